@@ -1,0 +1,233 @@
+"""Every formula of the pipeline: masks, log-probabilities, KL, rewards, whitening, GAE, losses.
+
+Tensors and floats in, tensors out; no config, tokenizer, model, device or randomness, and no
+argument is changed. A mask is True where a position counts. P1 is Huang et al. 2024 (detail
+numbers are its own), P2 Stiennon et al. 2020.
+
+Letters: B sequences, T response tokens, L any length, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WHITEN_EPS = 1e-8
+
+
+def first_true_index(x: Tensor) -> Tensor:
+    """Index of the first True along the last axis.
+
+    Shapes: x [.., L] bool -> [..] int64; L where no element is True.
+    Source: P1 detail 12 (the search for the first padding token).
+    """
+    length = x.shape[-1]
+    positions = torch.arange(length, device=x.device).expand_as(x)
+    return torch.where(x, positions, length).amin(dim=-1)
+
+
+def truncate_after(responses: Tensor, stop_id: int, pad_id: int) -> Tensor:
+    """Responses cut after their first stop token, which is kept; what follows becomes padding.
+
+    Shapes: responses [B, T] -> [B, T]. Rows without a stop token stay as they are.
+    Source: P1 detail 23 (EOS trick).
+    """
+    stop_index = first_true_index(responses == stop_id).unsqueeze(-1)
+    positions = torch.arange(responses.shape[1], device=responses.device)
+    return responses.masked_fill(positions > stop_index, pad_id)
+
+
+def response_masks(postprocessed_responses: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Which response tokens count, and which values count.
+
+    response_mask[t] = t <= L and value_mask[t] = t <= L + 1, L the index of the last real token:
+    `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
+
+    Shapes: postprocessed_responses [B, T] -> response_mask, value_mask [B, T] bool.
+    Source: P1, "Masking and GAE" (its code's padding_mask and padding_mask_p1, inverted).
+    """
+    length = first_true_index(postprocessed_responses == pad_id).unsqueeze(-1)
+    positions = torch.arange(
+        postprocessed_responses.shape[1], device=postprocessed_responses.device
+    )
+    return positions < length, positions <= length
+
+
+def penalize_missing_eos(
+    scores: Tensor, postprocessed_responses: Tensor, eos_id: int, penalty: float
+) -> Tensor:
+    """Scores with `penalty` in place of the score of every response without EOS.
+
+    Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, -1 in P1.
+    Source: P1 detail 23 (EOS trick).
+    """
+    contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
+    return torch.where(contains_eos, scores, torch.full_like(scores, penalty))
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """Log-probability of each token under softmax(logits / temperature), in float32 or wider.
+
+    Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. temperature > 0.
+    Raises ValueError for a temperature that is not positive.
+    Source: P1, inherited details (logits are scaled by the sampling temperature everywhere).
+    differs: P1 divides by temperature + 1e-7 and computes in bfloat16.
+    """
+    _require_positive("temperature", temperature)
+    scaled = _at_least_float32(logits) / temperature
+    chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - scaled.logsumexp(dim=-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of softmax(logits) at each position: logsumexp(x) - sum(softmax(x) * x).
+
+    Shapes: logits [B, T, V] -> [B, T], nats.
+    Source: P1, inherited details (logged, never a bonus).
+    """
+    wide = _at_least_float32(logits)
+    return wide.logsumexp(dim=-1) - (wide.softmax(dim=-1) * wide).sum(dim=-1)
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Tensor:
+    """Per-token estimate of KL(policy, ref_policy) from samples of the policy.
+
+    With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d.
+    k1 is unbiased and may be negative; k3 is unbiased and never negative.
+
+    Shapes: logprobs, ref_logprobs [B, T] -> [B, T], nats. Raises ValueError for another kind.
+    Source: P1, inherited details (k1); Schulman, "Approximating KL divergence" (k2, k3).
+    """
+    difference = logprobs - ref_logprobs
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind == "k3":
+        return torch.expm1(-difference) + difference
+    raise ValueError(f"kl_estimate: kind is k1, k2 or k3, not {kind!r}")
+
+
+def shape_rewards(
+    kl: Tensor, scores: Tensor, response_mask: Tensor, kl_coef: float, score_at: str = "after_eos"
+) -> Tensor:
+    """Per-token rewards: -kl_coef * kl at every real token, plus the score once.
+
+    The score stands at the position after the last real token (`after_eos`; at the last one where
+    the response fills all T positions), as in P1, or at the last real token (`eos`).
+
+    Shapes: kl [B, T] nats, scores [B], response_mask [B, T] bool -> [B, T], 0 at other positions.
+    Raises ValueError for another score_at. Source: P1, "Masking and GAE", and P2 section 3.4.
+    """
+    if score_at not in ("after_eos", "eos"):
+        raise ValueError(f"shape_rewards: score_at is after_eos or eos, not {score_at!r}")
+    score_index = response_mask.sum(dim=-1) - (1 if score_at == "eos" else 0)
+    score_index = score_index.clamp(0, kl.shape[1] - 1).unsqueeze(-1)
+    penalties = torch.where(response_mask, -kl_coef * kl, torch.zeros_like(kl))
+    return penalties.scatter_add(1, score_index, scores.unsqueeze(-1).to(kl.dtype))
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x over the positions that count, whatever stands at the others.
+
+    Shapes: x, mask [..] -> []. Raises ValueError where no position counts.
+    """
+    if not bool(mask.any()):
+        raise ValueError("masked_mean: the mask leaves no position to average over")
+    return torch.where(mask, x, torch.zeros_like(x)).sum() / mask.sum()
+
+
+def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """x scaled to unit variance over the positions that count, and to mean 0 if shift_mean.
+
+    (x - mean) / sqrt(variance + 1e-8), with the biased variance; without shift_mean the mean is
+    added back. Positions that do not count become 0.
+
+    Shapes: x [..], mask [..] bool -> [..].
+    Source: P1 details 24 (rewards, without shift) and 25 (advantages).
+    differs: over the global batch, where P1 whitens on each device apart.
+    """
+    mean = masked_mean(x, mask)
+    variance = masked_mean((x - mean).square(), mask)
+    whitened = (x - mean) * torch.rsqrt(variance + WHITEN_EPS)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(mask, whitened, torch.zeros_like(x))
+
+
+def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and the returns that the critic learns; not whitened.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  R_t = A_t + V_t,
+    with V = A = 0 after the last position.
+
+    Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
+    gamma, lam in [0, 1]. Source: P1, "Masking and GAE" (gamma 1, lambda 0.95); P2 section 3.4.
+    """
+    next_values = F.pad(values[:, 1:], (0, 1))
+    deltas = rewards + gamma * next_values - values
+    reversed_advantages = []
+    running = torch.zeros_like(deltas[:, 0])
+    for delta in deltas.flip(1).unbind(1):
+        running = delta + gamma * lam * running
+        reversed_advantages.append(running)
+    advantages = torch.stack(reversed_advantages, dim=1).flip(1)
+    return advantages, advantages + values
+
+
+def policy_loss(
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float,
+) -> tuple[Tensor, Tensor]:
+    """Clipped policy-gradient loss, and the share of tokens where the clipped term is the larger.
+
+    mean over real tokens of max(-A * ratio, -A * clip(ratio, 1 - c, 1 + c)), with
+    ratio = exp(new_logprobs - logprobs).
+
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0.
+    Source: P1 section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
+    """
+    difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
+    ratio = difference.exp()
+    losses = -advantages * ratio
+    clipped_losses = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    loss = masked_mean(torch.maximum(losses, clipped_losses), response_mask)
+    clipfrac = masked_mean((clipped_losses > losses).to(losses.dtype), response_mask)
+    return loss, clipfrac
+
+
+def value_loss(
+    new_values: Tensor, values: Tensor, returns: Tensor, value_mask: Tensor, cliprange_value: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped loss of the critic, and the share of positions where the clipped term is the larger.
+
+    0.5 * mean of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) where value_mask counts.
+
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, in reward units.
+    Source: P1, inherited details and section B.3 (range 0.2, weight 0.1 applied by the caller).
+    """
+    clipped_values = values + (new_values - values).clamp(-cliprange_value, cliprange_value)
+    losses = (new_values - returns).square()
+    clipped_losses = (clipped_values - returns).square()
+    loss = 0.5 * masked_mean(torch.maximum(losses, clipped_losses), value_mask)
+    clipfrac = masked_mean((clipped_losses > losses).to(losses.dtype), value_mask)
+    return loss, clipfrac
+
+
+def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+    """Negative log-likelihood of the labels: mean of -log sigmoid(chosen - rejected).
+
+    Shapes: chosen_scores, rejected_scores [B] -> [], nats. Source: P1 detail 10; P2 section 3.4.
+    """
+    return -F.logsigmoid(chosen_scores - rejected_scores).mean()
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _require_positive(name: str, value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"{name} must be above 0, not {value}")

@@ -1,0 +1,224 @@
+"""The built-in TL;DR world: posts, imperfect reference summaries and noisy preferences.
+
+A post states six facts (who, deed, thing, when, feeling, ask) among distracting sentences that
+use the same words in other roles, so that a summary has to be copied from the right places.
+Human-like references leave facts out and now and then get one wrong: there is room above them.
+Comparisons pair summaries of several named policies; a labeller with a temper prefers the one
+with more right facts, fewer wrong ones and no rambling, and is sometimes mistaken.
+
+Everything is a function of the world's seed and a post's id, so the judge can ask for the facts
+of a post by its id, and two machines get the same world. Rows have the schemas of the real data
+(`tldr_3_filtered` and `comparisons`) and go through the same readers.
+"""
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+WORDS = {
+    "who": "brother sister mother father cousin uncle aunt roommate boss neighbor girlfriend "
+    "boyfriend teacher landlord coworker friend grandma nephew tutor coach".split(),
+    "deed": "sold broke lost stole borrowed painted ruined hid burned returned "
+    "washed wrapped copied kept dropped".split(),
+    "thing": "bike laptop guitar camera phone jacket car couch piano watch ring book "
+    "sweater garden tent drone scooter lamp kettle mirror".split(),
+    "when": "monday tuesday wednesday thursday friday saturday sunday christmas "
+    "easter halloween".split(),
+    "feeling": "angry sad guilty happy nervous jealous proud lonely tired confused "
+    "scared grateful bored calm hurt ashamed".split(),
+    "ask": "apologize leave wait complain forgive move quit call write sue "
+    "pay listen travel confess return".split(),
+}
+SUBREDDITS = "relationships AskReddit relationship_advice tifu personalfinance legaladvice".split()
+
+# One sentence of the post states the event; one each states the other facts.
+STATEMENTS = {
+    "event": ["My {who} {deed} my {thing}.", "So my {who} {deed} my {thing}."],
+    "when": ["It happened on {when}.", "That was on {when}."],
+    "feeling": ["Now I feel {feeling}.", "I really feel {feeling}."],
+    "ask": ["Should I {ask}?", "Maybe I should {ask}."],
+}
+# The same words in other roles: whoever copies these into a summary is wrong.
+DISTRACTORS = [
+    "The {who} next door has a {thing}.",
+    "I once saw a {thing} in a shop.",
+    "People said the {who} was {feeling}.",
+    "We always meet on {when}.",
+    "They tell everyone to {ask}.",
+    "A {who} I know looked {feeling}.",
+    "Nobody ever {deed} a {thing} there.",
+    "Some {who} would {ask}.",
+]
+TITLES = ["Need advice about my {who}", "What to do about my {thing}", "Long story, please help"]
+
+CLAUSES = {
+    "event": "My {who} {deed} my {thing}",
+    "when": " on {when}",
+    "feeling": "I feel {feeling}",
+    "ask": "Should I {ask}",
+}
+# What a reader takes from a summary: a word counts for a fact only in its clause.
+READINGS = {
+    "who": r"\bmy (\w+) (?:{deed})\b",
+    "deed": r"\b({deed}) my\b",
+    "thing": r"\b(?:{deed}) my (\w+)",
+    "when": r"\bon ({when})\b",
+    "feeling": r"\bfeel (\w+)",
+    "ask": r"\bshould i (\w+)",
+}
+READERS = {
+    slot: re.compile(pattern.format(deed="|".join(WORDS["deed"]), when="|".join(WORDS["when"])))
+    for slot, pattern in READINGS.items()
+}
+
+WRONG_COST = 1.0  # a wrong fact costs what a right one gains
+LONG_COST = 0.25  # per word beyond the length of a complete summary
+COMPLETE_WORDS = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The six facts of one post, one word each."""
+
+    who: str
+    deed: str
+    thing: str
+    when: str
+    feeling: str
+    ask: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """How a policy writes: its chance to mention each optional fact and to get a fact wrong."""
+
+    mention: float
+    garble: float
+    repeats: int = 0
+
+
+# Named producers of summaries, as in the real comparisons: `ref` is the human reference.
+REFERENCE = Writer(mention=0.4, garble=0.06)
+WRITERS = {
+    "ref": REFERENCE,
+    "sup_small": Writer(mention=0.25, garble=0.25),
+    "sup_large": Writer(mention=0.5, garble=0.10),
+    "best_of_n": Writer(mention=0.85, garble=0.05),
+    "rambler": Writer(mention=0.7, garble=0.05, repeats=2),
+}
+COPYISTS = ("lead", "title")  # policies that copy text instead of writing
+
+
+def facts_of(post_id: str) -> Facts:
+    """The facts that the post with this id states. Raises ValueError for a foreign id."""
+    if not post_id.startswith("toy"):
+        raise ValueError(f"{post_id!r} is not a post of the built-in world: it has no known facts")
+    rng = random.Random(f"facts {post_id}")
+    return Facts(**{slot: rng.choice(words) for slot, words in WORDS.items()})
+
+
+def score_summary(summary: str, facts: Facts) -> float:
+    """Right facts minus wrong ones minus a price for every word beyond a complete summary.
+
+    Range: 6 for a complete correct summary of at most `COMPLETE_WORDS` words, 0 for one that
+    says nothing, negative where it is wrong or rambles.
+    """
+    right, wrong = read_summary(summary, facts)
+    extra_words = max(0, len(summary.split()) - COMPLETE_WORDS)
+    return len(right) - WRONG_COST * len(wrong) - LONG_COST * extra_words
+
+
+def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, str]]]:
+    """The facts that a summary gets right, and the (fact, word) pairs that it gets wrong."""
+    text = summary.lower()
+    right, wrong = set(), set()
+    for slot, truth in asdict(facts).items():
+        said = set(READERS[slot].findall(text))
+        if truth in said:
+            right.add(slot)
+        wrong |= {(slot, word) for word in said if word != truth}
+    return right, wrong
+
+
+def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
+    """A summary in the manner of `writer`: the event always, the other facts by chance."""
+    told = replace(facts)
+    for field in fields(Facts):
+        if rng.random() < writer.garble:
+            told = replace(told, **{field.name: rng.choice(WORDS[field.name])})
+    words = asdict(told)
+    said = {slot: rng.random() < writer.mention for slot in ("when", "feeling", "ask")}
+    first = CLAUSES["event"] + (CLAUSES["when"] if said["when"] else "") + "."
+    sentences = [first.format(**words)]
+    if said["feeling"]:
+        sentences.append((CLAUSES["feeling"] + ".").format(**words))
+    if said["ask"]:
+        sentences.append((CLAUSES["ask"] + "?").format(**words))
+    sentences += [rng.choice(sentences) for _ in range(writer.repeats)]
+    return " ".join(sentences)
+
+
+def make_post(post_id: str) -> dict[str, str]:
+    """One row in the schema of `tldr_3_filtered`."""
+    facts = asdict(facts_of(post_id))
+    rng = random.Random(f"post {post_id}")
+    event, *others = (rng.choice(options).format(**facts) for options in STATEMENTS.values())
+    distractors = [
+        text.format(**{slot: rng.choice(words) for slot, words in WORDS.items()})
+        for text in rng.sample(DISTRACTORS, k=rng.randint(2, 4))
+    ]
+    rest = others + distractors
+    rng.shuffle(rest)
+    rest.insert(rng.randint(0, 2), event)
+    half = len(rest) // 2
+    return {
+        "id": post_id,
+        "subreddit": rng.choice(SUBREDDITS),
+        "title": rng.choice(TITLES).format(**facts),
+        "post": " ".join(rest[:half]) + "\n" + " ".join(rest[half:]),
+        "summary": write_summary(rng, facts_of(post_id), REFERENCE),
+    }
+
+
+def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
+    """The summary that the named policy gives of a post (`ref`: the reference itself)."""
+    if policy == "ref":
+        return row["summary"]
+    if policy == "lead":
+        return " ".join(re.split(r"(?<=[.?])\s", row["post"])[:2])
+    if policy == "title":
+        return row["title"] + "."
+    return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
+
+
+def make_comparison(row: dict[str, str], key: str, split: str) -> dict:
+    """One row in the schema of `comparisons`: two policies on one post, and a verdict.
+
+    The labeller prefers the better summary with probability sigmoid(gap / temper); `confidence`
+    grows from 6 (close to a tie) to 9 (sure) with the gap that the labeller felt.
+    """
+    rng = random.Random(f"comparison {key} {row['id']}")
+    pair = rng.sample([*WRITERS, *COPYISTS], k=2)
+    texts = [write_as(policy, rng, row) for policy in pair]
+    worker = rng.randrange(5)
+    temper = 0.3 + 0.1 * worker
+    scores = [score_summary(text, facts_of(row["id"])) for text in texts]
+    noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
+    felt_gap = scores[1] - scores[0] + noise
+    return {
+        "info": {**{k: row[k] for k in ("id", "post", "title", "subreddit")}}
+        | {"site": None, "article": None},
+        "summaries": [
+            {"text": f" {text}", "policy": policy, "note": None}
+            for text, policy in zip(texts, pair, strict=True)
+        ],
+        "choice": int(felt_gap > 0),
+        "worker": f"labeller-{worker}",
+        "batch": f"toy_batch{1 + rng.randrange(4)}",
+        "split": split,
+        "extra": {"confidence": 6 + min(3, int(abs(felt_gap)))},
+    }
