@@ -286,7 +286,7 @@ UPSTREAM_STAGES = ("base", "sft", "rm", "normalize")
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
 
 
-def paper(size: str, **memory: int | bool) -> Config:
+def paper(size: str, **memory: Any) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
     name = f"pythia-{size}"
     base = Base(checkpoint=f"EleutherAI/{name}-deduped")
@@ -310,9 +310,11 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
             max_comparison_tokens=48,
             max_query_comparison_tokens=160,
         ),
-        optimizer=Optimizer(warmup_fraction=0.05),
-        sft=Sft(learning_rate=3e-3, batch_size=32, loss_on_query=False),
-        rm=Rm(learning_rate=1e-3, batch_size=64),
+        # New weights, not pretrained ones: larger steps, more of them, and an eps that lets small
+        # gradients through. The posts are mostly noise, so only the summary is learned.
+        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
+        sft=Sft(learning_rate=2e-3, batch_size=16, loss_on_query=False),
+        rm=Rm(learning_rate=1e-3, batch_size=32),
         ppo=Ppo(learning_rate=3e-4, total_episodes=7680, batch_size=128, samples_every=10),
         judge=Judge(kind="facts"),
         memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
@@ -394,7 +396,9 @@ def _check_given(config: Config) -> None:
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
     if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
-        raise UserError(f"data.source: no folder {config.data.source}: correct --data (make: DATA=)")
+        raise UserError(
+            f"data.source: no folder {config.data.source}: correct --data (make: DATA=)"
+        )
 
 
 def _apply(config: Config, override: str) -> Config:
@@ -442,7 +446,7 @@ def settings_hash(config: Config, stage: str) -> str:
 
 
 def write_stamps(config: Config) -> None:
-    """Write each stage's settings where they changed: make rebuilds what is older than its stamp."""
+    """Write each stage's settings where they changed: make rebuilds what is older than these."""
     folder = RUNS / config.name / f"seed{config.seed}" / "settings"
     folder.mkdir(parents=True, exist_ok=True)
     for stage in STAGE_SECTIONS:

@@ -124,8 +124,10 @@ class Run:
 def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
     """A fresh `Run` for a stage, locked against a second process; a UserError leaves no trace.
 
-    Raises UserError where the stage is under way elsewhere.
+    Raises UserError where the stage is under way elsewhere, or is another run's to make.
     """
+    if config.upstream and stage in UPSTREAM_STAGES:
+        raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
     run = Run(config, stage, main)
     if not main:
         yield run
@@ -182,7 +184,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file that a stage wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
+        return [json.loads(line) for line in lines]
 
 
 def make_command(config: Config, stage: str) -> str:

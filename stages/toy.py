@@ -15,23 +15,22 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 WORDS = {
     "who": "brother sister mother father cousin uncle aunt roommate boss neighbor girlfriend "
-    "boyfriend teacher landlord coworker friend grandma nephew tutor coach".split(),
-    "deed": "sold broke lost stole borrowed painted ruined hid burned returned "
-    "washed wrapped copied kept dropped".split(),
+    "teacher landlord coworker".split(),
+    "deed": "sold broke lost stole borrowed painted hid burned washed wrapped copied "
+    "dropped".split(),
     "thing": "bike laptop guitar camera phone jacket car couch piano watch ring book "
-    "sweater garden tent drone scooter lamp kettle mirror".split(),
-    "when": "monday tuesday wednesday thursday friday saturday sunday christmas "
-    "easter halloween".split(),
+    "garden tent".split(),
+    "when": "monday tuesday wednesday thursday friday saturday christmas easter".split(),
     "feeling": "angry sad guilty happy nervous jealous proud lonely tired confused "
-    "scared grateful bored calm hurt ashamed".split(),
-    "ask": "apologize leave wait complain forgive move quit call write sue "
-    "pay listen travel confess return".split(),
+    "scared hurt".split(),
+    "ask": "apologize leave wait complain forgive move quit call write sue pay listen".split(),
 }
 SUBREDDITS = "relationships AskReddit relationship_advice tifu personalfinance legaladvice".split()
 
@@ -195,7 +194,7 @@ def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
     return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
 
 
-def make_comparison(row: dict[str, str], key: str, split: str) -> dict:
+def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]:
     """One row in the schema of `comparisons`: two policies on one post, and a verdict.
 
     The labeller prefers the better summary with probability sigmoid(gap / temper); `confidence`
@@ -205,7 +204,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict:
     pair = rng.sample([*WRITERS, *COPYISTS], k=2)
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
-    temper = 0.3 + 0.1 * worker
+    temper = 0.15 + 0.05 * worker
     scores = [score_summary(text, facts_of(row["id"])) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
     felt_gap = scores[1] - scores[0] + noise
@@ -222,3 +221,33 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict:
         "split": split,
         "extra": {"confidence": 6 + min(3, int(abs(felt_gap)))},
     }
+
+
+def write_world(
+    folder: Path,
+    *,
+    seed: int,
+    train_posts: int,
+    validation_posts: int,
+    train_comparisons: int,
+    validation_comparisons: int,
+    show: Callable[..., Iterator[int]],
+) -> None:
+    """Write the four files of a data folder; `show` passes a range on and shows progress."""
+    sizes = {
+        "train": (train_posts, train_comparisons, ("train",)),
+        "validation": (validation_posts, validation_comparisons, ("valid1", "valid2")),
+    }
+    for part, (posts, comparisons, splits) in sizes.items():
+        rows = [make_post(f"toy{seed}-{part}-{n}") for n in show(range(posts), part, posts)]
+        _write_lines(folder / f"sft_{part}.jsonl", rows)
+        pairs = (
+            make_comparison(rows[n % posts], f"{seed} {n}", splits[n % len(splits)])
+            for n in show(range(comparisons), f"{part} comparisons", comparisons)
+        )
+        _write_lines(folder / f"comparisons_{part}.jsonl", pairs)
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)

@@ -1,0 +1,106 @@
+# The pipeline as file targets. A stage's manifest.json is its target: what is missing or older
+# than its settings or its inputs is made, what is done is skipped.
+#
+#   make sft rm ppo eval                          the default preset, on any laptop
+#   make sft rm ppo eval PRESET=pythia-1b         the paper's study at 1B, on a GPU
+#   make ppo eval NAME=kl0.1 UPSTREAM=tiny SET="ppo.kl_coef=0.1"
+#   make check test                               what CI runs
+
+PRESET ?= tiny
+SEED ?= 44413
+DATA ?=
+TOKENIZER ?=
+SET ?=
+UPSTREAM ?=
+NAME ?= $(PRESET)
+# Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
+PYTHON ?= python3
+VENV ?= .venv
+# What starts a training stage; several GPUs: LAUNCH="accelerate launch --num_processes 8"
+LAUNCH ?= $(PY)
+
+ifneq ($(VENV),)
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+BIN := $(VENV)/bin/
+else
+PY := $(PYTHON)
+INSTALLED :=
+BIN := $(PYTHON) -m 
+endif
+
+RUN := runs/$(NAME)/seed$(SEED)
+FIRST := runs/$(or $(UPSTREAM),$(NAME))/seed$(SEED)
+ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
+	$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
+OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
+	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
+PIPELINE := sft rm ppo eval base normalize
+.PHONY: $(PIPELINE) install check test help
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# Settings are stamped while make reads this file: a stage whose settings changed is older than
+# its stamp. Standard library only, so that it works before anything is installed.
+ifneq ($(filter $(PIPELINE),$(MAKECMDGOALS)),)
+STAMP := $(shell $(PYTHON) -m stages.config $(ARGS) $(OWN) 2>&1)
+ifneq ($(.SHELLSTATUS),0)
+$(error $(STAMP))
+endif
+DATA_FILES := $(if $(DATA),$(wildcard $(DATA)/*.jsonl $(DATA)/*.parquet))
+endif
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+
+install: $(INSTALLED)
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt ".[dev]"
+	@touch $@
+
+base: $(FIRST)/base/manifest.json
+sft: $(FIRST)/sft/manifest.json
+rm normalize: $(FIRST)/normalize/manifest.json
+ppo: $(RUN)/ppo/manifest.json
+eval: $(RUN)/headline.txt
+	@cat $<
+
+ifeq ($(UPSTREAM),)
+$(FIRST)/base/manifest.json: $(FIRST)/settings/base.json $(DATA_FILES) | $(INSTALLED)
+	$(PY) -m stages.base $(ARGS) $(OWN)
+
+$(FIRST)/sft/manifest.json: $(FIRST)/base/manifest.json $(FIRST)/settings/sft.json
+	$(LAUNCH) -m stages.sft $(ARGS) $(OWN)
+
+$(FIRST)/rm/manifest.json: $(FIRST)/sft/manifest.json $(FIRST)/settings/rm.json
+	$(LAUNCH) -m stages.reward $(ARGS) $(OWN)
+
+$(FIRST)/normalize/manifest.json: $(FIRST)/rm/manifest.json $(FIRST)/settings/normalize.json
+	$(LAUNCH) -m stages.normalize $(ARGS) $(OWN)
+endif
+
+$(RUN)/ppo/manifest.json: $(FIRST)/normalize/manifest.json $(RUN)/settings/ppo.json
+	$(LAUNCH) -m stages.ppo $(ARGS) $(OWN)
+
+$(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(RUN)/settings/summaries.json
+	$(LAUNCH) -m eval.summaries $(ARGS) $(OWN)
+
+$(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge.json
+	$(PY) -m eval.judge $(ARGS) $(OWN)
+
+$(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_rate.json
+	$(PY) -m eval.win_rate $(ARGS) $(OWN)
+
+$(RUN)/headline.txt: $(RUN)/win_rate/manifest.json
+	$(PY) -m reports.run_page $(ARGS) $(OWN)
+
+check: $(INSTALLED)
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+	$(BIN)mypy stages eval reports tests
+
+test: $(INSTALLED)
+	$(BIN)pytest

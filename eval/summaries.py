@@ -1,0 +1,136 @@
+"""Summaries of held-out posts by the SFT and the PPO policy, one row a post (P1 section E.1).
+
+Sampled at eval.temperature, cut after EOS, and scored by the run's own reward model beside the
+reference. What is written here is all that a judge gets to see.
+"""
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from stages.config import Config, UserError, config_from_arguments, fail
+from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
+from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
+from stages.runs import Run, open_stage, progress
+from stages.text_metrics import rouge
+from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
+
+POLICIES = ("sft", "ppo")
+
+
+def write_summaries(config: Config) -> None:
+    """Run the stage."""
+    accelerator = make_accelerator(config)
+    with open_stage(config, "summaries", accelerator.is_main_process) as run:
+        posts = held_out(run, config.eval.posts)
+        normalized = run.require("normalize")
+        tokenizer = load_tokenizer(normalized / "model")
+        reward_model = load_reward_model(normalized / "model").to(accelerator.device).eval()
+        references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
+        reference_scores = score_all(accelerator, reward_model, posts, references, config)
+        results: dict[str, Any] = {"posts": len(posts), "policies": {}}
+        results["reference_tokens"] = sum(map(len, references)) / len(references)
+        for name in POLICIES:
+            policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
+            mine = respond(
+                accelerator,
+                policy,
+                posts.columns["queries"],
+                tokenizer,
+                config,
+                f"{name} summaries",
+            )
+            responses = gather_rows(accelerator, mine)
+            scores = score_all(accelerator, reward_model, posts, responses, config)
+            rows = make_rows(posts, responses, scores, references, reference_scores, tokenizer)
+            for row in rows:
+                run.append(f"{name}.jsonl", row)
+            results["policies"][name] = describe(rows)
+        run.finish(results)
+
+
+def held_out(run: Run, count: int) -> TokenizedSplit:
+    """The first `count` posts of the validation split; all of them where count is 0."""
+    split = load_split(run.require("base") / "data", "sft_validation")
+    if count > len(split):
+        raise UserError(f"eval.posts is {count} but the validation split has {len(split)} posts")
+    kept = range(count or len(split))
+    columns = {
+        name: make_ragged([column[row].tolist() for row in kept])
+        for name, column in split.columns.items()
+    }
+    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in kept])
+
+
+@torch.no_grad()
+def score_all(
+    accelerator: Accelerator,
+    reward_model: nn.Module,
+    posts: TokenizedSplit,
+    responses: list[list[int]],
+    config: Config,
+) -> list[float]:
+    """The normalised reward of each response, read at its last token."""
+    mine = local_share(range(len(posts)), accelerator)
+    found: list[float] = []
+    parts = chunks(mine, config.memory.forward_batch_size)
+    for part in progress(parts, "score", len(parts)):
+        queries = pad_left([posts.columns["queries"][row] for row in part], -1)
+        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in part], -1)
+        with accelerator.autocast():
+            scores = score_responses(
+                reward_model, queries.to(accelerator.device), texts.to(accelerator.device), -1
+            )
+        found += scores.tolist()
+    return gather_rows(accelerator, found)
+
+
+def make_rows(
+    posts: TokenizedSplit,
+    responses: list[list[int]],
+    scores: list[float],
+    references: list[list[int]],
+    reference_scores: list[float],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[dict[str, Any]]:
+    """One row a post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
+    columns = zip(posts.rows, responses, scores, references, reference_scores, strict=True)
+    return [
+        {
+            "id": row["id"],
+            "query": row["query"],
+            "reference": row["reference"],
+            "summary": tokenizer.decode(response, skip_special_tokens=True).strip(),
+            "tokens": len(response),
+            "reference_tokens": len(reference),
+            "has_eos": tokenizer.eos_token_id in response,
+            "score": score,
+            "reference_score": reference_score,
+        }
+        for row, response, score, reference, reference_score in columns
+    ]
+
+
+def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over all posts: ROUGE as fractions, tokens with EOS, scores in reward units."""
+    means = {
+        key: sum(row[key] for row in rows) / len(rows)
+        for key in ("tokens", "score", "reference_score")
+    }
+    means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
+    return means | rouge([row["summary"] for row in rows], [row["reference"] for row in rows])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    try:
+        write_summaries(config_from_arguments(argv, "summaries of held-out posts"))
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

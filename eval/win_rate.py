@@ -1,0 +1,252 @@
+"""Win rates against the reference, with 95% intervals, from the judgements of a run.
+
+    python -m eval.win_rate --preset tiny --seed 44413
+
+A post scores 1, 1/2 or 0 in each order (policy, tie, reference) and the mean over the two orders:
+a judge that contradicts itself has said tie. A post with an unjudged order is left out and
+counted, never imputed; `worst_case` says how far the rate could move if it were.
+
+Posts are what was sampled, so posts are resampled: both orders of a post, and all policies on it,
+stay together (Miller 2411.00640). Differences between policies are paired by post.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import sqrt
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.config import Config, UserError, config_from_arguments, fail
+from stages.runs import open_stage, read_lines, read_manifest
+
+POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+ORDERS = {"policy_first", "reference_first"}
+CONFIDENCE = 0.95
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+# With fewer posts that depart from the most common score, the bootstrap sees too little of them.
+FEW_POSTS = 10
+
+Scores = Mapping[str, float | None]
+"""Post id to score in [0, 1], None where unjudged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate with its 95% interval, and the number of posts behind it."""
+
+    estimate: float
+    low: float
+    high: float
+    posts: int
+
+
+def measure_win_rates(config: Config) -> dict[str, Any]:
+    """Write `post_scores.jsonl` and return the manifest's results; all rates lie in [0, 1].
+
+    Raises UserError where judgements are missing, or none of them is usable.
+    """
+    with open_stage(config, "win_rate") as run:
+        run.require("summaries")
+        folder = run.require("judge")
+        judgements = read_lines(folder / "judgements.jsonl")
+        verdicts = verdict_pairs(judgements)
+        scores = post_scores(judgements)
+        for policy, of_posts in scores.items():
+            for post_id, score in of_posts.items():
+                run.append("post_scores.jsonl", {"policy": policy, "id": post_id, "score": score})
+        manifest = read_manifest(folder) or {}
+        results = {
+            "judge": manifest["results"]["judge"],
+            "posts": len({row["id"] for row in judgements}),
+            "policies": {name: describe(name, scores[name], verdicts[name]) for name in scores},
+            "differences": {
+                f"{later}-{earlier}": asdict(paired_difference(scores[later], scores[earlier]))
+                for earlier, later in combinations(scores, 2)
+            },
+        }
+        run.finish(results)
+    return results
+
+
+def verdict_pairs(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """For each policy and post id the two verdicts, whichever order came first.
+
+    Raises UserError where a post lacks an order or has one twice.
+    """
+    verdicts: dict[str, dict[str, list[str]]] = {}
+    orders: dict[tuple[str, str], list[str]] = {}
+    for row in judgements:
+        verdicts.setdefault(row["policy"], {}).setdefault(row["id"], []).append(row["verdict"])
+        orders.setdefault((row["policy"], row["id"]), []).append(row["order"])
+    for (policy, post_id), found in orders.items():
+        if len(found) != len(ORDERS) or set(found) != ORDERS:
+            raise UserError(
+                f"post {post_id} of {policy} was judged in the orders {', '.join(found)}: "
+                f"one of each is needed"
+            )
+    return verdicts
+
+
+def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """For each policy and post id the mean of both orders, None where one is unjudged."""
+    return {
+        policy: {post_id: _mean_points(pair) for post_id, pair in of_posts.items()}
+        for policy, of_posts in verdict_pairs(judgements).items()
+    }
+
+
+def _mean_points(pair: list[str]) -> float | None:
+    if "unjudged" in pair:
+        return None
+    return sum(POINTS[verdict] for verdict in pair) / len(pair)
+
+
+def describe(policy: str, scores: Scores, verdicts: Mapping[str, list[str]]) -> dict[str, Any]:
+    """One policy's row: its rate and interval, counts of posts, and how far to trust them.
+
+    `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
+    `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost
+    and with every one won; `swap_consistency` is the share of judged posts whose two orders
+    gave the same verdict. Raises UserError where no post was judged.
+    """
+    judged = {post_id: score for post_id, score in scores.items() if score is not None}
+    if not judged:
+        raise UserError(
+            f"no post of {policy} has a verdict in both orders: see the replies in judgements.jsonl"
+        )
+    rate = win_rate(scores)
+    total, unjudged = sum(judged.values()), len(scores) - len(judged)
+    return {
+        "win_rate": rate.estimate,
+        "low": rate.low,
+        "high": rate.high,
+        "posts": rate.posts,
+        "wins": sum(score > 0.5 for score in judged.values()),
+        "ties": sum(score == 0.5 for score in judged.values()),
+        "losses": sum(score < 0.5 for score in judged.values()),
+        "unjudged": unjudged / len(scores),
+        "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
+        "swap_consistency": sum(len(set(verdicts[one])) == 1 for one in judged) / len(judged),
+    }
+
+
+def win_rate(scores: Scores, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """The mean score of the judged posts in [0, 1], with a cluster bootstrap over posts.
+
+    Raises UserError where no post is judged.
+    """
+    judged = [score for score in scores.values() if score is not None]
+    return _mean_with_interval(np.array(judged), (0.0, 1.0), seed, resamples)
+
+
+def paired_difference(a: Scores, b: Scores, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
+
+    Raises UserError where there is no such post.
+    """
+    pairs = [(a[one], b[one]) for one in a if one in b]
+    differences = [x - y for x, y in pairs if x is not None and y is not None]
+    return _mean_with_interval(np.array(differences), (-1.0, 1.0), seed, resamples)
+
+
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's 95% interval for a proportion, in [0, 1].
+
+    `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` with p = successes / n.
+    Source: Wilson 1927, equation for the score interval.
+    """
+    p = successes / n
+    center = p + Z**2 / (2 * n)
+    half = Z * sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    low, high = (center - half) / (1 + Z**2 / n), (center + half) / (1 + Z**2 / n)
+    return max(0.0, min(low, p)), min(1.0, max(high, p))  # rounding at 0 and n
+
+
+def _mean_with_interval(
+    values: NDArray[np.float64], limits: tuple[float, float], seed: int, resamples: int
+) -> Interval:
+    """The mean of one value per post, each within `limits`, with its 95% interval."""
+    if not len(values):
+        raise UserError(
+            "no post is judged, so there is no rate: see the replies in judgements.jsonl"
+        )
+    levels, counts = np.unique(values, return_counts=True)
+    if len(values) - counts.max() < FEW_POSTS:
+        low, high = _interval_of_few(values, float(levels[counts.argmax()]), limits)
+    else:
+        low, high = _bootstrap(levels, counts, seed, resamples)
+    mean = float(values.mean())
+    low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
+    return Interval(estimate=mean, low=low, high=high, posts=len(values))
+
+
+def _bootstrap(
+    levels: NDArray[np.float64], counts: NDArray[np.int64], seed: int, resamples: int
+) -> tuple[float, float]:
+    """Percentile bootstrap of a mean: `counts` posts at each of the `levels`, drawn anew.
+
+    Drawing n posts with replacement is a multinomial draw of how many fall on each level.
+    """
+    n = int(counts.sum())
+    draws = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(draws @ levels / n, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _interval_of_few(
+    values: NDArray[np.float64], common: float, limits: tuple[float, float]
+) -> tuple[float, float]:
+    """Interval of a mean where nearly all posts have one value, and resampling shows too little.
+
+    At 0% or 100% a bootstrap has no width, as if no other post could ever differ. The mean is
+    `common + up * share above - down * share below`; Wilson bounds both shares, and up and down
+    are the mean steps, or the longest possible ones where no post was seen to take them. For
+    plain wins and losses this is Wilson's interval, with both kinds of step it is wider.
+    """
+    steps = values - common
+    (up, above), (down, below) = (
+        _step_and_share(steps[steps > 0], limits[1] - common, len(values)),
+        _step_and_share(-steps[steps < 0], common - limits[0], len(values)),
+    )
+    low = common + up * above[0] - down * below[1]
+    return low, common + up * above[1] - down * below[0]
+
+
+def _step_and_share(
+    steps: NDArray[np.float64], longest: float, n: int
+) -> tuple[float, tuple[float, float]]:
+    """The mean of the steps seen (else the longest), and Wilson's bounds for their share of n."""
+    return float(steps.mean()) if len(steps) else longest, wilson(len(steps), n)
+
+
+def print_summary(results: dict[str, Any]) -> None:
+    """A line for the judge, one for each policy and one for each difference, 80 columns."""
+    print(f"win rate against the reference, judged by {results['judge']['name']}"[:80])
+    for name, row in results["policies"].items():
+        bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
+        print(
+            f"  {name[:16]:16} {row['win_rate']:6.1%} {bounds}"
+            f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
+        )
+    for name, row in results["differences"].items():
+        estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
+        print(f"  {name[:16]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Turn a run's judgements into win rates."""
+    try:
+        config = config_from_arguments(argv, "win rates with 95% intervals from judgements")
+        results = measure_win_rates(config)
+    except UserError as error:
+        fail(error)
+    print_summary(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Manifests, metrics and win rates of finished runs -> one row of numbers a run.
+
+Everything a report says is read here, from what the stages left on disk; nothing is computed twice.
+A row is a flat dict, so that many of them are a table: keys of one policy start with its name
+(`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from reports.verdict import shown
+from stages import config as settings
+from stages.config import RANDOM, STAGE_SECTIONS, TOY, UPSTREAM_STAGES, Config, UserError
+from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
+
+STAGES = tuple(STAGE_SECTIONS)
+POLICIES = ("sft", "ppo")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run: where its stages lie and what they wrote about themselves."""
+
+    name: str
+    preset: str
+    seed: int
+    folders: dict[str, Path]
+    manifests: dict[str, dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+    """Section -> field -> value, each section as the stage that it governs last recorded it."""
+
+    def results(self, stage: str) -> dict[str, Any]:
+        """What a stage found."""
+        results: dict[str, Any] = self.manifests[stage]["results"]
+        return results
+
+    def rows(self, stage: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """The rows of a JSONL file of a stage; none where it wrote none."""
+        path = self.folders[stage] / file
+        return read_lines(path) if path.exists() else []
+
+
+def load_run(config: Config) -> Record:
+    """The run that a config names.
+
+    Raises UserError, with the make command to run, where a stage is missing or was made from
+    another version of an earlier stage than the one that lies there now.
+    """
+    folders = {stage: stage_folder(config, stage) for stage in STAGES}
+    for stage, folder in folders.items():
+        if read_manifest(folder) is None:
+            raise UserError(f"stage {stage} is missing: run `{make_command(config, stage)}`")
+    stale = _stale(folders)
+    if stale:
+        stage, source = stale
+        command = make_command(config, stage)
+        raise UserError(f"stage {stage} was made from an earlier {source}: run `{command}`")
+    return _read(folders)
+
+
+def find_runs(name: str) -> tuple[list[Record], list[str]]:
+    """The finished seeds of a run, in the order of the seeds, and a line on each other seed.
+
+    Raises UserError where none has finished.
+    """
+    found, left_out = [], []
+    for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
+        folders = _folders(folder)
+        missing = [stage for stage in STAGES if read_manifest(folders[stage]) is None]
+        stale = None if missing else _stale(folders)
+        if missing:
+            left_out.append(f"{name} {folder.name} is left out: stage {missing[0]} is missing.")
+        elif stale:
+            why = f"stage {stale[0]} was made from an earlier {stale[1]}"
+            left_out.append(f"{name} {folder.name} is left out: {why}.")
+        else:
+            found.append(_read(folders))
+    if not found:
+        where = settings.RUNS / name
+        raise UserError(f"no finished run in {where}: run `make eval PRESET=<preset> NAME={name}`")
+    return found, left_out
+
+
+def table(records: list[Record]) -> pd.DataFrame:
+    """One row a run."""
+    return pd.DataFrame([row(record) for record in records])
+
+
+def row(record: Record) -> dict[str, Any]:
+    """The numbers of one run that a report shows or compares."""
+    base, reward, ppo = (record.results(stage) for stage in ("base", "rm", "ppo"))
+    tokens = base.get("tokens", {})
+    return {
+        "name": record.name,
+        "preset": record.preset,
+        "seed": record.seed,
+        "checkpoint": record.settings["base"]["checkpoint"],
+        "pretrained": record.settings["base"]["checkpoint"] != RANDOM,
+        "real_posts": record.settings["data"]["source"] != TOY,
+        "parameters": base["parameters"],
+        "sft_rows": tokens.get("sft_train", {}).get("rows"),
+        "comparisons": tokens.get("comparisons_train", {}).get("rows"),
+        "accuracy": reward["accuracy"],
+        "accuracy_low": reward["accuracy_low"],
+        "accuracy_high": reward["accuracy_high"],
+        "pairs": reward["pairs"],
+        "episodes": ppo["episodes"],
+        "kl": ppo["objective/kl"],
+        "scores": ppo["objective/scores"],
+        "max_tokens": record.settings["data"]["max_summary_tokens"],
+        **_judge_row(record),
+        **{
+            f"{policy}/{key}": value
+            for policy in POLICIES
+            for key, value in _policy_row(record, policy).items()
+        },
+    }
+
+
+def _judge_row(record: Record) -> dict[str, Any]:
+    wins, judge, summaries = (record.results(one) for one in ("win_rate", "judge", "summaries"))
+    difference = wins["differences"]["ppo-sft"]
+    return {
+        "judge": wins["judge"]["name"],
+        "judge_kind": wins["judge"]["kind"],
+        "is_llm": wins["judge"]["is_llm"],
+        "judge_note": wins["judge"].get("note") or "",
+        "posts": wins["posts"],
+        "judgements": judge["judgements"],
+        "judge_models": judge.get("models") or [],
+        "share_first": judge["share_first"],
+        "difference": difference["estimate"],
+        "difference_low": difference["low"],
+        "difference_high": difference["high"],
+        "reference/tokens": summaries["reference_tokens"],
+        "reference/score": summaries["policies"]["ppo"]["reference_score"],
+    }
+
+
+def _policy_row(record: Record, policy: str) -> dict[str, Any]:
+    wins = record.results("win_rate")["policies"][policy]
+    written = record.results("summaries")["policies"][policy]
+    worst_low, worst_high = wins["worst_case"]
+    return {
+        **{key: wins[key] for key in ("win_rate", "low", "high", "wins", "ties", "losses")},
+        "unjudged": wins["unjudged"],
+        "worst_low": worst_low,
+        "worst_high": worst_high,
+        "swap_consistency": wins["swap_consistency"],
+        **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
+        "score": written["score"],
+    }
+
+
+def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
+    """The settings that are not alike in all runs -> their values, but for the `free` ones.
+
+    A free one is a section (`memory`) or a field (`base.hidden_size`).
+    """
+    different = {}
+    for section, values in records[0].settings.items():
+        for key in values:
+            name = f"{section}.{key}"
+            if section in free or name in free:
+                continue
+            found = [shown(name, record.settings[section].get(key)) for record in records]
+            if len(set(found)) > 1:
+                different[name] = sorted(set(found))
+    return different
+
+
+def hashes(record: Record) -> dict[str, str]:
+    """Twelve digits that name each stage's manifest, and so everything that it lists."""
+    return {
+        stage: file_hash(folder / "manifest.json")[:12] for stage, folder in record.folders.items()
+    }
+
+
+def _read(folders: dict[str, Path]) -> Record:
+    manifests = {stage: read_manifest(folder) or {} for stage, folder in folders.items()}
+    last = manifests["win_rate"]
+    return Record(
+        name=last["name"],
+        preset=last["preset"],
+        seed=last["seed"],
+        folders=folders,
+        manifests=manifests,
+        settings=_settings(folders),
+    )
+
+
+def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for stage, sections in STAGE_SECTIONS.items():
+        saved = json.loads((folders[stage] / "config.json").read_text(encoding="utf-8"))
+        for section in sections:
+            found[section] = saved[section]
+        if stage == "ppo":
+            found["memory"] = saved["memory"]
+    return found
+
+
+def _folders(seed_folder: Path) -> dict[str, Path]:
+    """Where the stages of a seed lie; its last stage knows the upstream run."""
+    own = {stage: seed_folder / stage for stage in STAGES}
+    upstream = (read_manifest(own["win_rate"]) or {}).get("upstream")
+    if not upstream:
+        return own
+    elsewhere = settings.RUNS / upstream / seed_folder.name
+    return own | {stage: elsewhere / stage for stage in UPSTREAM_STAGES}
+
+
+def _stale(folders: dict[str, Path]) -> tuple[str, str] | None:
+    """A stage that was made from another version of an earlier one, and that one."""
+    for stage, folder in folders.items():
+        for source, recorded in (read_manifest(folder) or {})["inputs"].items():
+            if recorded != file_hash(folders[source] / "manifest.json"):
+                return stage, source
+    return None
+
+
+def _seed(name: str) -> int:
+    digits = name.removeprefix("seed")
+    return int(digits) if digits.isdigit() else -1

@@ -1,0 +1,72 @@
+"""The paper's numbers (paper.json), and which of them stand beside a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAPER = Path(__file__).with_name("paper.json")
+PREFIX = "pythia-"
+SIZES = ("1b", "2.8b", "6.9b")
+
+
+def load() -> dict[str, Any]:
+    """All of paper.json."""
+    numbers: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
+    return numbers
+
+
+def is_comparable(preset: str) -> bool:
+    """Whether a preset is the paper's set-up: a Pythia model on the real data."""
+    return preset.startswith(PREFIX)
+
+
+def size_of(preset: str) -> str | None:
+    """The paper's name for a preset's size, where the paper has that size."""
+    size = preset.removeprefix(PREFIX)
+    return size if is_comparable(preset) and size in SIZES else None
+
+
+def source(entry: dict[str, Any]) -> str:
+    """Where a number comes from and how far to trust it."""
+    return f"{entry['source']} ({entry['label']})"
+
+
+# Number of the paper -> the key in a run's row, and how it is written.
+COMPARED = (
+    ("sft_rougeL", "sft/rougeL", "{:.4f}"),
+    ("rm_accuracy", "accuracy", "{:.1%}"),
+    ("sft_win_rate", "sft/win_rate", "{:.1%}"),
+    ("ppo_win_rate", "ppo/win_rate", "{:.1%}"),
+    ("sft_tokens", "sft/tokens", "{:.1f}"),
+    ("ppo_tokens", "ppo/tokens", "{:.1f}"),
+    ("ppo_kl", "kl", "{:.1f}"),
+    ("ppo_scores", "scores", "{:.2f}"),
+)
+
+
+def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table: our numbers, a column a run, beside the paper's three sizes."""
+    numbers = load()["sizes"]
+    header = ["", *columns, *(f"paper {size.upper()}" for size in SIZES), "source"]
+    rows = []
+    for name, key, form in COMPARED:
+        entry = numbers[name]
+        ours = [form.format(row[key]) for row in columns.values()]
+        theirs = [form.format(entry["mean"][size]) for size in SIZES]
+        rows.append([entry["what"], *ours, *theirs, source(entry)])
+    return header, rows
+
+
+def caption() -> str:
+    """What to know before comparing with the paper."""
+    numbers = load()
+    return (
+        f"The paper ({numbers['papers']['P1']}) gives means over {len(numbers['seeds'])} seeds. Its"
+        f" judge was {numbers['judge']}; win rates of different judges do not compare, for the"
+        " same policy can move by tens of points."
+    )
+
+
+def labels() -> list[list[str]]:
+    """What the label behind a source means, as rows of a table."""
+    return [[name, text] for name, text in load()["labels"].items()]

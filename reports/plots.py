@@ -1,0 +1,268 @@
+"""Plots as SVG text: small panels that share one look and come out byte for byte the same.
+
+A panel is drawn twice: alone, to flow on the HTML page in the page's own colours and type, and
+together with its neighbours, as a picture file for the Markdown page.
+"""
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
+# Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
+INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
+PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
+WIDTH, HEIGHT = 3.5, 2.35  # inches
+MOST_POINTS = 120
+LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "reports",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "axes.facecolor": GROUND,
+    "figure.facecolor": GROUND,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small plot."""
+
+    title: str
+    draw: Callable[[Axes], None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: its name, colour and points."""
+
+    label: str
+    color: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    dots: bool = False
+    """Whether the points are few and exact, so that each is marked."""
+
+
+def curve(rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False) -> Line:
+    """The rows of metrics.jsonl that have a key, as a line."""
+    present = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    found = [(step, value) for step, value in present if math.isfinite(value)]
+    return Line(label, color, [step for step, _ in found], [value for _, value in found], dots)
+
+
+def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = False) -> Panel:
+    """Curves over updates; many points are shown as the mean and the range of neighbours."""
+
+    def draw(axes: Axes) -> None:
+        for one in curves:
+            _draw_line(axes, one)
+        axes.set_xlabel(x)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.margins(x=0.02)
+        if share:
+            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        if len(curves) > 1:
+            axes.legend(loc="best", handlelength=1.3)
+
+    return Panel(title, draw)
+
+
+def calibration(
+    points: Sequence[Sequence[float]], paper: Sequence[tuple[float, float]] | None
+) -> Panel:
+    """Share of pairs ranked right by score gap, beside what the sigmoid of the gap promises."""
+
+    def draw(axes: Axes) -> None:
+        gaps = [point[0] for point in points]
+        most = max((point[2] for point in points), default=1)
+        edge = max([*gaps, 0.5]) * 1.08
+        grid = [edge * step / 60 for step in range(61)]
+        promise = [1 / (1 + math.exp(-gap)) for gap in grid]
+        axes.plot(grid, promise, color=INK, lw=1, ls=(0, (4, 3)), label="promised")
+        if paper:
+            inside = [point for point in paper if point[0] <= edge]
+            axes.plot(*zip(*inside, strict=True), color=PAPER, lw=1.4, label="paper")
+        axes.plot(gaps, [point[1] for point in points], color=RM, lw=1.2)
+        sizes = [14 + 60 * point[2] / most for point in points]
+        shares = [point[1] for point in points]
+        axes.scatter(gaps, shares, s=sizes, color=RM, zorder=3, label="found")
+        axes.set_xlabel("gap between the two scores")
+        axes.set_ylim(min([0.45, *shares]) - 0.02, 1.02)
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.legend(loc="lower right", handlelength=1.3)
+
+    return Panel("Right by score gap", draw)
+
+
+def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
+    """Rates with their intervals, one below the other: name, colour, rate, low, high."""
+
+    def draw(axes: Axes) -> None:
+        for place, (_, color, rate, low, high) in enumerate(rates):
+            axes.plot([low, high], [place, place], color=color, lw=5, alpha=0.35)
+            axes.plot([rate], [place], "o", color=color, ms=8)
+            axes.annotate(
+                f"{100 * rate:.1f}%", (rate, place), (0, 9), textcoords="offset points", ha="center"
+            )
+        axes.axvline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
+        axes.set_yticks(range(len(rates)), [rate[0] for rate in rates])
+        axes.set_ylim(len(rates) - 0.5, -0.7)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.grid(visible=False, axis="y")
+
+    return Panel("Win rate against the reference", draw)
+
+
+def over_sizes(title: str, series: Sequence[dict[str, Any]], even: float | None = None) -> Panel:
+    """Points of seeds with their intervals over parameters, and a line through the means.
+
+    A series has `label`, `color`, `points` (parameters, value, low, high) and `means`
+    (parameters, value).
+    """
+
+    def draw(axes: Axes) -> None:
+        if even is not None:
+            axes.axhline(even, color=INK, lw=1, ls=(0, (4, 3)))
+        for one in series:
+            axes.plot(*zip(*one["means"], strict=True), color=one["color"], label=one["label"])
+            for parameters, value, low, high in _side_by_side(one["points"]):
+                axes.plot([parameters] * 2, [low, high], color=one["color"], alpha=0.35, lw=2.5)
+                axes.plot([parameters], [value], "o", color=one["color"], ms=4.5)
+        axes.set_xscale("log")
+        sizes = sorted({size for one in series for size, _ in one["means"]})
+        axes.set_xticks(sizes, [count(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("parameters")
+        axes.margins(x=0.12)
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        if len(series) > 1:
+            axes.legend(loc="best", handlelength=1.3)
+
+    return Panel(title, draw)
+
+
+def count(number: float) -> str:
+    """A large number in the way one speaks it: 0.9M, 1.01B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:g}"
+
+
+def alone(panel: Panel, name: str, wide: float = 1.0, high: float = 1.0) -> str:
+    """A panel as SVG to stand inside the HTML page, whose colours and type it takes."""
+    svg = _draw([panel], 1, wide, high)
+    svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r"font: ([^;\"]*?)([\d.]+)px [^;\"]*", r"font: \1\2px var(--type)", svg)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
+    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg role="img" \1>', svg)
+    svg = svg.replace('<svg role="img"', f'<svg role="img" aria-label="{panel.title}"')
+    for stand_in, color in PAGE_COLORS.items():
+        svg = svg.replace(stand_in, color)
+    return svg.strip()
+
+
+def together(panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0) -> str:
+    """Panels side by side, three in a row, as the text of an SVG file."""
+    return _draw(panels, min(len(panels), 3), wide, high)
+
+
+def _draw(panels: Sequence[Panel], columns: int, wide: float, high: float) -> str:
+    rows = math.ceil(len(panels) / columns)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own style would change the page's bytes
+        matplotlib.rcParams.update(LOOK)
+        figure = Figure(
+            figsize=(WIDTH * wide * columns, HEIGHT * high * rows), layout="constrained"
+        )
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for panel, axes in zip(panels, grid, strict=False):
+            axes.set_title(panel.title)
+            axes.tick_params(length=0)
+            panel.draw(axes)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return _tidy(text.getvalue())
+
+
+def _tidy(svg: str) -> str:
+    """Without metadata and comments, which say nothing, and with shorter coordinates."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<!DOCTYPE.*?>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)
+    return re.sub(r"\n\s*\n+", "\n", svg)
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    if line.dots:
+        axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4, lw=1.2)
+        return
+    groups = _groups(len(line.steps))
+    steps = [_mean(line.steps[one]) for one in groups]
+    if len(groups) < len(line.steps):
+        lows = [min(line.values[one]) for one in groups]
+        highs = [max(line.values[one]) for one in groups]
+        axes.fill_between(steps, lows, highs, color=line.color, alpha=0.18, lw=0)
+    values = [_mean(line.values[one]) for one in groups]
+    axes.plot(steps, values, color=line.color, label=line.label)
+
+
+def _groups(length: int) -> list[slice]:
+    """At most MOST_POINTS runs of neighbours that cover all points."""
+    size = max(1, math.ceil(length / MOST_POINTS))
+    return [slice(start, start + size) for start in range(0, length, size)]
+
+
+def _side_by_side(
+    points: Sequence[tuple[float, float, float, float]],
+) -> list[tuple[float, float, float, float]]:
+    """Seeds of one size moved apart a little, so that their intervals can be told apart."""
+    sizes = [point[0] for point in points]
+    step = max(1.02, (max(sizes) / min(sizes)) ** 0.02)
+    moved = []
+    for index, (size, *rest) in enumerate(points):
+        place = sizes[:index].count(size) - (sizes.count(size) - 1) / 2
+        moved.append((size * step**place, *rest))
+    return moved
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _percent(value: float, _: int) -> str:
+    return f"{100 * value:g}%"

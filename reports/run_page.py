@@ -1,0 +1,352 @@
+"""The page of one run: what came out, against what, how sure, and everything it was made with.
+
+    python -m reports.run_page --preset tiny --seed 44413
+
+writes reports/generated/<name>-seed<k>.md and .html (with the plots of the Markdown page beside
+them) and runs/<name>/seed<k>/headline.txt, the result table for the terminal. The headline is
+written last: it is Make's target.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reports import made_with, page, paper, plots, verdict
+from reports.collect import POLICIES, Record, hashes, load_run, row
+from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
+from reports.verdict import MISSING, interval, number, percent, whole
+from stages.config import UserError, config_from_arguments, fail
+from stages.runs import stage_folder
+
+COLUMNS = 80
+SAMPLES = 6
+SCORES = "post_scores.jsonl"
+MOST_GROUPS = 12
+OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
+PPO_PANELS = (
+    ("objective/scores", "Reward-model score"),
+    ("objective/kl", "KL from SFT, nats per summary"),
+    ("objective/rlhf_reward", "RLHF reward: score less KL penalty"),
+    ("policy/response_length", "Length, tokens"),
+    ("policy/eos_rate", "Summaries that end by themselves"),
+    ("policy/clipfrac_avg", "Clipped policy ratios"),
+    ("loss/value_avg", "Value loss"),
+    ("objective/entropy", "Entropy, nats"),
+    ("policy/approxkl_avg", "Approximate KL per update"),
+)
+SHARES = ("policy/eos_rate", "policy/clipfrac_avg")
+RM_GROUPS = (
+    ("by_split", "split"),
+    ("by_confidence", "confidence"),
+    ("by_batch", "batch"),
+    ("by_policies", "pair of policies"),
+)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write and print the report of one finished run."""
+    try:
+        config = config_from_arguments(argv, "report one run")
+        record = load_run(config)
+        stem = f"{record.name}-seed{record.seed}"
+        path = page.write(stem, f"Run {record.name}, seed {record.seed}", blocks(record))
+    except UserError as error:
+        fail(error)
+    text = headline(row(record), path)
+    page.write_text(stage_folder(config, "win_rate").parent / "headline.txt", text)
+    print(text, end="")
+
+
+def blocks(record: Record) -> list[Block]:
+    """The page, from the result down to the hashes."""
+    numbers = row(record)
+    return [
+        Text(verdict.summary(numbers), lead=True),
+        *(Note(caveat) for caveat in verdict.caveats(numbers)),
+        *_result(numbers),
+        *_beside_the_paper(numbers),
+        *_judge(record, numbers),
+        *_curves(record),
+        *_reward_model(record),
+        *_samples(record),
+        *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
+        *made_with.settings_tables(record.settings),
+        *made_with.provenance(record.manifests, hashes(record)),
+    ]
+
+
+def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the result table, for the page and for the terminal."""
+    header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
+    reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
+    rows = [[*reference, number(numbers["reference/score"]), MISSING]]
+    for policy, kl in (("sft", 0.0), ("ppo", numbers["kl"])):
+        rows.append(
+            [
+                policy.upper(),
+                verdict.rate(numbers, policy),
+                number(numbers[f"{policy}/rougeL"], 3),
+                number(numbers[f"{policy}/tokens"], 1),
+                percent(numbers[f"{policy}/eos_rate"]),
+                number(numbers[f"{policy}/score"]),
+                number(kl, 1),
+            ]
+        )
+    return header, rows
+
+
+def headline(numbers: dict[str, Any], path: Path) -> str:
+    """The result for a terminal of 80 columns; its last line is the page's path."""
+    header, rows = result_rows(numbers)
+    widths = [max(len(line[index]) for line in (header, *rows)) for index in range(len(header))]
+    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
+    sure = "" if verdict.too_many_unjudged(numbers) else f"{verdict.beats_sft(numbers)}. "
+    pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
+    return "\n".join(
+        (
+            *_wrapped(f"{title} judged by {verdict.judge(numbers)}"),
+            "",
+            *(_columns(line, widths) for line in (header, *rows)),
+            "",
+            *_wrapped(f"{sure}Reward model: {pairs}."),
+            *(line for text in verdict.caveats(numbers) for line in _wrapped(text, "- ")),
+            "",
+            "report:",
+            f"{path}\n",
+        )
+    )
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+    return text.rstrip()
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    indent = " " * len(mark)
+    wrapper = textwrap.TextWrapper(
+        COLUMNS, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return wrapper.wrap(text)
+
+
+def _result(numbers: dict[str, Any]) -> list[Block]:
+    header, rows = result_rows(numbers)
+    colors = {"sft": plots.SFT, "ppo": plots.PPO}
+    rates = [
+        (
+            one.upper(),
+            colors[one],
+            *(numbers[f"{one}/{key}"] for key in ("win_rate", "low", "high")),
+        )
+        for one in POLICIES
+    ]
+    caption = (
+        "Bars are 95% intervals over the posts; the dashed line is even with the reference."
+        f" PPO against SFT on the same posts: {verdict.points(numbers)}."
+        " Another seed can differ by more than these intervals, which speak of the posts only."
+    )
+    return [
+        Heading("Result"),
+        Table(header, rows, _result_caption(numbers), strong=True),
+        _figure("win-rate", caption, [plots.win_rates(rates)], wide=1.75, high=0.8),
+    ]
+
+
+def _result_caption(numbers: dict[str, Any]) -> str:
+    return (
+        f"{whole(numbers['posts'])} held-out posts, judged by {verdict.judge(numbers)}. Win rate:"
+        " share of posts on which the summary is preferred to the reference, a tie counting half."
+        " EOS: share of the summaries that end by themselves. RM score: the reward model's,"
+        " where references of the training posts average 0. KL: nats per summary from SFT, over"
+        " the last updates of training."
+    )
+
+
+def _beside_the_paper(numbers: dict[str, Any]) -> list[Block]:
+    title = Heading("Beside the paper")
+    if not paper.is_comparable(numbers["preset"]):
+        reason = "with this preset neither the model nor the judge is the paper's"
+        return [title, Text(f"The paper's numbers are not comparable with this run: {reason}.")]
+    header, rows = paper.beside({"this run": numbers})
+    found: list[Block] = [title, Table(header, rows, paper.caption())]
+    if paper.size_of(numbers["preset"]) is None:
+        found.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
+    labels = Table(("label", "meaning"), paper.labels())
+    return [*found, Details("How far to trust the paper's numbers", [labels])]
+
+
+def _judge(record: Record, numbers: dict[str, Any]) -> list[Block]:
+    rows = [
+        [
+            policy.upper(),
+            *(whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")),
+            percent(numbers[f"{policy}/unjudged"]),
+            interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
+            percent(numbers[f"{policy}/swap_consistency"]),
+        ]
+        for policy in POLICIES
+    ]
+    header = "|wins|ties|losses|unjudged|worst case|same verdict after a swap"
+    judged = (
+        f"Judge: {verdict.judge(numbers)}, {whole(numbers['judgements'])} judgements; it prefers"
+        f" the summary shown first in {percent(numbers['share_first'])} of the decided ones."
+    )
+    if numbers["judge_models"]:
+        judged += f" The server said it was {', '.join(numbers['judge_models'])}."
+    worst = (
+        "Posts, against the reference. The worst case is the win rate if every post without a"
+        " verdict had been lost, or won."
+    )
+    if numbers["judge_note"]:
+        judged += f" Its description: {numbers['judge_note']}."
+    return [Heading("The judge"), Text(judged), Table(header.split("|"), rows, worst)]
+
+
+def _curves(record: Record) -> list[Block]:
+    sft, reward, ppo = (record.rows(stage) for stage in ("sft", "rm", "ppo"))
+    loss = [
+        plots.curve(sft, "loss/train", "train", plots.SFT),
+        plots.curve(sft, "loss/validation", "validation", plots.INK, dots=True),
+    ]
+    reward_panels = [
+        plots.lines("RM loss", [plots.curve(reward, "loss/train", "train", plots.RM)]),
+        plots.lines(
+            "RM accuracy on training pairs",
+            [plots.curve(reward, "accuracy/train", "train", plots.RM)],
+            share=True,
+        ),
+    ]
+    ppo_panels = [
+        plots.lines(title, [plots.curve(ppo, key, key, plots.PPO)], share=key in SHARES)
+        for key, title in PPO_PANELS
+        if any(key in one for one in ppo)
+    ]
+    lines = "The line is the mean of neighbouring updates, the band their range."
+    return [
+        Heading("Learning curves"),
+        _figure(
+            "supervised",
+            f"Supervised fine-tuning and the reward model. {lines}",
+            [plots.lines("SFT loss, nats per token", loss), *reward_panels],
+        ),
+        _figure("ppo", f"PPO, update by update. {lines}", ppo_panels),
+    ]
+
+
+def _figure(
+    name: str, caption: str, panels: list[plots.Panel], wide: float = 1.0, high: float = 1.0
+) -> Figure:
+    parts = [plots.alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(panels)]
+    return Figure(name, caption, plots.together(panels, wide, high), parts)
+
+
+def _reward_model(record: Record) -> list[Block]:
+    found = record.results("rm")
+    inside = interval(found["accuracy_low"], found["accuracy_high"])
+    text = (
+        f"On held-out comparisons the reward model ranks {percent(found['accuracy'])} {inside} of"
+        f" {whole(found['pairs'])} pairs as the labellers did (loss {number(found['loss'], 3)})."
+    )
+    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if found.get(key)]
+    if found.get("cnndm"):
+        news = found["cnndm"]
+        row_ = [percent(news["accuracy"]), whole(news["pairs"])]
+        tables.append(Table(("news articles", "accuracy", "pairs"), [["CNN/DM", *row_]]))
+    entry = paper.load()["rm_calibration"]
+    size = paper.size_of(record.preset)
+    shares = entry["share"].get(size, ())
+    start, width = entry["first_center"], entry["bin_width"]
+    theirs = [(start + width * index, share) for index, share in enumerate(shares)]
+    caption = (
+        "Calibration: share of pairs ranked right by the gap between their scores (dots grow with"
+        " the number of pairs), beside what the sigmoid of the gap promises."
+    )
+    calibration = plots.calibration(found["calibration"], theirs)
+    return [
+        Heading("Reward model"),
+        Text(text),
+        *tables,
+        _figure("calibration", caption, [calibration], wide=1.4, high=1.2),
+        _normalization(record),
+    ]
+
+
+def _group_table(record: Record, key: str, what: str) -> Table:
+    groups = record.results("rm")[key]
+    names = sorted(groups, key=_natural)
+    caption = ""
+    if len(names) > MOST_GROUPS and key == "by_policies":
+        names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
+        caption = f"The {MOST_GROUPS} most frequent of {len(groups)}."
+    rows = [[n, percent(groups[n]["accuracy"]), whole(groups[n]["pairs"])] for n in names]
+    header = [what, "accuracy", "pairs"]
+    size = paper.size_of(record.preset)
+    if key == "by_confidence" and size:
+        theirs = paper.load()["rm_accuracy_by_confidence"]["mean"]
+        header.append(f"paper {size.upper()}")
+        rows = [[*one, percent(theirs.get(one[0], {}).get(size))] for one in rows]
+    return Table(header, rows, caption)
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    digits = "".join(letter for letter in name if letter.isdigit())
+    return name.rstrip("0123456789"), int(digits or 0), name
+
+
+def _normalization(record: Record) -> Table:
+    found = record.results("normalize")
+    share = percent(found["padding_difference_over_0.01"])
+    keys = ("mean_before", "std", "minimum", "maximum", "mean_after")
+    header = "references|mean before|spread|lowest|highest|mean after|moved by padding|by over 0.01"
+    cells = [*(number(found[key], 3) for key in keys), f"{found['padding_difference_mean']:.1e}"]
+    caption = (
+        "Normalization: the mean score of the reference summaries is taken off, so that a summary"
+        " as good as a person's scores about 0. Padding on the other side should move nothing."
+    )
+    return Table(header.split("|"), [["of the training posts", *cells, share]], caption)
+
+
+def _samples(record: Record) -> list[Block]:
+    written = {
+        policy: {one["id"]: one for one in record.rows("summaries", f"{policy}.jsonl")}
+        for policy in POLICIES
+    }
+    scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
+    posts = [one for one in written["sft"].values() if one["id"] in written["ppo"]][:SAMPLES]
+    rule = f"The first {len(posts)} held-out posts, in the order of the data: nobody chose them."
+    return [
+        Heading("Samples"),
+        Text(rule),
+        *(
+            Sample(
+                f"Post {index}",
+                post["query"],
+                [
+                    ("Reference", post["reference"], _said_of_reference(post)),
+                    *(_said(policy, written[policy][post["id"]], scores) for policy in POLICIES),
+                ],
+            )
+            for index, post in enumerate(posts, start=1)
+        ),
+    ]
+
+
+def _said_of_reference(post: dict[str, Any]) -> str:
+    return f"RM score {number(post['reference_score'])}, {post['reference_tokens']} tokens"
+
+
+def _said(
+    policy: str, one: dict[str, Any], scores: dict[tuple[str, str], float | None]
+) -> tuple[str, str, str]:
+    score = scores.get((policy, one["id"]))
+    outcome = "unjudged" if score is None else OUTCOMES.get(score, f"judged {score:g} of 1")
+    ends = "" if one["has_eos"] else ", cut at the limit"
+    facts = f"{outcome}; RM score {number(one['score'])}, {one['tokens']} tokens{ends}"
+    return policy.upper(), one["summary"], f"Judge: {facts}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Numbers in plain words: how a report writes a rate, and what it says of a run.
+
+The sentences are made from a row of `reports.collect` and nothing else. Where the numbers
+disappoint they say so as plainly as where they please.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+MOST_UNJUDGED = 0.02  # above this share, a win rate is no headline
+MISSING = "–"
+NO_GUESS = 0.5  # what a coin would get
+
+
+def percent(share: float | None) -> str:
+    """A fraction as a percentage with one digit."""
+    return MISSING if share is None else f"{100 * share:.1f}%"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with so many digits after the point."""
+    return MISSING if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
+
+
+def whole(value: float | None) -> str:
+    """A count."""
+    return number(value, 0)
+
+
+def interval(low: float, high: float) -> str:
+    """A 95% interval of fractions, in percent."""
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def rate(row: Row, policy: str) -> str:
+    """A policy's win rate with its interval."""
+    found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
+    return f"{percent(found)} {interval(low, high)}"
+
+
+def points(row: Row) -> str:
+    """By how many points PPO's win rate lies above SFT's, with the interval."""
+    low, high = row["difference_low"], row["difference_high"]
+    return f"{100 * row['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def shown(name: str, value: Any) -> str:
+    """A setting as a page may show it: folders by their last name, servers not at all."""
+    if name == "judge.base_url" and value:
+        return "set (not shown)"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_folder = value.startswith(("/", ".", "~")) or "\\" in value
+    return f"folder {Path(value).name}" if is_folder else value or "(empty)"
+
+
+def judge(row: Row) -> str:
+    """Who judged; says so where it is not a language model."""
+    name: str = row["judge"]
+    return name if row["is_llm"] or "not an llm" in name.lower() else f"{name} (not an LLM)"
+
+
+def judge_note(row: Row) -> str | None:
+    """The caveat of a judge that is not a language model."""
+    if row["is_llm"]:
+        return None
+    note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
+    if row["judge_note"]:
+        note += f" It is: {row['judge_note']}."
+    if row["judge_kind"] == "reward_model":
+        note += " If PPO wins, it optimised its reward; whether people would agree, nobody asked."
+    return note
+
+
+def beats_sft(row: Row) -> str:
+    """Whether PPO improved on SFT, as far as the posts tell."""
+    if row["difference_low"] > 0:
+        return f"PPO beats SFT: {points(row)}"
+    if row["difference_high"] < 0:
+        return f"PPO is WORSE than SFT: {points(row)}"
+    return f"PPO did not significantly beat SFT: {points(row)}, which includes no change"
+
+
+def against_references(row: Row) -> str:
+    """How PPO stands against the reference summaries."""
+    said = f"it is preferred to the reference on {rate(row, 'ppo')} of the posts"
+    if row["ppo/low"] > NO_GUESS:
+        return f"{said}, more often than not"
+    if row["ppo/high"] < NO_GUESS:
+        return f"{said}, so it does not reach the references"
+    return f"{said}, which does not tell it from the references"
+
+
+def summary(row: Row) -> str:
+    """What was trained, who judged and how it ended, in one paragraph."""
+    return " ".join((_what_was_trained(row), _how_it_ended(row)))
+
+
+def _what_was_trained(row: Row) -> str:
+    model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
+    count = row["parameters"] / 1e6
+    size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
+    data = "real Reddit posts" if row["real_posts"] else "the built-in toy world"
+    return (
+        f"We fine-tuned {model} ({size} parameters) on {whole(row['sft_rows'])} reference summaries"
+        f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
+        f" (it gets {percent(row['accuracy'])} of {whole(row['pairs'])} held-out pairs right), and"
+        f" optimised the summariser against it with PPO for {whole(row['episodes'])} episodes."
+    )
+
+
+def _how_it_ended(row: Row) -> str:
+    asked = (
+        f"The judge, {judge(row)}, compared the summaries of {whole(row['posts'])} held-out posts"
+        f" with the references, in both orders."
+    )
+    if too_many_unjudged(row):
+        return f"{asked} Too many comparisons had no verdict for a conclusion; see below."
+    return (
+        f"{asked} SFT wins {rate(row, 'sft')} of them; {beats_sft(row)}, and"
+        f" {against_references(row)}."
+    )
+
+
+def too_many_unjudged(row: Row) -> bool:
+    """Whether the posts without a verdict forbid a conclusion."""
+    return any(row[f"{policy}/unjudged"] > MOST_UNJUDGED for policy in ("sft", "ppo"))
+
+
+def unjudged(row: Row) -> list[str]:
+    """A line for each policy that has posts without a verdict, with the worst-case bound."""
+    return [
+        f"{policy.upper()}: {percent(row[f'{policy}/unjudged'])} of the posts have no"
+        f" verdict. Had they all gone one way, its win rate would lie between"
+        f" {percent(row[f'{policy}/worst_low'])} and {percent(row[f'{policy}/worst_high'])}."
+        for policy in ("sft", "ppo")
+        if row[f"{policy}/unjudged"]
+    ]
+
+
+def caveats(row: Row) -> list[str]:
+    """What to hold against the numbers, most important first."""
+    found = [judge_note(row), _pretraining_note(row), *unjudged(row)]
+    return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
+
+
+def _pretraining_note(row: Row) -> str | None:
+    if row["pretrained"]:
+        return None
+    if row["real_posts"]:
+        return (
+            "The model was NEVER PRETRAINED: it met English only in these few posts, and its"
+            " summaries are poor. This run shows that every stage works on real posts with the"
+            " real tokenizer; it says nothing about how good RLHF can be."
+        )
+    return (
+        "The posts come from the built-in toy world, made so that a small model without"
+        " pretraining can learn the whole pipeline in minutes. The numbers are not comparable"
+        " with the paper's."
+    )
+
+
+def _sft_note(row: Row) -> str | None:
+    if too_many_unjudged(row) or row["difference_low"] > 0:
+        return None
+    return "By this judge, RLHF bought nothing over supervised fine-tuning in this run."
+
+
+def _signs(row: Row) -> list[str]:
+    """Known signs of trouble, where the numbers show them."""
+    found = []
+    if row["accuracy_low"] <= NO_GUESS:
+        found.append(
+            f"The reward model is not better than chance ({percent(row['accuracy'])}"
+            f" {interval(row['accuracy_low'], row['accuracy_high'])}): PPO had nothing to learn."
+        )
+    if row["ppo/score"] > row["sft/score"] and row["difference_high"] < 0:
+        found.append(
+            "The reward model's score rose while the win rate fell: PPO over-optimised its reward."
+        )
+    if row["ppo/eos_rate"] < 0.9:
+        found.append(
+            f"Only {percent(row['ppo/eos_rate'])} of PPO's summaries end by themselves; the others"
+            f" are cut at {row['max_tokens']} tokens."
+        )
+    return found

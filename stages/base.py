@@ -1,0 +1,245 @@
+"""Stage 0: what a preset starts from: tokenised posts, the tokenizer and the base checkpoint.
+
+The checkpoint is a hub id or folder, or a randomly initialised GPT-NeoX (Pythia's architecture)
+for presets that need no download. The tokenizer is the checkpoint's, a given folder, or a BPE
+trained on the preset's own posts. Tokens are cached by content and shared between runs.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import models as tokenizer_models
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from stages import config as settings
+from stages import toy
+from stages.config import (
+    RANDOM,
+    TOY,
+    TRAIN_TOKENIZER,
+    Config,
+    UserError,
+    config_from_arguments,
+    fail,
+)
+from stages.data import (
+    CNNDM,
+    CNNDM_LIMITS,
+    SPLITS,
+    Limits,
+    Located,
+    format_post,
+    is_cnndm,
+    length_report,
+    load_split,
+    read_source,
+    save_split,
+    tokenize_comparisons,
+    tokenize_posts,
+)
+from stages.models import load_policy, load_tokenizer, save_model, without_dropout
+from stages.runs import Run, file_hash, open_stage, progress
+from stages.training import stream_seed
+
+EOS_TOKEN = "<|endoftext|>"
+EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
+CACHE_VERSION = 1
+
+
+def make_base(config: Config) -> None:
+    """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
+    with open_stage(config, "base") as run:
+        source = world_folder(config) if config.data.source == TOY else config.data.source
+        located = dict(read_source(config.data, str(source)))
+        tokenizer = make_tokenizer(config, located["sft_train"])
+        link_tokens(config, tokenizer, located, run.partial / "data")
+        model = make_model(config, tokenizer)
+        save_model(model, tokenizer, run.partial / "model")
+        run.finish(describe(run, model, tokenizer))
+
+
+def describe(
+    run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """The stage's results: sizes and lengths."""
+    folder = run.partial / "data"
+    names = sorted(path.stem for path in folder.glob("*.safetensors"))
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "source": run.config.data.source,
+        "tokens": {name: length_report(load_split(folder, name)) for name in names},
+    }
+
+
+def world_folder(config: Config) -> Path:
+    """The built-in world as files in the real schemas, written once for each set of settings."""
+    # Another generator writes another world: its source is part of the name.
+    key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(toy.__file__))
+    folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not folder.exists():
+        partial = _fresh(folder)
+        toy.write_world(partial, show=progress, **asdict(config.world))
+        _put(partial, folder)
+    return folder
+
+
+def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
+    """The preset's tokenizer with [PAD] added."""
+    if config.base.tokenizer != TRAIN_TOKENIZER:
+        return load_tokenizer(config.base.tokenizer or config.base.checkpoint)
+    tokenizer = Tokenizer(tokenizer_models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.base.vocab_size,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (format_post(row) + " " + row["summary"] for _, row in train)
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN)
+    fast.add_special_tokens({"pad_token": "[PAD]"})
+    return fast
+
+
+def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.Module:
+    """The base checkpoint, or a GPT-NeoX with new weights drawn from the run's seed.
+
+    Raises UserError where the tokenizer has ids that the model's embedding lacks.
+    """
+    base = config.base
+    if base.checkpoint != RANDOM:
+        model = load_policy(base.checkpoint)
+        if tokenizer.pad_token_id > model.config.vocab_size:
+            raise UserError(
+                f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "
+                f"{model.config.vocab_size} embeddings: give the checkpoint's own tokenizer"
+            )
+        return model
+    longest = max(config.data.max_query_tokens + config.data.max_summary_tokens, 2048)
+    torch.manual_seed(stream_seed(config.seed, "base"))
+    return GPTNeoXForCausalLM(
+        without_dropout(
+            GPTNeoXConfig(
+                vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
+                hidden_size=base.hidden_size,
+                num_hidden_layers=base.num_layers,
+                num_attention_heads=base.num_heads,
+                intermediate_size=4 * base.hidden_size,
+                max_position_embeddings=longest,
+                # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads
+                # is too little to find a word by its place: with all of them the model learns to
+                # copy about twice as fast.
+                rope_parameters={
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 1.0,
+                },
+                bos_token_id=tokenizer.eos_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+            )
+        )
+    )
+
+
+def link_tokens(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    located: dict[str, list[Located]],
+    target: Path,
+) -> None:
+    """Put the tokenised splits into `target`, tokenising only what no earlier run has cached."""
+    cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(config, tokenizer, located)}"
+    if not cache.exists():
+        partial = _fresh(cache)
+        _tokenize_all(config, tokenizer, located, partial)
+        _put(partial, cache)
+    target.mkdir()
+    for path in cache.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except OSError:  # another file system
+            shutil.copy(path, target / path.name)
+
+
+def _tokenize_all(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    located: dict[str, list[Located]],
+    folder: Path,
+) -> None:
+    data = config.data
+    posts = Limits(
+        query=data.max_query_tokens,
+        response=data.max_summary_tokens,
+        query_response=data.max_query_summary_tokens,
+    )
+    pairs = Limits(
+        query=data.max_query_tokens,
+        response=data.max_comparison_tokens,
+        query_response=data.max_query_comparison_tokens,
+    )
+    for name in SPLITS:
+        if name.startswith("sft"):
+            split = tokenize_posts(located[name], tokenizer, posts, name)
+        else:
+            about_posts = [one for one in located[name] if not is_cnndm(one[1])]
+            split = tokenize_comparisons(about_posts, tokenizer, pairs, name)
+        save_split(split, folder, name)
+    # News articles occur among the validation comparisons only (P1 detail 1).
+    articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
+    if articles:
+        save_split(tokenize_comparisons(articles, tokenizer, CNNDM_LIMITS, CNNDM), folder, CNNDM)
+
+
+def _tokens_key(
+    config: Config, tokenizer: PreTrainedTokenizerBase, located: dict[str, list[Located]]
+) -> str:
+    digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
+    limits = {key: value for key, value in asdict(config.data).items() if key.startswith("max_")}
+    digest.update(json.dumps(limits, sort_keys=True).encode())
+    for name in SPLITS:
+        digest.update(name.encode())
+        for _, row in located[name]:
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]
+
+
+def _fresh(folder: Path) -> Path:
+    partial = folder.with_name(f"{folder.name}.partial{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _put(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:  # another run was faster with the same content
+        shutil.rmtree(partial)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    try:
+        make_base(config_from_arguments(argv, "stage 0: base checkpoint, tokenizer, tokens"))
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""Text in, tokens out: readers for the two real schemas, the prompt, truncation, padding.
+
+Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
+of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
+come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub. Every row is checked;
+a bad one is refused with file, line and field.
+
+Tokens are kept ragged and padded only when a batch is made, so no result depends on padding.
+Source: P1 details 1 to 6 and appendix on data; the truncation is OpenAI's.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from stages.config import HUB, Data, UserError
+from stages.runs import progress, read_lines
+
+POSTS = ("sft_train", "sft_validation")
+COMPARISONS = ("comparisons_train", "comparisons_validation")
+SPLITS = (*POSTS, *COMPARISONS)
+CNNDM = "comparisons_cnndm"
+CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
+POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
+ENCODE_BATCH = 1000
+
+Located = tuple[str, dict[str, Any]]  # "file:line" and the row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Longest query, response and both together, in tokens."""
+
+    query: int
+    response: int
+    query_response: int
+
+
+CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Token sequences of different lengths, laid end to end."""
+
+    tokens: Tensor
+    """[sum of lengths] int32."""
+    offsets: Tensor
+    """[sequences + 1] int64; sequence i is tokens[offsets[i]:offsets[i + 1]]."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]].long()
+
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, [sequences] int64."""
+        return self.offsets.diff()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedSplit:
+    """One split: token columns of equal length, and what is known of each row beside tokens."""
+
+    columns: dict[str, Ragged]
+    rows: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_source(data: Data, folder: str) -> Iterator[tuple[str, list[Located]]]:
+    """Each split's checked rows, from a folder or, for source `hub`, through `datasets`.
+
+    Raises UserError for a missing file and for a row that is not in its schema.
+    """
+    for split in SPLITS:
+        located = list(_read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
+        check = check_post if split in POSTS else check_comparison
+        for where, row in located:
+            check(where, row)
+        if not located:
+            raise UserError(f"{folder}: split {split} is empty: give it at least one row")
+        yield split, located
+
+
+def _read_file(folder: Path, split: str) -> Iterator[Located]:
+    jsonl, parquet = folder / f"{split}.jsonl", folder / f"{split}.parquet"
+    if jsonl.exists():
+        with jsonl.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield f"{jsonl}:{number}", _parse_line(f"{jsonl}:{number}", line)
+    elif parquet.exists():
+        import pyarrow.parquet
+
+        for number, row in enumerate(pyarrow.parquet.read_table(parquet).to_pylist(), start=1):
+            yield f"{parquet}:{number}", row
+    else:
+        raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
+
+
+def _parse_line(where: str, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object")
+    return row
+
+
+def _read_hub(data: Data, split: str) -> Iterator[Located]:
+    from datasets import load_dataset
+
+    kind, part = split.split("_")
+    source = data.sft_dataset if kind == "sft" else data.comparisons_dataset
+    path, _, revision = source.partition("@")
+    path, _, configuration = path.partition(":")
+    loaded = load_dataset(path, configuration or None, split=part, revision=revision or None)
+    for number, row in enumerate(loaded, start=1):
+        yield f"{source}[{part}]:{number}", dict(row)
+
+
+def check_post(where: str, row: dict[str, Any]) -> None:
+    """Raise UserError unless the row has the schema of `tldr_3_filtered` and a summary."""
+    for name in ("id", "subreddit", "title", "post", "summary"):
+        _require_type(where, row, name, str)
+    if not row["summary"].strip():
+        raise UserError(f"{where}: field summary is empty: drop the row or fill it")
+
+
+def check_comparison(where: str, row: dict[str, Any]) -> None:
+    """Raise UserError unless the row has the schema of `comparisons`."""
+    for name, kind in (("info", dict), ("summaries", list), ("batch", str), ("split", str)):
+        _require_type(where, row, name, kind)
+    info = row["info"]
+    _require_type(where, info, "id", str, "info.")
+    for name in ("article",) if is_cnndm(row) else ("subreddit", "title", "post"):
+        _require_type(where, info, name, str, "info.")
+    if len(row["summaries"]) != 2:
+        raise UserError(f"{where}: field summaries has {len(row['summaries'])} entries, not 2")
+    for index, summary in enumerate(row["summaries"]):
+        if not isinstance(summary, dict):
+            raise UserError(f"{where}: field summaries[{index}] is not an object")
+        for name in ("text", "policy"):
+            _require_type(where, summary, name, str, f"summaries[{index}].")
+        if not summary["text"].strip():
+            raise UserError(f"{where}: field summaries[{index}].text is empty: drop the row")
+    if row.get("choice") not in (0, 1) or isinstance(row["choice"], bool):
+        raise UserError(f"{where}: field choice is {row.get('choice')!r}: it must be 0 or 1")
+    confidence = (row.get("extra") or {}).get("confidence")
+    if confidence is not None and not isinstance(confidence, int):
+        raise UserError(f"{where}: field extra.confidence is {confidence!r}: a number or null")
+
+
+def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:
+    if row.get(name) is None:
+        raise UserError(f"{where}: field {prefix}{name} is missing")
+    if not isinstance(row[name], kind):
+        found = type(row[name]).__name__
+        raise UserError(f"{where}: field {prefix}{name} is of type {found}, not {kind.__name__}")
+
+
+def is_cnndm(row: dict[str, Any]) -> bool:
+    """Whether a comparison is about a news article: those batches are kept apart."""
+    return row["batch"] in CNNDM_BATCHES
+
+
+# -- prompt and truncation -------------------------------------------------------------------------
+
+
+def format_post(row: dict[str, Any]) -> str:
+    """The prompt of one post, without truncation (P1 detail 2)."""
+    return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})
+
+
+def query_tokens(
+    encode: Callable[[str], list[int]], template: str, fields: dict[str, str], cut: str, limit: int
+) -> list[int]:
+    """Tokens of the filled template, its field `cut` shortened until they are at most `limit`.
+
+    The field is cut at its last newline, or loses one character where it has none, and all is
+    encoded again; title and subreddit are never cut. Raises ValueError where even the empty field
+    leaves too many tokens. Source: P1 detail 2, a port of OpenAI's task code.
+    """
+    fields = dict(fields)
+    tokens = encode(template.format(**fields))
+    while len(tokens) > limit:
+        text = fields[cut]
+        if not text:
+            raise ValueError(
+                f"{len(tokens)} tokens remain with an empty {cut}; the limit is {limit}"
+            )
+        newline = text.rfind("\n")
+        fields[cut] = text[:newline] if newline >= 0 else text[:-1]
+        tokens = encode(template.format(**fields))
+    return tokens
+
+
+def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
+    """Encodes texts as plain text: `<|endoftext|>` or `[PAD]` written in a post is no token."""
+    backend = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = True
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [one.ids for one in backend.encode_batch(texts, add_special_tokens=False)]
+
+    return encode
+
+
+# -- tokenising ------------------------------------------------------------------------------------
+
+
+def tokenize_posts(
+    located: list[Located], tokenizer: PreTrainedTokenizerBase, limits: Limits, label: str
+) -> TokenizedSplit:
+    """Queries and " " + summary + EOS of one split; rows keep id, title, query and reference text.
+
+    Raises UserError for a post that cannot be cut to fit and for a summary over its limit.
+    """
+    encode = plain_encoder(tokenizer)
+    queries = _encode_queries(located, encode, limits, label)
+    texts = [" " + row["summary"] for _, row in located]
+    summaries = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, "summary")
+    _check_joint(located, queries, summaries, limits, "summary")
+    rows = [
+        {"id": row["id"], "title": row["title"], "query": text, "reference": row["summary"].strip()}
+        for (_, row), text in zip(located, tokenizer.batch_decode(queries), strict=True)
+    ]
+    columns = {"queries": make_ragged(queries), "summaries": make_ragged(summaries)}
+    return TokenizedSplit(columns=columns, rows=rows)
+
+
+def tokenize_comparisons(
+    located: list[Located], tokenizer: PreTrainedTokenizerBase, limits: Limits, label: str
+) -> TokenizedSplit:
+    """Queries and both summaries (chosen, rejected) of one split; rows keep what accuracy is
+    reported by. Raises UserError as `tokenize_posts` does.
+    """
+    encode = plain_encoder(tokenizer)
+    queries = _encode_queries(located, encode, limits, label)
+    columns = {"queries": make_ragged(queries)}
+    for name, flip in (("chosen", 0), ("rejected", 1)):
+        texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
+        # The real texts begin with a space; a text without one would be tokenised unlike any other.
+        texts = [text if text.startswith(" ") else " " + text for text in texts]
+        field = "summaries[].text"
+        found = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, field)
+        _check_joint(located, queries, found, limits, field)
+        columns[name] = make_ragged(found)
+    rows = [_comparison_facts(row) for _, row in located]
+    return TokenizedSplit(columns=columns, rows=rows)
+
+
+def _comparison_facts(row: dict[str, Any]) -> dict[str, Any]:
+    policies = sorted(summary["policy"] for summary in row["summaries"])
+    return {
+        "id": row["info"]["id"],
+        "split": row["split"],
+        "batch": row["batch"],
+        "confidence": (row.get("extra") or {}).get("confidence"),
+        "policies": "--".join(policies),
+    }
+
+
+def _encode_queries(
+    located: list[Located],
+    encode: Callable[[list[str]], list[list[int]]],
+    limits: Limits,
+    label: str,
+) -> list[list[int]]:
+    queries = []
+    chunks = [located[i : i + ENCODE_BATCH] for i in range(0, len(located), ENCODE_BATCH)]
+    for chunk in progress(chunks, f"tokenise {label}", len(chunks)):
+        filled = [_template_of(row) for _, row in chunk]
+        whole = encode([template.format(**fields) for template, fields, _ in filled])
+        for (where, _), (template, fields, cut), tokens in zip(chunk, filled, whole, strict=True):
+            if len(tokens) > limits.query:
+                try:
+                    tokens = query_tokens(
+                        lambda text: encode([text])[0], template, fields, cut, limits.query
+                    )
+                except ValueError as error:
+                    raise UserError(
+                        f"{where}: field {cut} cannot be cut to fit: {error} "
+                        "(data.max_query_tokens): shorten the title or drop the row"
+                    ) from None
+            queries.append(tokens)
+    return queries
+
+
+def _template_of(row: dict[str, Any]) -> tuple[str, dict[str, str], str]:
+    info = row.get("info", row)
+    if "info" in row and is_cnndm(row):
+        return ARTICLE_TEMPLATE, {"article": info["article"]}, "article"
+    return POST_TEMPLATE, {name: info[name] for name in ("subreddit", "title", "post")}, "post"
+
+
+def _encode_responses(
+    texts: list[str],
+    located: list[Located],
+    encode: Callable[[list[str]], list[list[int]]],
+    eos_id: int,
+    limits: Limits,
+    field: str,
+) -> list[list[int]]:
+    responses = [[*tokens, eos_id] for tokens in encode(texts)]
+    for (where, _), tokens in zip(located, responses, strict=True):
+        if len(tokens) > limits.response:
+            raise UserError(
+                f"{where}: field {field} has {len(tokens)} tokens with EOS, the limit is "
+                f"{limits.response}: shorten it, drop the row, or raise the limit in data.max_*"
+            )
+    return responses
+
+
+def _check_joint(
+    located: list[Located],
+    queries: list[list[int]],
+    responses: list[list[int]],
+    limits: Limits,
+    field: str,
+) -> None:
+    for (where, _), query, response in zip(located, queries, responses, strict=True):
+        if len(query) + len(response) > limits.query_response:
+            raise UserError(
+                f"{where}: post and {field} have {len(query) + len(response)} tokens together, the "
+                f"limit is {limits.query_response}: drop the row or raise the limit in data.max_*"
+            )
+
+
+def length_report(split: TokenizedSplit) -> dict[str, int]:
+    """Rows and longest sequences of a split, in tokens, for the manifest and the report."""
+    queries = split.columns["queries"].lengths()
+    report = {"rows": len(split), "longest_query": int(queries.max())}
+    for name in ("summaries", "chosen", "rejected"):
+        if name in split.columns:
+            responses = split.columns[name].lengths()
+            label = "summary" if name == "summaries" else name
+            report[f"longest_{label}"] = int(responses.max())
+            report[f"longest_query_{label}"] = int((queries + responses).max())
+    return report
+
+
+# -- keeping and batching --------------------------------------------------------------------------
+
+
+def make_ragged(sequences: Iterable[list[int]]) -> Ragged:
+    """Lay token lists end to end."""
+    arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return Ragged(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offsets))
+
+
+def save_split(split: TokenizedSplit, folder: Path, name: str) -> None:
+    """Write a split as `<name>.safetensors` and `<name>.jsonl`."""
+    tensors = {f"{key}.tokens": one.tokens for key, one in split.columns.items()}
+    tensors |= {f"{key}.offsets": one.offsets for key, one in split.columns.items()}
+    save_file(tensors, folder / f"{name}.safetensors")
+    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in split.rows)
+
+
+def load_split(folder: Path, name: str) -> TokenizedSplit:
+    """Read a split that `save_split` wrote."""
+    tensors = load_file(folder / f"{name}.safetensors")
+    keys = {key.split(".")[0] for key in tensors}
+    columns = {key: Ragged(tensors[f"{key}.tokens"], tensors[f"{key}.offsets"]) for key in keys}
+    return TokenizedSplit(columns=columns, rows=read_lines(folder / f"{name}.jsonl"))
+
+
+def pad_left(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
+    """Stack sequences so that they end together: [B, longest], or [B, length] if that is more."""
+    longest = max(length, *(len(one) for one in sequences))
+    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
+    for row, one in zip(padded, sequences, strict=True):
+        row[longest - len(one) :] = one
+    return padded
+
+
+def pad_right(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
+    """Stack sequences so that they begin together: [B, longest], or [B, length] if that is more."""
+    longest = max(length, *(len(one) for one in sequences))
+    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
+    for row, one in zip(padded, sequences, strict=True):
+        row[: len(one)] = one
+    return padded

@@ -1,0 +1,130 @@
+"""Stage 3: the score of a human summary becomes 0 on average (P1 detail 15).
+
+The mean score of the reference summaries over the SFT train split is subtracted from the head's
+bias; the scale is left alone. The result is checked on the saved model, and it is what PPO loads
+twice: as reward model, and as the critic's starting point (detail 22).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from stages.config import Config, UserError, config_from_arguments, fail
+from stages.data import TokenizedSplit, load_split, pad_left, pad_right
+from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
+from stages.runs import open_stage, progress
+from stages.training import chunks, gather_rows, local_share, make_accelerator
+
+TOLERANCE = 1e-3  # reward units
+PADDING_ROWS = 512
+
+
+def normalize(config: Config) -> None:
+    """Run the stage. Raises UserError where the saved model's mean is not 0."""
+    accelerator = make_accelerator(config)
+    with open_stage(config, "normalize", accelerator.is_main_process) as run:
+        train = load_split(run.require("base") / "data", "sft_train")
+        rm = run.require("rm")
+        tokenizer = load_tokenizer(rm / "model")
+        reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
+        before = reference_scores(accelerator, reward_model, train, config, "reference scores")
+        with torch.no_grad():
+            reward_model.classifier.bias -= before.mean().to(reward_model.classifier.bias)
+        if accelerator.is_main_process:
+            save_model(reward_model, tokenizer, run.partial / "model")
+        accelerator.wait_for_everyone()
+        saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
+        after = reference_scores(accelerator, saved, train, config, "check the saved model")
+        if abs(after.mean().item()) > TOLERANCE:
+            raise UserError(
+                f"the normalised reward model scores references {after.mean():.4f} on average, "
+                f"not 0 within {TOLERANCE}: the reward model is unstable, look at the rm stage"
+            )
+        results = {
+            "mean_before": before.mean().item(),
+            "std": before.std().item(),
+            "minimum": before.min().item(),
+            "maximum": before.max().item(),
+            "mean_after": after.mean().item(),
+        }
+        run.finish(results | padding_difference(accelerator, saved, train, config))
+
+
+@torch.no_grad()
+def reference_scores(
+    accelerator: Accelerator,
+    reward_model: nn.Module,
+    train: TokenizedSplit,
+    config: Config,
+    label: str,
+) -> Tensor:
+    """The reward model's score of every reference summary of a split, [rows] float64."""
+    queries, summaries = train.columns["queries"], train.columns["summaries"]
+    lengths = queries.lengths() + summaries.lengths()
+    mine = local_share(range(len(train)), accelerator)
+    by_length = sorted(range(len(mine)), key=lambda index: int(lengths[mine[index]]))
+    found = [0.0] * len(mine)
+    parts = chunks(by_length, config.memory.forward_batch_size)
+    for part in progress(parts, label, len(parts)):
+        rows = [mine[index] for index in part]
+        scores = score_rows(accelerator, reward_model, train, rows, right_padded=False)
+        for index, score in zip(part, scores.tolist(), strict=True):
+            found[index] = score
+    return torch.tensor(gather_rows(accelerator, found), dtype=torch.float64)
+
+
+def score_rows(
+    accelerator: Accelerator,
+    reward_model: nn.Module,
+    split: TokenizedSplit,
+    rows: Sequence[int],
+    right_padded: bool,
+) -> Tensor:
+    """Scores of the references of some rows, [rows]; padded as in PPO, or on the right alone."""
+    queries = [split.columns["queries"][row] for row in rows]
+    summaries = [split.columns["summaries"][row] for row in rows]
+    pad = -1
+    if right_padded:
+        # The whole text as the response of an empty query: padding stands on the right alone.
+        left = torch.empty(len(rows), 0, dtype=torch.long)
+        pairs = zip(queries, summaries, strict=True)
+        right = pad_right([torch.cat(pair) for pair in pairs], pad)
+    else:
+        left, right = pad_left(queries, pad), pad_right(summaries, pad)
+    with accelerator.autocast():
+        return score_responses(
+            reward_model, left.to(accelerator.device), right.to(accelerator.device), pad
+        )
+
+
+@torch.no_grad()
+def padding_difference(
+    accelerator: Accelerator, reward_model: nn.Module, train: TokenizedSplit, config: Config
+) -> dict[str, Any]:
+    """How much the side of the padding changes a score, right minus left (P1 detail 14)."""
+    differences = []
+    rows = range(min(PADDING_ROWS, len(train)))
+    for part in chunks(rows, config.memory.forward_batch_size):
+        right = score_rows(accelerator, reward_model, train, part, right_padded=True)
+        left = score_rows(accelerator, reward_model, train, part, right_padded=False)
+        differences.append((right - left).double())
+    difference = torch.cat(differences)
+    return {
+        "padding_difference_mean": difference.mean().item(),
+        "padding_difference_over_0.01": (difference.abs() > 1e-2).double().mean().item(),
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    try:
+        normalize(config_from_arguments(argv, "stage 3: reward normalization"))
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Stage 2 (`make rm`): the reward model from pairwise comparisons (P1 details 10 to 18).
+
+Backbone from the SFT model of the same seed, a fresh scalar head, and one update: chosen and
+rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS only,
+loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from stages.config import Config, UserError, config_from_arguments, fail
+from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
+from stages.functional import preference_loss
+from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
+from stages.runs import open_stage, progress
+from stages.training import (
+    batch_rows,
+    check_batch,
+    chunks,
+    cosine_rate,
+    gather_rows,
+    global_sum,
+    local_share,
+    make_accelerator,
+    make_optimizer,
+    set_learning_rate,
+    stream,
+    synchronized_last,
+    use_gradient_checkpointing,
+)
+
+CALIBRATION_BIN = 0.5  # reward units, as in P1's figure
+
+
+def train_reward_model(config: Config) -> None:
+    """Run the stage."""
+    accelerator = make_accelerator(config)
+    with open_stage(config, "rm", accelerator.is_main_process) as run:
+        data, sft = run.require("base") / "data", run.require("sft")
+        tokenizer = load_tokenizer(sft / "model")
+        train = load_split(data, "comparisons_train")
+        check_batch("rm", config.rm.batch_size, len(train), accelerator)
+        reward_model = new_reward_model(sft / "model", stream(config.seed, "reward head"))
+        use_gradient_checkpointing(reward_model, config.memory)
+        optimizer = make_optimizer(
+            reward_model.parameters(), config.rm.learning_rate, config.optimizer
+        )
+        reward_model, optimizer = accelerator.prepare(reward_model, optimizer)
+        updates = config.rm.epochs * len(train) // config.rm.batch_size
+        for update in progress(range(updates), "rm", updates):
+            rate = config.rm.learning_rate * cosine_rate(
+                update, updates, config.optimizer.warmup_fraction
+            )
+            set_learning_rate(optimizer, rate)
+            rows = batch_rows(len(train), config.rm.batch_size, update, config.seed, "rm")
+            stats = take_step(accelerator, reward_model, optimizer, train, rows, config)
+            run.log(update + 1, **stats, lr=rate)
+        trained = accelerator.unwrap_model(reward_model)
+        if accelerator.is_main_process:
+            save_model(trained, tokenizer, run.partial / "model")
+        results = evaluate(accelerator, trained, load_split(data, "comparisons_validation"), config)
+        results["cnndm"] = None
+        if (data / f"{CNNDM}.jsonl").exists():
+            results["cnndm"] = evaluate(accelerator, trained, load_split(data, CNNDM), config)
+        run.finish(results)
+
+
+def take_step(
+    accelerator: Accelerator,
+    reward_model: nn.Module,
+    optimizer: Any,
+    train: TokenizedSplit,
+    rows: list[int],
+    config: Config,
+) -> dict[str, float]:
+    """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
+    reward_model.train()
+    mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
+    loss_sum = correct = 0.0
+    # A pair is two sequences of the forward pass.
+    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
+    for part in synchronized_last(accelerator, reward_model, parts):
+        chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
+        loss = preference_loss(chosen, rejected) * len(part)
+        accelerator.backward(loss * accelerator.num_processes / len(rows))
+        loss_sum += loss.item()
+        correct += (chosen > rejected).sum().item()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss_sum, correct = global_sum(accelerator, loss_sum, correct)
+    return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
+
+
+def pair_length(split: TokenizedSplit, row: int) -> int:
+    """Tokens of the longer of the two sequences."""
+    columns = split.columns
+    longer = max(len(columns["chosen"][row]), len(columns["rejected"][row]))
+    return len(columns["queries"][row]) + longer
+
+
+def score_pairs(
+    reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass.
+
+    Right-padded as in P1 detail 5; read at the last token, which is EOS (detail 12).
+    """
+    queries = split.columns["queries"]
+    sequences = [
+        torch.cat([queries[row], split.columns[name][row]])
+        for name in ("chosen", "rejected")
+        for row in rows
+    ]
+    tokens = pad_right(sequences, -1).to(device)
+    scalars = token_scalars(reward_model, tokens, tokens >= 0)
+    last = torch.tensor([len(one) - 1 for one in sequences], device=device)
+    chosen, rejected = scalars.gather(1, last.unsqueeze(1)).view(2, len(rows)).unbind(0)
+    return chosen, rejected
+
+
+@torch.no_grad()
+def evaluate(
+    accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, config: Config
+) -> dict[str, Any]:
+    """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
+    reward_model.eval()
+    mine = local_share(range(len(split)), accelerator)
+    by_length = sorted(range(len(mine)), key=lambda index: pair_length(split, mine[index]))
+    gaps = [0.0] * len(mine)
+    parts = chunks(by_length, max(1, config.memory.forward_batch_size // 2))
+    for part in progress(parts, "rm validation", len(parts)):
+        with accelerator.autocast():
+            rows = [mine[index] for index in part]
+            chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
+        for index, gap in zip(part, (chosen - rejected).tolist(), strict=True):
+            gaps[index] = gap
+    return summarize_gaps(gather_rows(accelerator, gaps), split.rows)
+
+
+def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Accuracy from score gaps (chosen minus rejected, reward units) of held-out pairs.
+
+    A pair counts as right where the gap is above 0. The interval is Wilson's at 95 %.
+    """
+    right = [gap > 0 for gap in gaps]
+    low, high = wilson(sum(right), len(right))
+    zeros = torch.zeros(len(gaps), dtype=torch.float64)
+    return {
+        "accuracy": sum(right) / len(right),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "pairs": len(right),
+        "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
+        **{
+            f"by_{key}": accuracy_by([row[key] for row in rows], right)
+            for key in ("split", "batch", "confidence", "policies")
+        },
+        "calibration": calibration(gaps),
+    }
+
+
+def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:
+    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
+    found: dict[str, list[bool]] = {}
+    for group, one in zip(groups, right, strict=True):
+        if group is not None:
+            found.setdefault(str(group), []).append(one)
+    return {
+        name: {"accuracy": sum(ones) / len(ones), "pairs": len(ones)}
+        for name, ones in sorted(found.items())
+    }
+
+
+def calibration(gaps: list[float]) -> list[list[float]]:
+    """How often the higher score is on the preferred summary, by size of the gap (P1 detail 18).
+
+    Rows [centre of the bin in reward units, share, pairs].
+    """
+    bins: dict[int, list[bool]] = {}
+    for gap in gaps:
+        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
+    return [
+        [(index + 0.5) * CALIBRATION_BIN, sum(ones) / len(ones), len(ones)]
+        for index, ones in sorted(bins.items())
+    ]
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion."""
+    z = 1.959964
+    share, spread = successes / trials, z * z / trials
+    centre = (share + spread / 2) / (1 + spread)
+    half = z * sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return centre - half, centre + half
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    try:
+        train_reward_model(config_from_arguments(argv, "stage 2: reward model"))
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

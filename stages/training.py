@@ -1,0 +1,178 @@
+"""What the training loops share: accelerator, seeds, optimizer, schedules, batches, sampling.
+
+Row order and sampling noise are functions of (seed, purpose, step), never of a generator's past:
+neither the number of processes nor the microbatch size changes them, and a run can go on from
+its update number alone. Batch means are taken over the global batch.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from stages.config import Config, Memory, Optimizer, UserError
+from stages.data import Ragged, pad_left
+from stages.functional import truncate_after
+from stages.models import sample
+from stages.runs import progress
+
+T = TypeVar("T")
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """The accelerator, with the global seeds set. Raises UserError for bf16 without a GPU."""
+    bf16 = config.memory.mixed_precision == "bf16"
+    if bf16 and not torch.cuda.is_available():
+        raise UserError("memory.mixed_precision is bf16 but there is no GPU: set it to no")
+    seed = stream_seed(config.seed, "global")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    return Accelerator(mixed_precision=config.memory.mixed_precision)
+
+
+def stream_seed(seed: int, purpose: str, step: int = 0) -> int:
+    """A seed of its own for each use of randomness."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def stream(seed: int, purpose: str, step: int = 0) -> torch.Generator:
+    """A CPU generator for one use of randomness."""
+    return torch.Generator().manual_seed(stream_seed(seed, purpose, step))
+
+
+def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -> torch.optim.AdamW:
+    """AdamW as in P1 section B.0 (eps 1e-5, torch's betas and weight decay)."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=learning_rate,
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_eps,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def cosine_rate(update: int, updates: int, warmup_fraction: float) -> float:
+    """Share of the learning rate at an update counted from 0: linear warm-up, cosine to 0."""
+    warmup = round(warmup_fraction * updates)
+    if update < warmup:
+        return (update + 1) / (warmup + 1)
+    return 0.5 * (1 + math.cos(math.pi * (update - warmup) / max(1, updates - warmup)))
+
+
+def linear_rate(update: int, updates: int) -> float:
+    """Share of the learning rate at an update counted from 0; the last one has 1 / updates."""
+    return 1 - update / updates
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """Set it in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def batch_rows(rows: int, batch_size: int, update: int, seed: int, purpose: str) -> list[int]:
+    """The row indices of one global batch: epochs of permutations, laid end to end."""
+    wanted = range(update * batch_size, (update + 1) * batch_size)
+    orders: dict[int, list[int]] = {}
+    for epoch in {position // rows for position in wanted}:
+        generator = stream(seed, f"{purpose} order", epoch)
+        orders[epoch] = torch.randperm(rows, generator=generator).tolist()
+    return [orders[position // rows][position % rows] for position in wanted]
+
+
+def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
+    """This process's items of a global batch."""
+    return list(items[accelerator.process_index :: accelerator.num_processes])
+
+
+def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Consecutive pieces of at most `size` items."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
+    """Raise UserError where a global batch cannot be filled or divided among the processes."""
+    if batch_size > rows:
+        raise UserError(f"{name}.batch_size is {batch_size} but there are only {rows} rows")
+    if batch_size % accelerator.num_processes:
+        raise UserError(f"{name}.batch_size must divide by {accelerator.num_processes} processes")
+
+
+def synchronized_last(
+    accelerator: Accelerator, model: nn.Module, microbatches: Sequence[T]
+) -> Iterator[T]:
+    """The microbatches of one step; gradients travel between devices with the last one only."""
+    for microbatch in microbatches[:-1]:
+        with accelerator.no_sync(model):
+            yield microbatch
+    yield microbatches[-1]
+
+
+def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
+    """Each value summed over all processes."""
+    stacked = torch.tensor([float(value) for value in values], dtype=torch.float64)
+    if accelerator.num_processes == 1:
+        return stacked.tolist()
+    return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()
+
+
+def gather_rows(accelerator: Accelerator, mine: list[T]) -> list[T]:
+    """Every process's items in the order that `local_share` dealt them from."""
+    if accelerator.num_processes == 1:
+        return mine
+    gathered = gather_object([mine])
+    rows = sum(len(share) for share in gathered)
+    return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
+
+
+def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
+    """Trade time for memory where the settings say so."""
+    if memory.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:
+    """Uniform numbers [rows, length] in float64, one for each token of a global batch."""
+    return torch.rand(rows, length, generator=stream(seed, purpose, step), dtype=torch.float64)
+
+
+@torch.no_grad()
+def respond(
+    accelerator: Accelerator,
+    policy: nn.Module,
+    queries: Ragged,
+    tokenizer: PreTrainedTokenizerBase,
+    config: Config,
+    purpose: str,
+    show: Callable[..., Any] = progress,
+) -> list[list[int]]:
+    """This process's responses to its share of the queries, each cut after its EOS.
+
+    Sampled at eval.temperature, up to data.max_summary_tokens; row order as `local_share`.
+    """
+    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    length = config.data.max_summary_tokens
+    noise = sampling_noise(config.seed, purpose, 0, len(queries), length)
+    mine = local_share(range(len(queries)), accelerator)
+    # Neighbours in length share a batch, so that little of it is padding.
+    by_length = sorted(mine, key=lambda row: len(queries[row]))
+    found: dict[int, list[int]] = {}
+    parts = chunks(by_length, config.memory.forward_batch_size)
+    for part in show(parts, purpose, len(parts)):
+        batch = pad_left([queries[row] for row in part], pad_id).to(accelerator.device)
+        with accelerator.autocast():
+            uniforms = noise[list(part)].to(accelerator.device)
+            drawn = sample(policy, batch, uniforms, config.eval.temperature, eos_id, pad_id)
+        for row, response in zip(part, truncate_after(drawn, eos_id, pad_id).tolist(), strict=True):
+            found[row] = [token for token in response if token != pad_id]
+    return [found[row] for row in mine]

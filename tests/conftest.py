@@ -1,0 +1,124 @@
+"""Fixtures of all tests: golden files where they are, a tiny tokenizer, tiny models, a runs folder.
+
+Nothing here touches the network, and nothing is written outside pytest's own temporary folders.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from stages import config as settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("WANDB_PROJECT", None)
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("steady")
+
+ROOT = Path(__file__).parents[1]
+EOS = "<|endoftext|>"
+
+
+@pytest.fixture(scope="session")
+def shared():
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("../shared with the paper's golden numbers is not here")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> Callable[[str], dict[str, torch.Tensor]]:
+    """Opens one golden file by name, as tensors."""
+
+    def load(name: str) -> dict[str, torch.Tensor]:
+        path = shared / "golden" / f"{name}.npz"
+        if not path.exists():
+            pytest.skip(f"{path} is not here")
+        with np.load(path) as arrays:
+            return {key: torch.from_numpy(np.asarray(arrays[key])) for key in arrays}
+
+    return load
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A runs folder of the test's own."""
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory):
+    """A byte-level BPE with EOS as id 0 and no pad token, as Pythia's; in transformers' layout."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "SUBREDDIT: r/tifu\n\nTITLE: my bike\n\nPOST: My boss sold my bike.\n\nTL;DR: My boss"
+    backend.train_from_iterator([text] * 2, trainer)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tokenizer(tokenizer_folder):
+    from stages.models import load_tokenizer
+
+    return load_tokenizer(tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory, tokenizer_folder):
+    """A saved GPT-NeoX, 2 layers, 32 wide; dropout in its config, no embedding for [PAD]."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    from stages.models import load_tokenizer, save_model
+
+    tokenizer = load_tokenizer(tokenizer_folder)
+    torch.manual_seed(1)
+    config = GPTNeoXConfig(
+        vocab_size=tokenizer.pad_token_id,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=256,
+        initializer_range=0.3,  # large, so that tokens and positions make a difference
+        hidden_dropout=0.1,
+        attention_dropout=0.1,
+        classifier_dropout=0.1,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    folder = tmp_path_factory.mktemp("policy")
+    save_model(GPTNeoXForCausalLM(config), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def policy(policy_folder):
+    from stages.models import load_policy
+
+    return load_policy(policy_folder).eval()
+
+
+@pytest.fixture
+def reward_model(policy_folder):
+    from stages.models import new_reward_model
+
+    return new_reward_model(policy_folder, torch.Generator().manual_seed(2)).eval()

@@ -1,0 +1,405 @@
+"""Every formula, against the paper's own numbers, hand-made tables and independent formulas."""
+
+import copy
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stages import functional
+from stages.functional import (
+    entropy,
+    first_true_index,
+    gae,
+    kl_estimate,
+    masked_mean,
+    masked_whiten,
+    penalize_missing_eos,
+    policy_loss,
+    preference_loss,
+    response_masks,
+    shape_rewards,
+    token_logprobs,
+    truncate_after,
+    value_loss,
+)
+
+EOS, PAD = 0, 99
+NAN = math.nan
+LN3 = math.log(3)
+GOLDEN = pytest.mark.parametrize("name", ["ppo_plain", "ppo_whiten_rewards", "ppo_gamma_lam"])
+
+
+def close(found: Tensor, expected: Any, tolerance: float = 1e-6) -> None:
+    expected = torch.as_tensor(expected, dtype=found.dtype)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, equal_nan=False)
+
+
+def random_case(seed: int, rows: int = 4, length: int = 7) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(3, rows, length, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+    case = dict(zip(("rewards", "values", "kl"), drawn, strict=True))
+    return case | {"mask": torch.arange(length) < lengths}
+
+
+# -- the paper's own numbers -----------------------------------------------------------------------
+
+
+@GOLDEN
+def test_responses_are_cut_and_masked_as_in_the_papers_code(golden, name):
+    case = golden(name)
+    cut = truncate_after(case["responses"], EOS, PAD)
+    response_mask, value_mask = response_masks(cut, PAD)
+    assert torch.equal(cut, case["truncated_responses"])
+    assert torch.equal(response_mask, ~case["padding_mask"])
+    assert torch.equal(value_mask, ~case["padding_mask_p1"])
+    assert torch.equal(first_true_index(cut == PAD) - 1, case["last_index"])
+
+
+@GOLDEN
+def test_scores_without_eos_are_those_of_the_papers_code(golden, name):
+    case = golden(name)
+    penalty = case["non_eos_penalty"].item()
+    scores = penalize_missing_eos(case["scores"], case["truncated_responses"], EOS, penalty)
+    close(scores, case["penalized_scores"], 1e-5)
+    assert torch.equal(scores != case["scores"], ~case["contains_eos"])
+
+
+@GOLDEN
+def test_kl_and_rewards_are_those_of_the_papers_code(golden, name):
+    case = golden(name)
+    response_mask, value_mask = response_masks(case["truncated_responses"], PAD)
+    kl = kl_estimate(case["logprobs"], case["ref_logprobs"])
+    close(torch.where(response_mask, kl, 0.0), case["kl"], 1e-5)
+    coefficient = case["kl_coef"].item()
+    rewards = shape_rewards(kl, case["penalized_scores"], response_mask, coefficient)
+    if case["whiten_rewards"]:
+        rewards = masked_whiten(rewards, value_mask, shift_mean=False)
+    close(rewards, case["rewards"], 1e-5)
+
+
+@GOLDEN
+def test_advantages_and_returns_are_those_of_the_papers_code(golden, name):
+    case = golden(name)
+    response_mask, value_mask = response_masks(case["truncated_responses"], PAD)
+    values = torch.where(value_mask, case["values"], 0.0)
+    close(values, case["masked_values"], 1e-5)
+    gamma, lam = case["gamma"].item(), case["lam"].item()
+    advantages, returns = gae(case["rewards"], values, gamma, lam)
+    close(returns, case["returns"], 1e-5)
+    close(masked_whiten(advantages, response_mask), case["advantages"], 1e-5)
+
+
+@GOLDEN
+def test_losses_are_those_of_the_papers_code(golden, name):
+    case = golden(name)
+    masks = response_masks(case["truncated_responses"], PAD)
+    old, advantages = case["logprobs"], case["advantages"]
+    cliprange, cliprange_value = case["cliprange"].item(), case["cliprange_value"].item()
+    policy, policy_clipped = policy_loss(case["new_logprobs"], old, advantages, masks[0], cliprange)
+    old, returns = case["masked_values"], case["returns"]
+    value, value_clipped = value_loss(case["vpred"], old, returns, masks[1], cliprange_value)
+    close(policy, case["pg_loss"], 1e-5)
+    close(policy_clipped, case["pg_clipfrac"], 1e-5)
+    close(value, case["vf_loss"], 1e-5)
+    close(value_clipped, case["vf_clipfrac"], 1e-5)
+    close(policy + case["vf_coef"].float() * value, case["total_loss"], 1e-5)
+
+
+# -- masks -----------------------------------------------------------------------------------------
+
+
+def test_first_true_index_is_the_length_where_nothing_is_true():
+    x = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.bool)
+    assert first_true_index(x).tolist() == [1, 3, 0, 2]
+    assert first_true_index(x.view(2, 2, 3)).tolist() == [[1, 3], [0, 2]]
+
+
+def test_the_first_stop_token_is_kept_and_the_rest_is_padding():
+    responses = torch.tensor([[0, 5, 6], [5, 0, 0], [5, 6, 0], [5, 6, 7], [5, 0, 6]])
+    expected = [[0, 99, 99], [5, 0, 99], [5, 6, 0], [5, 6, 7], [5, 0, 99]]
+    assert truncate_after(responses, EOS, PAD).tolist() == expected
+
+
+def test_values_count_one_position_further_than_responses():
+    cut = torch.tensor([[5, 0, 99, 99], [5, 6, 0, 99], [5, 6, 7, 0], [0, 99, 99, 99]])
+    response_mask, value_mask = response_masks(cut, PAD)
+    assert response_mask.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
+    assert value_mask.int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
+    assert response_mask.dtype == value_mask.dtype == torch.bool
+
+
+def test_a_missing_eos_replaces_the_score_and_subtracts_nothing():
+    cut = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]])
+    scores = penalize_missing_eos(torch.tensor([2.0, 3.0, -5.0]), cut, EOS, -1.0)
+    assert scores.tolist() == [2.0, -1.0, -5.0]
+
+
+# -- log-probabilities, entropy, KL ----------------------------------------------------------------
+
+
+def test_token_logprobs_divide_logits_by_the_temperature():
+    logits = torch.tensor([[[0.0, LN3], [0.0, LN3]]])  # probabilities 1/4, 3/4
+    tokens = torch.tensor([[0, 1]])
+    close(token_logprobs(logits, tokens, 1.0), [[math.log(1 / 4), math.log(3 / 4)]])
+    # Half the temperature squares the odds: 1 to 9.
+    close(token_logprobs(logits, tokens, 0.5), [[math.log(1 / 10), math.log(9 / 10)]])
+
+
+def test_token_logprobs_of_half_precision_logits_are_computed_in_float32():
+    exact = torch.tensor([[[0.0, 1.0, 2.0, 3.0]]])  # whole numbers are exact in bfloat16
+    found = token_logprobs(exact.bfloat16(), torch.tensor([[1]]), 1.0)
+    assert found.dtype == torch.float32
+    close(found, [[1 - math.log(1 + math.e + math.e**2 + math.e**3)]])
+    assert token_logprobs(exact.double(), torch.tensor([[1]]), 1.0).dtype == torch.float64
+
+
+def test_the_gradient_of_a_logprob_is_the_token_minus_the_probabilities():
+    logits = torch.tensor([[[0.0, LN3]]], requires_grad=True)
+    token_logprobs(logits, torch.tensor([[0]]), 2.0).sum().backward()
+    share = 1 / (1 + math.sqrt(3))
+    assert logits.grad is not None
+    close(logits.grad, [[[(1 - share) / 2, -(1 - share) / 2]]])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_that_is_not_positive_is_refused(temperature):
+    with pytest.raises(ValueError, match="temperature"):
+        token_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.long), temperature)
+
+
+def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
+    logits = torch.tensor([[[7.0, 7.0, 7.0], [500.0, 0.0, 0.0]]])
+    close(entropy(logits), [[LN3, 0.0]])
+    close(entropy(torch.tensor([[[1.0, 1.0 + LN3]]])), [[math.log(4) - 0.75 * LN3]])
+
+
+def test_kl_of_a_policy_to_itself_is_0():
+    x = torch.randn(2, 3)
+    for kind in ("k1", "k2", "k3"):
+        assert torch.equal(kl_estimate(x, x, kind), torch.zeros(2, 3))
+
+
+def test_kl_estimates_of_one_token():
+    policy, ref = torch.tensor([[-1.0]]), torch.tensor([[-1.5]])
+    close(kl_estimate(policy, ref), [[0.5]])
+    close(kl_estimate(policy, ref, "k2"), [[0.125]])
+    close(kl_estimate(policy, ref, "k3"), [[math.exp(-0.5) - 1 + 0.5]])
+    close(kl_estimate(ref, policy), [[-0.5]])
+    close(kl_estimate(ref, policy, "k3"), [[math.exp(0.5) - 1 - 0.5]])
+
+
+def test_k1_and_k3_are_unbiased_under_the_policy():
+    p, q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    exact = 0.2 * math.log(0.2 / 0.5) + 0.3 * math.log(0.3 / 0.25) + 0.5 * math.log(0.5 / 0.25)
+    for kind in ("k1", "k3"):
+        close((p * kl_estimate(p.log(), q.log(), kind)).sum(), exact, 1e-12)
+    assert (kl_estimate(p.log(), q.log(), "k3") > 0).all()
+
+
+# -- rewards, means, whitening ---------------------------------------------------------------------
+
+
+def test_the_score_stands_after_the_last_token_or_at_it():
+    kl = torch.tensor([[1.0, 2.0, NAN, NAN], [1.0, 2.0, 3.0, 4.0], [2.0, NAN, NAN, NAN]])
+    mask = ~kl.isnan()
+    scores = torch.tensor([10.0, 20.0, 30.0])
+    after = [[-0.5, -1.0, 10.0, 0.0], [-0.5, -1.0, -1.5, 18.0], [-1.0, 30.0, 0.0, 0.0]]
+    at = [[-0.5, 9.0, 0.0, 0.0], [-0.5, -1.0, -1.5, 18.0], [29.0, 0.0, 0.0, 0.0]]
+    close(shape_rewards(kl, scores, mask, 0.5), after)
+    close(shape_rewards(kl, scores, mask, 0.5, score_at="eos"), at)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["after_eos", "eos"]))
+def test_rewards_of_an_episode_sum_to_its_score_minus_its_kl_penalty(seed, score_at):
+    case = random_case(seed)
+    kl, scores = case["kl"], case["values"][:, 0]
+    rewards = shape_rewards(kl, scores, case["mask"], 0.3, score_at)
+    for reward, score, row, mask in zip(rewards, scores, kl, case["mask"], strict=True):
+        close(reward.sum(), score - 0.3 * row[mask].sum(), 1e-9)
+
+
+def test_a_masked_mean_ignores_whatever_stands_elsewhere():
+    x = torch.tensor([[1.0, 2.0, NAN], [6.0, math.inf, -math.inf]])
+    close(masked_mean(x, torch.tensor([[True, True, False], [True, False, False]])), 3.0)
+
+
+def test_whitening_gives_mean_0_and_variance_1_where_the_mask_counts():
+    x = torch.tensor([[1.0, 3.0, NAN], [5.0, NAN, 7.0]])  # mean 4, variance 5
+    mask = ~x.isnan()
+    root = math.sqrt(5)
+    close(masked_whiten(x, mask), [[-3 / root, -1 / root, 0.0], [1 / root, 0.0, 3 / root]])
+    kept = [[4 - 3 / root, 4 - 1 / root, 0.0], [4 + 1 / root, 0.0, 4 + 3 / root]]
+    close(masked_whiten(x, mask, shift_mean=False), kept)
+
+
+@given(st.integers(0, 10_000))
+def test_whitening_without_shift_keeps_the_mean_and_scales_the_variance(seed):
+    case = random_case(seed, rows=5)
+    x, mask = 3 * case["values"] + 2, case["mask"]
+    shifted, kept = masked_whiten(x, mask)[mask], masked_whiten(x, mask, shift_mean=False)[mask]
+    close(shifted.mean(), 0.0, 1e-9)
+    close(kept.mean(), x[mask].mean(), 1e-9)
+    for whitened in (shifted, kept):
+        close(whitened.var(unbiased=False), 1.0, 1e-6)
+
+
+def test_whitening_equal_numbers_divides_by_the_floor_and_not_by_0():
+    close(masked_whiten(torch.full((2, 2), 3.0), torch.ones(2, 2).bool()), torch.zeros(2, 2))
+    # variance 1e-8, as large as the floor: the root of their sum is 1.4142e-4
+    x = torch.tensor([[1e-4, -1e-4]], dtype=torch.float64)
+    close(masked_whiten(x, torch.ones(1, 2).bool()), [[1 / math.sqrt(2), -1 / math.sqrt(2)]])
+
+
+# -- advantages ------------------------------------------------------------------------------------
+
+
+def test_advantages_of_a_hand_made_episode():
+    rewards, values = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[0.5, 1.0, 2.0]])
+    # deltas 1 + .5*1 - .5 = 1, 2 + .5*2 - 1 = 2, 4 - 2 = 2; then A_t = delta_t + .25 A_{t+1}
+    advantages, returns = gae(rewards, values, gamma=0.5, lam=0.5)
+    close(advantages, [[1.625, 2.5, 2.0]])
+    close(returns, [[2.125, 3.5, 4.0]])
+
+
+@given(st.integers(0, 10_000))
+def test_gae_without_decay_is_reward_to_go_minus_value(seed):
+    case = random_case(seed)
+    advantages, returns = gae(case["rewards"], case["values"], gamma=1.0, lam=1.0)
+    to_go = torch.stack([case["rewards"][:, t:].sum(dim=1) for t in range(7)], dim=1)
+    close(advantages, to_go - case["values"], 1e-9)
+    close(returns, to_go, 1e-9)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_gae_of_lambda_0_is_the_one_step_error(seed, gamma):
+    case = random_case(seed)
+    rewards, values = case["rewards"], case["values"]
+    advantages, _ = gae(rewards, values, gamma, lam=0.0)
+    for t in range(7):
+        following = values[:, t + 1] if t + 1 < 7 else torch.zeros(4).double()
+        close(advantages[:, t], rewards[:, t] + gamma * following - values[:, t], 1e-9)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_gae_is_the_decaying_sum_of_one_step_errors(seed, gamma, lam):
+    case = random_case(seed)
+    rewards, values = case["rewards"], case["values"]
+    following = torch.cat([values[:, 1:], torch.zeros(4, 1).double()], dim=1)
+    deltas = rewards + gamma * following - values
+    advantages, returns = gae(rewards, values, gamma, lam)
+    for t in range(7):
+        weights = torch.tensor([(gamma * lam) ** k for k in range(7 - t)], dtype=torch.float64)
+        close(advantages[:, t], (deltas[:, t:] * weights).sum(dim=1), 1e-9)
+    close(returns - values, advantages, 1e-9)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def test_equal_logprobs_give_the_plain_policy_gradient_and_clip_nothing():
+    advantages, mask = torch.tensor([[1.0, -4.0, NAN]]), torch.tensor([[True, True, False]])
+    new = torch.full((1, 3), -2.0, requires_grad=True)
+    loss, clipfrac = policy_loss(new, torch.full((1, 3), -2.0), advantages, mask, 0.2)
+    close(loss, 1.5)
+    close(clipfrac, 0.0)
+    loss.backward()
+    assert new.grad is not None
+    close(new.grad, [[-0.5, 2.0, 0.0]])
+
+
+def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio():
+    ratios = torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.1, NAN]])
+    advantages = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0, NAN]])
+    # -A * ratio: -3, 3, -1, 1, -2.2; clipped to [.8, 1.2]: -2.4, 2.4, -1.6, 1.6, -2.2
+    worse = [-2.4, 3.0, -1.0, 1.6, -2.2]
+    new = (ratios.log() - 1).requires_grad_()
+    old = torch.where(ratios.isnan(), ratios, -1.0)
+    loss, clipfrac = policy_loss(new, old, advantages, ~ratios.isnan(), 0.2)
+    close(loss, sum(worse) / 5)
+    close(clipfrac, 2 / 5)
+    loss.backward()
+    # No gradient where the clipped term is taken, -A * ratio / N elsewhere, none from padding.
+    assert new.grad is not None
+    close(new.grad, [[0.0, 3.0 / 5, -1.0 / 5, 0.0, -2.2 / 5, 0.0]])
+
+
+def test_the_value_loss_takes_the_worse_of_value_and_clipped_value():
+    new = torch.tensor([[1.0, 1.0, 1.0, 0.1, -1.0, NAN]])
+    returns = torch.tensor([[2.0, 0.0, 1.0, 0.0, 1.0, NAN]])
+    values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, NAN]])
+    # squares of V - R: 1, 1, 0, .01, 4; of the clipped ones: 3.24, .04, .64, .01, 1.44
+    worse = [3.24, 1.0, 0.64, 0.01, 4.0]
+    loss, clipfrac = value_loss(new, values, returns, ~new.isnan(), 0.2)
+    close(loss, 0.5 * sum(worse) / 5)
+    close(clipfrac, 2 / 5)
+
+
+def test_the_value_loss_is_clipped_around_the_old_value():
+    two, five, six = (torch.full((1, 1), number) for number in (2.0, 5.0, 6.0))
+    loss, _ = value_loss(six, five, six, ONE, cliprange_value=0.5)
+    close(loss, 0.5 * 0.25)
+    same, clipfrac = value_loss(five, five, two, ONE, cliprange_value=0.5)
+    close(same, 0.5 * 9.0)
+    close(clipfrac, 0.0)
+
+
+def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
+    close(preference_loss(torch.tensor([1.0]), torch.tensor([1.0])), math.log(2))
+    close(preference_loss(torch.tensor([LN3]), torch.tensor([0.0])), -math.log(3 / 4))
+    pair = torch.tensor([LN3, 0.0]), torch.tensor([0.0, LN3])
+    close(preference_loss(*pair), (-math.log(3 / 4) - math.log(1 / 4)) / 2)
+    close(preference_loss(torch.tensor([-500.0]), torch.tensor([500.0])), 1000.0)
+
+
+# -- promises of all of them -----------------------------------------------------------------------
+
+ONE = torch.ones(1, 1, dtype=torch.bool)
+X = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -0.2]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+TOKENS = torch.tensor([[1, 0, 2], [1, 2, 1]])
+LOGITS = torch.linspace(-1, 1, 18).view(2, 3, 3)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "first_true_index": (MASK,),
+    "truncate_after": (TOKENS, 0, 9),
+    "response_masks": (TOKENS, 2),
+    "penalize_missing_eos": (X[:, 0], TOKENS, 0, -1.0),
+    "token_logprobs": (LOGITS, TOKENS, 0.7),
+    "entropy": (LOGITS,),
+    "kl_estimate": (X, X.flip(0)),
+    "shape_rewards": (X, X[:, 0], MASK, 0.1),
+    "masked_mean": (X, MASK),
+    "masked_whiten": (X, MASK),
+    "gae": (X, X.flip(0), 0.9, 0.9),
+    "policy_loss": (X, X.flip(0), X.flip(1), MASK, 0.2),
+    "value_loss": (X, X.flip(0), X.flip(1), MASK, 0.2),
+    "preference_loss": (X[:, 0], X[:, 1]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_argument_is_changed(name):
+    before = copy.deepcopy(CALLS[name])
+    getattr(functional, name)(*CALLS[name])
+    for one, other in zip(before, CALLS[name], strict=True):
+        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def test_every_public_formula_is_among_these_tests():
+    public = {name for name, _ in inspect.getmembers(functional, inspect.isfunction)}
+    assert {name for name in public if not name.startswith("_")} == set(CALLS)
+
+
+def test_unknown_choices_and_empty_masks_are_refused():
+    with pytest.raises(ValueError, match="k4"):
+        kl_estimate(X, X, "k4")
+    with pytest.raises(ValueError, match="before"):
+        shape_rewards(X, X[:, 0], MASK, 0.1, "before")
+    with pytest.raises(ValueError, match="no position"):
+        masked_mean(X, torch.zeros_like(MASK))

@@ -1,0 +1,299 @@
+"""Win rates and their intervals, against hand calculations and other authors' formulas."""
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.judge import main as judge_main
+from eval.win_rate import (
+    describe,
+    main,
+    paired_difference,
+    post_scores,
+    print_summary,
+    verdict_pairs,
+    wilson,
+    win_rate,
+)
+from stages import config as settings
+from stages.config import UserError, make_config
+from stages.runs import open_stage, read_lines, read_manifest
+from stages.toy import CLAUSES, facts_of
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return settings.RUNS
+
+
+def judged(policy: str, *pairs: tuple[str, str]) -> list[dict[str, Any]]:
+    """Judgements of posts p0, p1, ...: for each, the verdict in either order."""
+    return [
+        {"policy": policy, "id": f"p{k}", "order": order, "verdict": verdict}
+        for k, pair in enumerate(pairs)
+        for order, verdict in zip(("policy_first", "reference_first"), pair, strict=True)
+    ]
+
+
+def posts(*values: float | None) -> dict[str, float | None]:
+    return {f"p{k}": value for k, value in enumerate(values)}
+
+
+def many(**counts: int) -> dict[str, float | None]:
+    levels = {"win": 1.0, "half": 0.5, "loss": 0.0}
+    return posts(*[levels[name] for name, n in counts.items() for _ in range(n)])
+
+
+@pytest.mark.parametrize(
+    ("pair", "score"),
+    [
+        (("policy", "policy"), 1.0),
+        (("policy", "tie"), 0.75),
+        (("tie", "tie"), 0.5),
+        (("policy", "reference"), 0.5),
+        (("reference", "policy"), 0.5),
+        (("tie", "reference"), 0.25),
+        (("reference", "reference"), 0.0),
+        (("policy", "unjudged"), None),
+        (("unjudged", "reference"), None),
+        (("unjudged", "unjudged"), None),
+    ],
+)
+def test_a_post_scores_the_mean_of_both_orders(pair, score):
+    assert post_scores(judged("ppo", pair)) == {"ppo": {"p0": score}}
+
+
+def test_the_order_of_the_rows_changes_no_score():
+    rows = judged("ppo", ("policy", "tie"), ("reference", "policy")) + judged("sft", ("tie", "tie"))
+    assert post_scores(rows[::-1]) == post_scores(rows)
+
+
+def test_a_post_without_both_orders_is_refused():
+    rows = judged("ppo", ("policy", "tie"), ("reference", "policy"))
+    for broken in (rows[:-1], [*rows, rows[0]], [*rows[:-1], rows[-2]]):
+        with pytest.raises(UserError, match="one of each"):
+            post_scores(broken)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(8, 10, 0.490, 0.943), (640, 1000, 0.610, 0.669), (0, 10, 0.0, 0.278), (10, 10, 0.722, 1.0)],
+)
+def test_wilson_gives_published_intervals(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=6e-4)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(3, 7), (250, 300), (1, 6447)])
+def test_wilsons_bounds_are_where_the_score_test_just_rejects(successes, n):
+    for bound in wilson(successes, n):
+        error = math.sqrt(bound * (1 - bound) / n)
+        assert abs(successes / n - bound) / error == pytest.approx(1.959964, rel=1e-6)
+
+
+def test_the_rate_is_the_mean_over_judged_posts():
+    interval = win_rate(posts(1.0, 0.75, None, 0.0, 0.5, None))
+    assert interval.estimate == pytest.approx(2.25 / 4)
+    assert interval.posts == 4
+
+
+def test_the_bootstrap_is_as_wide_as_the_spread_over_posts_says():
+    # Scores 1, 1/2, 0 in 500, 200, 300 posts: mean 0.6, variance 0.55 - 0.36 = 0.19.
+    interval = win_rate(many(win=500, half=200, loss=300))
+    half = 1.96 * math.sqrt(0.19 / 1000)
+    assert interval.estimate == pytest.approx(0.6)
+    assert (interval.low, interval.high) == pytest.approx((0.6 - half, 0.6 + half), abs=0.002)
+
+
+def test_both_orders_of_a_post_are_one_observation():
+    # Counted as 800 judgements, the interval would be narrower by the square root of two.
+    pairs = [("policy", "policy")] * 200 + [("reference", "reference")] * 200
+    interval = win_rate(post_scores(judged("ppo", *pairs))["ppo"])
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.05)
+
+
+def test_the_bootstrap_resamples_posts():
+    """The multinomial draw against the plain one: indices with replacement."""
+    values = np.repeat([0.0, 0.25, 0.5, 1.0], [20, 15, 30, 35])
+    drawn = np.random.default_rng(3).choice(values, size=(20_000, 100)).mean(axis=1)
+    interval = win_rate(posts(*values.tolist()))
+    expected = np.quantile(drawn, [0.025, 0.975])
+    assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=0.006)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_seed_hardly_another():
+    scores = many(win=70, half=11, loss=60)
+    assert win_rate(scores) == win_rate(scores)
+    other = win_rate(scores, seed=1)
+    assert other.low == pytest.approx(win_rate(scores).low, abs=0.01)
+
+
+@pytest.mark.parametrize("n", [1, 10, 300])
+def test_an_unbroken_row_of_wins_or_losses_leaves_room_as_wilson_says(n):
+    rule = 1.959964**2 / (n + 1.959964**2)  # Wilson's upper bound for 0 of n, solved by hand
+    won, lost = win_rate(many(win=n)), win_rate(many(loss=n))
+    assert (won.estimate, won.high) == (1.0, 1.0)
+    assert won.low == pytest.approx(1 - rule)
+    assert (lost.estimate, lost.low) == (0.0, 0.0)
+    assert lost.high == pytest.approx(rule)
+
+
+def test_few_posts_get_wilsons_interval():
+    interval = win_rate(many(win=8, loss=2))
+    assert (interval.low, interval.high) == pytest.approx((0.490, 0.943), abs=6e-4)
+
+
+def test_nothing_but_ties_does_not_pass_for_certainty():
+    interval = win_rate(many(half=300))
+    assert interval.low < 0.5 < interval.high
+    assert interval.high - 0.5 == pytest.approx(0.5 * 0.01264, abs=1e-4)
+
+
+@pytest.mark.parametrize("loss_rate", [0.4, 0.05, 0.01])
+def test_the_interval_holds_the_truth_19_times_in_20(loss_rate):
+    rng = np.random.default_rng(0)
+    held = 0
+    for losses in rng.binomial(300, loss_rate, size=400):
+        interval = win_rate(many(win=300 - losses, loss=losses), resamples=1000)
+        held += interval.low <= 1 - loss_rate <= interval.high
+    assert 0.91 <= held / 400 <= 0.99
+
+
+def test_an_interval_holds_its_estimate_and_stays_within_its_limits():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        a, b = (posts(*(rng.integers(0, 5, size=rng.integers(1, 30)) / 4)) for _ in range(2))
+        rate, gap = win_rate(a, resamples=200), paired_difference(a, b, resamples=200)
+        assert 0 <= rate.low <= rate.estimate <= rate.high <= 1
+        assert -1 <= gap.low <= gap.estimate <= gap.high <= 1
+
+
+def test_no_judged_post_is_no_rate():
+    with pytest.raises(UserError, match="no post"):
+        win_rate(posts(None, None))
+    with pytest.raises(UserError, match="no post"):
+        paired_difference(posts(1.0, None), posts(None, 1.0))
+
+
+def test_a_difference_is_taken_on_the_posts_that_both_have():
+    a, b = posts(1.0, 0.5, None, 1.0), {"p0": 0.0, "p1": 0.75, "p2": 1.0, "p9": 0.0}
+    interval = paired_difference(a, b)
+    assert interval.posts == 2
+    assert interval.estimate == pytest.approx((1.0 - 0.25) / 2)
+
+
+def test_pairing_takes_out_what_the_posts_have_in_common():
+    # 200 easy and 200 hard posts; b loses 24 of the easy ones: a - b is 1 in 24 of 400 posts.
+    a = posts(*[1.0] * 200, *[0.0] * 200)
+    b = posts(*[1.0] * 176, *[0.0] * 224)
+    interval = paired_difference(a, b)
+    half = 1.96 * math.sqrt(0.06 * 0.94 / 400)
+    assert (interval.low, interval.high) == pytest.approx((0.06 - half, 0.06 + half), abs=0.003)
+    assert win_rate(a).low < win_rate(b).high  # unpaired, the two intervals overlap
+
+
+def test_swapping_the_policies_mirrors_the_difference():
+    rng = np.random.default_rng(0)
+    a, b = (posts(*(rng.integers(0, 5, size=400) / 4)) for _ in range(2))
+    there, back = paired_difference(a, b), paired_difference(b, a)
+    assert there.estimate == -back.estimate
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=0.004)
+
+
+def test_equal_policies_differ_by_nothing_give_or_take():
+    interval = paired_difference(many(win=200, loss=100), many(win=200, loss=100))
+    assert interval.estimate == 0
+    assert -0.02 < interval.low < 0 < interval.high < 0.02
+
+
+def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
+    rows = judged(
+        "ppo",
+        ("policy", "policy"),
+        ("policy", "tie"),
+        ("policy", "reference"),
+        ("reference", "reference"),
+        ("policy", "unjudged"),
+    )
+    found = describe("ppo", post_scores(rows)["ppo"], verdict_pairs(rows)["ppo"])
+    assert found["win_rate"] == pytest.approx(2.25 / 4)
+    assert (found["wins"], found["ties"], found["losses"]) == (2, 1, 1)
+    assert (found["posts"], found["unjudged"]) == (4, 0.2)
+    assert found["worst_case"] == pytest.approx([2.25 / 5, 3.25 / 5])
+    assert found["swap_consistency"] == 0.5
+    assert found["low"] < found["win_rate"] < found["high"]
+
+
+def test_a_policy_without_any_verdict_is_refused():
+    rows = judged("ppo", ("unjudged", "unjudged"))
+    with pytest.raises(UserError, match="no post of ppo"):
+        describe("ppo", post_scores(rows)["ppo"], verdict_pairs(rows)["ppo"])
+
+
+def summarise_toy_posts(n: int) -> None:
+    """Fabricated summaries: ppo tells the event and more, sft nothing, the reference the event."""
+    with open_stage(make_config("tiny"), "summaries") as run:
+        for k in range(n):
+            facts = vars(facts_of(f"toy1-validation-{k}"))
+            event, feeling = (CLAUSES[name].format(**facts) for name in ("event", "feeling"))
+            row = {"id": f"toy1-validation-{k}", "query": "SUBREDDIT: r/x", "reference": event}
+            run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
+            run.append("ppo.jsonl", {**row, "summary": f"{event}. {feeling}."})
+        run.finish({})
+
+
+def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
+    summarise_toy_posts(30)
+    judge_main(["--preset", "tiny"])
+    main(["--preset", "tiny"])
+    folder = runs / "tiny" / "seed44413" / "win_rate"
+    results = (read_manifest(folder) or {})["results"]
+    ppo, sft = results["policies"]["ppo"], results["policies"]["sft"]
+    assert list(results["policies"]) == ["sft", "ppo"]
+    assert results["posts"] == 30
+    assert (ppo["win_rate"], ppo["wins"], ppo["unjudged"], ppo["high"]) == (1.0, 30, 0.0, 1.0)
+    assert 0.8 < ppo["low"] < 1.0
+    assert sft["win_rate"] == pytest.approx(0.5 / 30)  # the first post repeats the reference
+    assert (sft["ties"], sft["losses"]) == (1, 29)
+    assert results["differences"]["ppo-sft"]["estimate"] == pytest.approx(1 - 0.5 / 30)
+    assert results["judge"]["is_llm"] is False
+    scores = read_lines(folder / "post_scores.jsonl")
+    assert scores[0] == {"policy": "sft", "id": "toy1-validation-0", "score": 0.5}
+    assert len(scores) == 60
+    printed = capsys.readouterr().out
+    assert "not an LLM" in printed
+    assert "100.0%" in printed
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    json.dumps(results, allow_nan=False)
+
+
+def test_long_names_still_print_within_80_columns(capsys):
+    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 1.0}
+    gap = {"estimate": -1.0, "low": -1.0, "high": -1.0}
+    name = "policy" * 20
+    print_summary(
+        {"judge": {"name": name}, "policies": {name: row}, "differences": {f"{name}-sft": gap}}
+    )
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
+def test_the_command_ends_with_one_line_where_judgements_are_missing(runs, capsys):
+    summarise_toy_posts(2)
+    with pytest.raises(SystemExit) as stop:
+        main(["--preset", "tiny"])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "judge is missing" in line
+
+
+@pytest.mark.parametrize("module", ["eval.judge", "eval.win_rate"])
+def test_importing_either_imports_neither_torch_nor_the_client(module):
+    code = f"import sys, {module} as m; print({{'torch', 'openai'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
