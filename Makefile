@@ -36,7 +36,7 @@ ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
 OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
 	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
 PIPELINE := sft rm ppo eval base normalize
-.PHONY: $(PIPELINE) install check test help
+.PHONY: $(PIPELINE) scaling install check test help
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -51,7 +51,7 @@ DATA_FILES := $(if $(DATA),$(wildcard $(DATA)/*.jsonl $(DATA)/*.parquet))
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n '4,7s/^# *//p' Makefile
 
 install: $(INSTALLED)
 
@@ -80,6 +80,10 @@ $(FIRST)/rm/manifest.json: $(FIRST)/sft/manifest.json $(FIRST)/settings/rm.json
 
 $(FIRST)/normalize/manifest.json: $(FIRST)/rm/manifest.json $(FIRST)/settings/normalize.json
 	$(LAUNCH) -m stages.normalize $(ARGS) $(OWN)
+else
+$(FIRST)/%/manifest.json:
+	@echo "error: run $(UPSTREAM) has no stage $*: run make rm PRESET=$(PRESET)" \
+		"SEED=$(SEED) NAME=$(UPSTREAM)" >&2; exit 2
 endif
 
 $(RUN)/ppo/manifest.json: $(FIRST)/normalize/manifest.json $(RUN)/settings/ppo.json
@@ -95,7 +99,12 @@ $(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_ra
 	$(PY) -m eval.win_rate $(ARGS) $(OWN)
 
 $(RUN)/headline.txt: $(RUN)/win_rate/manifest.json
-	$(PY) -m reports.run_page $(ARGS) $(OWN)
+	@$(PY) -m reports.run_page $(ARGS) $(OWN) > /dev/null
+
+# Runs side by side, all seeds that are there: make scaling NAMES="tiny-s tiny tiny-l"
+NAMES ?= tiny-s tiny tiny-l
+scaling: $(INSTALLED)
+	$(PY) -m reports.scaling --names $(NAMES)
 
 check: $(INSTALLED)
 	$(BIN)ruff check .

@@ -57,9 +57,9 @@ class World:
 
     seed: int = 1
     """Another seed is another world."""
-    train_posts: int = 16000
+    train_posts: int = 8000
     validation_posts: int = 600
-    train_comparisons: int = 16000
+    train_comparisons: int = 12000
     validation_comparisons: int = 2000
 
     def __post_init__(self) -> None:
@@ -313,9 +313,9 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         # New weights, not pretrained ones: larger steps, more of them, and an eps that lets small
         # gradients through. The posts are mostly noise, so only the summary is learned.
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
-        sft=Sft(learning_rate=2e-3, batch_size=16, loss_on_query=False),
-        rm=Rm(learning_rate=1e-3, batch_size=32),
-        ppo=Ppo(learning_rate=3e-4, total_episodes=7680, batch_size=128, samples_every=10),
+        sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
+        rm=Rm(learning_rate=7e-4, batch_size=16),
+        ppo=Ppo(learning_rate=3e-4, total_episodes=4096, batch_size=64, samples_every=16),
         judge=Judge(kind="facts"),
         memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
     )
@@ -329,7 +329,7 @@ def posts() -> Config:
         base=Base(tokenizer="", hidden_size=128, num_layers=4, num_heads=4),
         data=Data(source=""),
         optimizer=Optimizer(warmup_fraction=0.05),
-        sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3),
+        sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
         ppo=Ppo(learning_rate=1e-4, total_episodes=640, batch_size=64, samples_every=5),
         judge=Judge(kind="reward_model"),

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, UserError, config_from_arguments, fail
-from stages.data import TokenizedSplit, load_split, pad_right
+from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import token_logprobs
-from stages.models import load_policy, load_tokenizer, model_inputs, save_model
+from stages.models import load_policy, load_tokenizer, response_logits, save_model
 from stages.runs import Run, open_stage, progress
 from stages.text_metrics import rouge
 from stages.training import (
@@ -34,6 +34,8 @@ from stages.training import (
     synchronized_last,
     use_gradient_checkpointing,
 )
+
+NO_TOKEN = -1
 
 
 def train_sft(config: Config) -> None:
@@ -114,18 +116,22 @@ def summed_loss(
     loss_on_query: bool,
     device: torch.device,
 ) -> Tensor:
-    """Negative log-likelihood summed over the counted tokens of some rows, [] nats."""
-    queries, summaries = split.columns["queries"], split.columns["summaries"]
-    tokens = pad_right([torch.cat([queries[row], summaries[row]]) for row in rows], -1).to(device)
-    mask = tokens >= 0
-    counted = mask.clone()
-    counted[:, 0] = False
-    if not loss_on_query:
-        starts = torch.tensor([len(queries[row]) for row in rows], device=device).unsqueeze(1)
-        counted &= torch.arange(tokens.shape[1], device=device) >= starts
-    logits = policy(**model_inputs(tokens, mask), use_cache=False).logits[:, :-1]
-    logprobs = token_logprobs(logits, tokens[:, 1:].clamp(min=0), temperature=1.0)
-    return -torch.where(counted[:, 1:], logprobs, 0.0).sum()
+    """Negative log-likelihood summed over the counted tokens of some rows, [] nats.
+
+    Each row is a prefix that is only read (the query, or its first token) and the tokens that are
+    learned; logits exist at the positions that predict the latter, and at no others.
+    """
+    prefixes, learned = [], []
+    for row in rows:
+        tokens = torch.cat([split.columns["queries"][row], split.columns["summaries"][row]])
+        start = 1 if loss_on_query else len(split.columns["queries"][row])
+        prefixes.append(tokens[:start])
+        learned.append(tokens[start:])
+    targets = pad_right(learned, NO_TOKEN).to(device)
+    tokens = torch.cat([pad_left(prefixes, NO_TOKEN).to(device), targets], dim=1)
+    logits = response_logits(policy, tokens, tokens != NO_TOKEN, targets.shape[1])
+    logprobs = token_logprobs(logits, targets.clamp(min=0), temperature=1.0)
+    return -torch.where(targets != NO_TOKEN, logprobs, 0.0).sum()
 
 
 @torch.no_grad()

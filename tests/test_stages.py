@@ -1,0 +1,242 @@
+"""The whole pipeline on a miniature of the built-in world: every stage runs, learns and hands over."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from eval import judge, summaries, win_rate
+from reports import page, run_page
+from stages import base, config, normalize, ppo, reward, rollout, runs, sft
+from stages.models import PolicyAndCritic, load_policy, load_reward_model
+from stages.training import make_optimizer
+
+MINI = """
+    base.hidden_size=64 base.num_layers=2
+    world.train_posts=1600 world.validation_posts=40
+    world.train_comparisons=640 world.validation_comparisons=200
+    sft.epochs=2 rm.learning_rate=0.002
+    ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
+""".split()
+ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
+MAINS = (base, sft, reward, normalize, ppo, summaries, judge, win_rate, run_page)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The folder of a finished miniature run, made by the stages' own command lines."""
+    root = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for module in MAINS:
+            module.main(ARGUMENTS)
+        yield root / "runs" / "mini" / "seed44413"
+
+
+def results(study: Path, stage: str) -> dict:
+    return runs.read_manifest(study / stage)["results"]
+
+
+def column(study: Path, stage: str, key: str) -> list[float]:
+    rows = runs.read_lines(study / stage / "metrics.jsonl")
+    return [row[key] for row in rows if key in row]
+
+
+def test_every_stage_leaves_a_manifest_with_its_inputs_and_nothing_partial(study):
+    stages = "base sft rm normalize ppo summaries judge win_rate".split()
+    for earlier, stage in pairwise(stages):
+        manifest = runs.read_manifest(study / stage)
+        assert earlier in manifest["inputs"] or stage in ("win_rate", "ppo", "rm")
+        assert manifest["outputs"]
+    assert not list(study.glob("*.partial"))
+
+
+def test_sft_learns(study):
+    losses = column(study, "sft", "loss/validation")
+    assert losses[0] == pytest.approx(math.log(results(study, "base")["vocabulary"]), rel=0.2)
+    assert all(later < earlier for earlier, later in pairwise(losses))
+    assert losses[-1] < 1.5
+    assert results(study, "sft")["rougeL"] > 0.3
+
+
+def test_the_reward_model_learns(study):
+    accuracy = column(study, "rm", "accuracy/train")
+    assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5
+    assert results(study, "rm")["accuracy"] > 0.6
+    groups = results(study, "rm")
+    for key in ("by_split", "by_batch", "by_confidence", "by_policies"):
+        assert sum(group["pairs"] for group in groups[key].values()) == groups["pairs"]
+
+
+def test_references_score_zero_on_average_after_normalization(study):
+    found = results(study, "normalize")
+    assert abs(found["mean_after"]) < 1e-3
+    assert abs(found["mean_before"]) > 1e-3
+    assert abs(found["padding_difference_mean"]) < 1e-5
+
+
+def test_ppo_raises_the_score_and_moves_away_from_the_sft_model(study):
+    scores = column(study, "ppo", "objective/scores")
+    kl = column(study, "ppo", "objective/kl")
+    assert scores[-1] > scores[0]
+    assert kl[0] == pytest.approx(0, abs=1e-5)
+    assert kl[-1] > 0.05
+    assert len(scores) == 8
+
+
+def test_the_reported_rlhf_reward_is_score_minus_kl_penalty(study):
+    for row in runs.read_lines(study / "ppo" / "metrics.jsonl"):
+        expected = row["objective/scores"] - 0.05 * row["objective/kl"]
+        assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_samples_are_a_table_of_query_response_score_and_kl(study):
+    rows = runs.read_lines(study / "ppo" / "samples.jsonl")
+    assert {row["step"] for row in rows} == {1, 5, 8}
+    assert all(set(row) == {"step", "query", "response", "score", "kl"} for row in rows)
+    assert all(row["query"].startswith("SUBREDDIT") for row in rows)
+
+
+def test_saved_models_open_with_plain_transformers_and_score_alike(study):
+    folder = study / "normalize" / "model"
+    ours = load_reward_model(folder).eval()
+    plain = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer("POST: My boss sold my car.\n\nTL;DR: My boss sold my car.<|endoftext|>")
+    inputs = {"input_ids": torch.tensor([tokens["input_ids"]])}
+    assert inputs["input_ids"][0, -1] == tokenizer.eos_token_id
+    assert torch.equal(ours(**inputs).logits, plain(**inputs).logits)
+    assert plain.config.num_labels == 1
+    policy = AutoModelForCausalLM.from_pretrained(study / "ppo" / "model")
+    assert torch.isfinite(policy(**inputs).logits).all()
+
+
+def test_the_critic_that_ppo_saves_has_moved_from_the_reward_model(study):
+    start = load_reward_model(study / "normalize" / "model").state_dict()
+    trained = load_reward_model(study / "ppo" / "critic").state_dict()
+    assert start.keys() == trained.keys()
+    assert any(not torch.equal(start[name], trained[name]) for name in start)
+
+
+def test_all_held_out_posts_are_summarised_and_judged_in_both_orders(study):
+    for policy in ("sft", "ppo"):
+        assert len(runs.read_lines(study / "summaries" / f"{policy}.jsonl")) == 40
+    judgements = runs.read_lines(study / "judge" / "judgements.jsonl")
+    assert len(judgements) == 2 * 2 * 40
+    assert all("not an LLM" in row["judge"] for row in judgements)
+
+
+def test_the_headline_fits_a_terminal_and_names_the_report(study):
+    lines = (study / "headline.txt").read_text().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert (study.parents[2] / lines[-1]).exists()
+    assert "not an LLM" in " ".join(lines)
+    assert page.GENERATED in Path(lines[-1]).parents
+
+
+def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for module in (base, sft):
+        module.main(ARGUMENTS)
+    again = tmp_path / "runs" / "mini" / "seed44413"
+    first = (study / "sft" / "metrics.jsonl").read_text()
+    assert (again / "sft" / "metrics.jsonl").read_text() == first
+
+
+# -- equivalences ----------------------------------------------------------------------------------
+
+
+def mini_config(**memory: int) -> config.Config:
+    made = config.make_config("tiny", name="mini", overrides=tuple(MINI))
+    return replace(made, memory=replace(made.memory, **memory))
+
+
+def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) -> torch.Tensor:
+    """All weights after two PPO updates from the finished run's SFT and reward models."""
+    settings = mini_config(
+        forward_batch_size=forward_batch_size, microbatch_size=microbatch_size
+    )
+    settings = replace(settings, ppo=replace(settings.ppo, batch_size=16, num_ppo_epochs=2))
+    accelerator = Accelerator(cpu=True)
+    tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
+    run = runs.Run(settings, "ppo")
+    models, optimizer = ppo.prepare(run, accelerator, tokenizer)
+    queries = ppo.load_split(study / "base" / "data", "sft_train").columns["queries"]
+    for update in range(2):
+        episodes, _ = ppo.roll_out(accelerator, models, queries, settings, update)
+        ppo.optimize(
+            accelerator,
+            models.trained,
+            optimizer,
+            episodes,
+            settings.ppo,
+            pad_id=models.pad_id,
+            microbatch_size=microbatch_size,
+            seed=update,
+        )
+    return torch.cat([one.detach().flatten() for one in models.trained.parameters()])
+
+
+def test_batch_sizes_in_memory_change_no_weight(study):
+    whole = updated_weights(study, forward_batch_size=16, microbatch_size=16)
+    for forward, micro in ((16, 1), (4, 2), (1, 8)):
+        parts = updated_weights(study, forward, micro)
+        assert (parts - whole).abs().max() < 1e-5
+    start = torch.cat(
+        [
+            one.flatten()
+            for one in PolicyAndCritic(
+                load_policy(study / "sft" / "model"),
+                load_reward_model(study / "normalize" / "model"),
+            ).parameters()
+        ]
+    )
+    assert (whole - start).abs().max() > 1e-4
+
+
+def first_rollout(study: Path) -> tuple[ppo.Models, rollout.Rollout, config.Config]:
+    settings = mini_config()
+    accelerator = Accelerator(cpu=True)
+    tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
+    models, _ = ppo.prepare(runs.Run(settings, "ppo"), accelerator, tokenizer)
+    queries = ppo.load_split(study / "base" / "data", "sft_train").columns["queries"]
+    return models, ppo.roll_out(accelerator, models, queries, settings, 0)[0], settings
+
+
+def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
+    models, episodes, settings = first_rollout(study)
+    optimizer = make_optimizer(models.trained.parameters(), 0.0, settings.optimizer)
+    stats = ppo.take_step(
+        Accelerator(cpu=True),
+        models.trained,
+        optimizer,
+        episodes,
+        settings.ppo,
+        models.pad_id,
+        microbatch_size=7,
+    )
+    assert stats["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert stats["policy/clipfrac_avg"] == 0
+    assert stats["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)
+    assert torch.equal(episodes.logprobs, episodes.ref_logprobs)
+
+
+def test_at_the_start_the_critic_at_eos_is_the_score(study):
+    models, episodes, _ = first_rollout(study)
+    after_eos = episodes.response_mask.sum(dim=1)
+    ended = (episodes.responses == models.eos_id).any(dim=1) & (after_eos < 28)
+    assert ended.any()
+    critic = episodes.values[ended].gather(1, after_eos[ended].unsqueeze(1)).squeeze(1)
+    assert torch.allclose(critic, episodes.scores[ended], atol=1e-4)
+
+
+def test_metrics_hold_no_number_that_is_not_finite(study):
+    for stage in ("sft", "rm", "ppo"):
+        for row in runs.read_lines(study / stage / "metrics.jsonl"):
+            assert all(math.isfinite(value) for value in row.values()), json.dumps(row)
