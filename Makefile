@@ -43,7 +43,7 @@ PIPELINE := sft rm ppo eval base normalize
 # Settings are stamped while make reads this file: a stage whose settings changed is older than
 # its stamp. Standard library only, so that it works before anything is installed.
 ifneq ($(filter $(PIPELINE),$(MAKECMDGOALS)),)
-STAMP := $(shell $(PYTHON) -m stages.config $(ARGS) $(OWN) 2>&1)
+STAMP := $(shell $(PYTHON) -m stages.presets $(ARGS) $(OWN) 2>&1)
 ifneq ($(.SHELLSTATUS),0)
 $(error $(STAMP))
 endif

@@ -23,7 +23,8 @@ from threading import Lock
 from typing import Any, Literal, Protocol
 
 from stages import config as settings
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
+from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress, read_lines
 from stages.toy import facts_of, score_summary
 

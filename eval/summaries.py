@@ -11,9 +11,10 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
+from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress
 from stages.text_metrics import rouge
 from stages.training import chunks, gather_rows, local_share, make_accelerator, respond

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
+from stages.presets import config_from_arguments
 from stages.runs import open_stage, read_lines, read_manifest
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}

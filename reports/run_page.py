@@ -16,7 +16,8 @@ from reports import made_with, page, paper, plots, verdict
 from reports.collect import POLICIES, Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
 from reports.verdict import MISSING, interval, number, percent, whole
-from stages.config import UserError, config_from_arguments, fail
+from stages.config import UserError, fail
+from stages.presets import config_from_arguments
 from stages.runs import stage_folder
 
 COLUMNS = 80

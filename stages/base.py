@@ -25,15 +25,7 @@ from transformers import (
 
 from stages import config as settings
 from stages import toy
-from stages.config import (
-    RANDOM,
-    TOY,
-    TRAIN_TOKENIZER,
-    Config,
-    UserError,
-    config_from_arguments,
-    fail,
-)
+from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError, fail
 from stages.data import (
     CNNDM,
     CNNDM_LIMITS,
@@ -50,6 +42,7 @@ from stages.data import (
     tokenize_posts,
 )
 from stages.models import load_policy, load_tokenizer, save_model, without_dropout
+from stages.presets import config_from_arguments
 from stages.runs import Run, file_hash, open_stage, progress
 from stages.training import stream_seed
 

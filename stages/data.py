@@ -100,7 +100,7 @@ def read_source(data: Data, folder: str) -> Iterator[tuple[str, list[Located]]]:
 def _read_file(folder: Path, split: str) -> Iterator[Located]:
     jsonl, parquet = folder / f"{split}.jsonl", folder / f"{split}.parquet"
     if jsonl.exists():
-        with jsonl.open(encoding="utf-8") as lines:
+        with jsonl.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
             for number, line in enumerate(lines, start=1):
                 yield f"{jsonl}:{number}", _parse_line(f"{jsonl}:{number}", line)
     elif parquet.exists():
@@ -112,11 +112,11 @@ def _read_file(folder: Path, split: str) -> Iterator[Located]:
         raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
 
 
-def _parse_line(where: str, line: str) -> dict[str, Any]:
+def _parse_line(where: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg}, column {error.colno})") from None
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
     return row
@@ -159,11 +159,11 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
             _require_type(where, summary, name, str, f"summaries[{index}].")
         if not summary["text"].strip():
             raise UserError(f"{where}: field summaries[{index}].text is empty: drop the row")
-    if row.get("choice") not in (0, 1) or isinstance(row["choice"], bool):
+    if type(row.get("choice")) is not int or row["choice"] not in (0, 1):  # nor True, nor 1.0
         raise UserError(f"{where}: field choice is {row.get('choice')!r}: it must be 0 or 1")
-    confidence = (row.get("extra") or {}).get("confidence")
-    if confidence is not None and not isinstance(confidence, int):
-        raise UserError(f"{where}: field extra.confidence is {confidence!r}: a number or null")
+    extra = row.get("extra") or {}
+    if not isinstance(extra, dict) or not isinstance(extra.get("confidence"), int | None):
+        raise UserError(f"{where}: field extra is {extra!r}: extra.confidence is a number or null")
 
 
 def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:

@@ -12,9 +12,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
+from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
 from stages.training import chunks, gather_rows, local_share, make_accelerator
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages import functional
-from stages.config import Config, Ppo, UserError, config_from_arguments, fail
+from stages.config import Config, Ppo, UserError, fail
 from stages.data import Ragged, load_split, pad_left
 from stages.models import (
     PolicyAndCritic,
@@ -35,6 +35,7 @@ from stages.models import (
     save_model,
     score_responses,
 )
+from stages.presets import config_from_arguments
 from stages.rollout import Episodes, Rollout, concatenate, describe, log_samples, trim_left
 from stages.runs import Run, open_stage, progress
 from stages.training import (
@@ -152,7 +153,9 @@ def roll_out(
     batch, uniforms = batch.to(accelerator.device), noise[mine].to(accelerator.device)
     parts = []
     with accelerator.autocast():
-        for some, uniform in zip(batch.split(size), uniforms.split(size), strict=True):
+        for some, uniform in zip(
+            torch.split(batch, size), torch.split(uniforms, size), strict=True
+        ):
             part = trim_left(some, models.pad_id)
             responses = sample(  # 1. sample
                 models.policy, part, uniform, ppo.temperature, models.eos_id, models.pad_id

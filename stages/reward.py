@@ -13,10 +13,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
+from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
 from stages.training import (
     batch_rows,

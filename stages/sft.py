@@ -13,10 +13,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, config_from_arguments, fail
+from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import token_logprobs
 from stages.models import load_policy, load_tokenizer, response_logits, save_model
+from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress
 from stages.text_metrics import rouge
 from stages.training import (

@@ -2,7 +2,9 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -15,6 +17,7 @@ from stages.data import (
     POST_TEMPLATE,
     SPLITS,
     Limits,
+    Located,
     check_comparison,
     format_post,
     is_cnndm,
@@ -32,6 +35,7 @@ from stages.data import (
 )
 from stages.models import load_tokenizer
 
+Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
 POST = {
     "id": "a1",
@@ -40,7 +44,7 @@ POST = {
     "post": "First part.\nMy boss sold my bike.",
     "summary": "My boss sold my bike.",
 }
-PAIR = {
+PAIR: Row = {
     "info": {key: POST[key] for key in ("id", "post", "title", "subreddit")}
     | {"site": None, "article": None},
     "summaries": [
@@ -53,13 +57,13 @@ PAIR = {
     "split": "valid2",
     "extra": {"confidence": 8},
 }
-ARTICLE = PAIR | {
+ARTICLE: Row = PAIR | {
     "info": {"id": "n1", "article": "News.\nMore.", "site": "cnn", "title": None, "post": None},
     "batch": "cnndm0",
 }
 
 
-def write_folder(folder: Path, **changed: list) -> Path:
+def write_folder(folder: Path, **changed: list[Any]) -> Path:
     """A data folder with one good row in every split, but for the splits that are given."""
     folder.mkdir(exist_ok=True)
     for split in SPLITS:
@@ -69,18 +73,18 @@ def write_folder(folder: Path, **changed: list) -> Path:
     return folder
 
 
-def read_all(folder: Path) -> dict[str, list[tuple[str, dict]]]:
+def read_all(folder: Path) -> dict[str, list[Located]]:
     return dict(read_source(Data(source=str(folder)), str(folder)))
 
 
-def edited(row: dict, path: str, value: object) -> dict:
+def edited(row: Row, path: str, value: object) -> Row:
     """A copy of the row with one field, given like `info.id` or `summaries.0.text`, replaced."""
     row = copy.deepcopy(row)
     *way, last = path.split(".")
-    inner: object = row
+    inner: Any = row
     for step in way:
-        inner = inner[int(step)] if isinstance(inner, list) else inner[step]  # type: ignore[index]
-    inner[last] = value  # type: ignore[index]
+        inner = inner[int(step)] if isinstance(inner, list) else inner[step]
+    inner[last] = value
     return row
 
 
@@ -264,25 +268,16 @@ def test_queries_are_those_of_the_papers_code(shared):
     for row in map(json.loads, filter(None, golden)):
         post, limit = posts[row["id"]], row["max_query_length"]
         fields = {name: post[name] for name in ("subreddit", "title", "post")}
-
-        def query(fields=fields, limit=limit):
-            return query_tokens(
+        try:
+            tokens = query_tokens(
                 lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit
             )
-
-        if "error" in row:
-            with pytest.raises(ValueError, match="remain"):
-                query()
+        except ValueError:
+            assert "error" in row, row["id"]
             continue
-        tokens = query()
         padded = pad_left([torch.tensor(tokens)], 50277, length=limit)
         assert padded.tolist() == [row["query_token"]], row["id"]
-        split = tokenize_posts([("", post)], tokenizer, Limits(**{**BIG, "query": limit}), "golden")
-        assert split.columns["queries"][0].tolist() == tokens
-        assert split.rows[0]["query"] == row["query"]
-
-
-BIG = {"query": 512, "response": 1000, "query_response": 10_000}
+        assert tokenizer.decode(tokens) == row["query"]
 
 
 # -- tokenising ------------------------------------------------------------------------------------
@@ -337,11 +332,12 @@ def test_news_articles_are_known_by_their_batch_and_have_their_own_prompt(tokeni
 
 
 def limits(**changed: int) -> Limits:
-    return Limits(**{"query": 400, "response": 100, "query_response": 450, **changed})
+    return replace(LIMITS, **changed)
 
 
 def test_rows_over_a_limit_are_refused_with_file_line_and_field(tokenizer):
     located = [("f:1", POST | {"post": "x", "summary": "y"}), ("f:2", POST)]
+    joint = length_report(tokenize_posts(located, tokenizer, LIMITS, ""))["longest_query_summary"]
     cases = {
         r"f:1: field post cannot be cut to fit": limits(query=5),
         r"f:2: field summary has \d+ tokens": limits(response=4),
@@ -382,7 +378,6 @@ def test_a_saved_split_is_read_back_as_it_was(tokenizer, tmp_path):
     assert loaded.rows == split.rows
     assert set(loaded.columns) == {"queries", "summaries"}
     for name, column in split.columns.items():
-        assert len(loaded.columns[name]) == 2
         assert all(torch.equal(loaded.columns[name][row], column[row]) for row in range(2))
 
 

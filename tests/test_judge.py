@@ -25,7 +25,8 @@ from eval.judge import (
     parse_choice,
 )
 from stages import config as settings
-from stages.config import UserError, make_config
+from stages.config import UserError
+from stages.presets import make_config
 from stages.runs import open_stage, read_lines, read_manifest
 from stages.toy import CLAUSES, facts_of, make_post
 

@@ -12,7 +12,8 @@ import pytest
 
 from reports import collect, page, run_page, scaling, verdict
 from stages import config as settings
-from stages.config import Data, Judge, make_config
+from stages.config import Data, Judge
+from stages.presets import make_config
 from stages.runs import file_hash
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "win_rate")

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from eval import judge, summaries, win_rate
 from reports import page, run_page
-from stages import base, config, normalize, ppo, reward, rollout, runs, sft
+from stages import base, config, normalize, ppo, presets, reward, rollout, runs, sft
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.training import make_optimizer
 
@@ -153,15 +153,13 @@ def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
 
 
 def mini_config(**memory: int) -> config.Config:
-    made = config.make_config("tiny", name="mini", overrides=tuple(MINI))
+    made = presets.make_config("tiny", name="mini", overrides=tuple(MINI))
     return replace(made, memory=replace(made.memory, **memory))
 
 
 def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) -> torch.Tensor:
     """All weights after two PPO updates from the finished run's SFT and reward models."""
-    settings = mini_config(
-        forward_batch_size=forward_batch_size, microbatch_size=microbatch_size
-    )
+    settings = mini_config(forward_batch_size=forward_batch_size, microbatch_size=microbatch_size)
     settings = replace(settings, ppo=replace(settings.ppo, batch_size=16, num_ppo_epochs=2))
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
