@@ -41,9 +41,9 @@ class Base:
     """Attention heads of a random model."""
 
     def __post_init__(self) -> None:
-        _require(self.hidden_size % self.num_heads == 0, "base.hidden_size", "divide by num_heads")
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads"):
             _positive(self, "base", name)
+        _require(self.hidden_size % self.num_heads == 0, "base.hidden_size", "divide by num_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +250,8 @@ class Config:
     seed: int = 44413
     upstream: str = ""
     """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
+    overrides: tuple[str, ...] = ()
+    """What was asked for by --set, so that a `make` command can repeat it."""
     base: Base = field(default_factory=Base)
     world: World = field(default_factory=World)
     data: Data = field(default_factory=Data)
@@ -263,7 +265,8 @@ class Config:
 
     def __post_init__(self) -> None:
         _require(self.seed >= 0, "seed", "be at least 0")
-        _require(bool(self.name) and "/" not in self.name, "name", "be a folder name")
+        one_folder = "/" not in self.name and self.name not in ("", ".", "..")
+        _require(one_folder, "name", "be a folder name")
 
 
 # What each stage's result depends on, beside the stages before it. Memory knobs are not among it.

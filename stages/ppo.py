@@ -153,9 +153,8 @@ def roll_out(
     batch, uniforms = batch.to(accelerator.device), noise[mine].to(accelerator.device)
     parts = []
     with accelerator.autocast():
-        for some, uniform in zip(
-            torch.split(batch, size), torch.split(uniforms, size), strict=True
-        ):
+        pieces = zip(torch.split(batch, size), torch.split(uniforms, size), strict=True)
+        for some, uniform in pieces:
             part = trim_left(some, models.pad_id)
             responses = sample(  # 1. sample
                 models.policy, part, uniform, ppo.temperature, models.eos_id, models.pad_id

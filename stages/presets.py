@@ -8,6 +8,7 @@ refused with one line, and an override needs a name of its own. Standard library
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -34,6 +35,9 @@ from stages.config import (
     fail,
     settings_of,
 )
+
+# Another judge is another opinion of the same run, and memory knobs change no result.
+SAME_RUN = ("judge", "memory")
 
 
 def paper(size: str, **memory: Any) -> Config:
@@ -78,7 +82,7 @@ def posts() -> Config:
         name="posts",
         base=Base(tokenizer="", hidden_size=128, num_layers=4, num_heads=4),
         data=Data(source=""),
-        optimizer=Optimizer(warmup_fraction=0.05),
+        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
         sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
         ppo=Ppo(learning_rate=1e-4, total_episodes=640, batch_size=64, samples_every=5),
@@ -132,10 +136,13 @@ def make_config(
         config = _apply(config, override)
         if upstream and override.split(".")[0] in ("base", "world", "data", "sft", "rm"):
             raise UserError(f"{override} has no effect: --upstream {upstream} supplies that stage")
-    if (asked or upstream) and name in ("", *PRESETS):
+    renaming = [override for override in asked if override.split(".")[0] not in SAME_RUN]
+    if (renaming or upstream) and name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
     _check_given(config)
-    return replace(config, seed=seed, name=name or config.name, upstream=upstream)
+    return replace(
+        config, seed=seed, name=name or config.name, upstream=upstream, overrides=overrides
+    )
 
 
 def _check_given(config: Config) -> None:
@@ -166,9 +173,12 @@ def _apply(config: Config, override: str) -> Config:
 def _parse(key: str, text: str, kind: Any) -> bool | int | float | str:
     booleans = {"true": True, "false": False}
     try:
-        return booleans[text.lower()] if kind is bool else kind(text)
+        value: bool | int | float | str = booleans[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} takes a finite number, not {text}")
+    return value
 
 
 def _get(config: Config, key: str) -> Any:

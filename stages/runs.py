@@ -65,11 +65,12 @@ class Run:
         if manifest["settings_hash"] != settings_hash(self.config, stage):
             self._refuse(stage, "was made with other settings")
         for name, recorded in manifest["inputs"].items():
-            if recorded != file_hash(stage_folder(self.config, name) / "manifest.json"):
+            path = stage_folder(self.config, name) / "manifest.json"
+            if not path.exists() or recorded != file_hash(path):
                 self._refuse(stage, f"was made from an earlier {name}")
-        for path, recorded in manifest["outputs"].items():
-            if not (folder / path).exists() or file_hash(folder / path) != recorded:
-                self._refuse(stage, f"has changed on disk ({path})")
+        for name, recorded in manifest["outputs"].items():
+            if not (folder / name).exists() or file_hash(folder / name) != recorded:
+                self._refuse(stage, f"has changed on disk ({name})")
         self.inputs[stage] = file_hash(folder / "manifest.json")
         return folder
 
@@ -137,8 +138,8 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
         shutil.rmtree(run.partial, ignore_errors=True)
         run.partial.mkdir()
         write_json(run.partial / "config.json", dataclasses.asdict(config))
-        run.wandb = _start_wandb(config, stage)
         try:
+            run.wandb = _start_wandb(config, stage)
             yield run
         except UserError:
             shutil.rmtree(run.partial, ignore_errors=True)
@@ -152,8 +153,10 @@ def _lock(path: Path, stage: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"stage {stage} is already under way: {path} is locked") from None
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _start_wandb(config: Config, stage: str) -> Any:
@@ -191,9 +194,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def make_command(config: Config, stage: str) -> str:
     """What to type so that a stage of this run exists."""
     words = ["make", GOALS.get(stage, stage), f"PRESET={config.preset}", f"SEED={config.seed}"]
-    name = config.upstream if config.upstream and stage in UPSTREAM_STAGES else config.name
+    elsewhere = config.upstream and stage in UPSTREAM_STAGES
+    name = config.upstream if elsewhere else config.name
     if name != config.preset:
         words.append(f"NAME={name}")
+    if config.upstream and not elsewhere:
+        words.append(f"UPSTREAM={config.upstream}")
+    if config.overrides and not elsewhere:
+        words.append(f"SET={' '.join(config.overrides)}")
     if config.data.source not in (settings.TOY, settings.HUB):
         words.append(f"DATA={config.data.source}")
     if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):

@@ -341,7 +341,7 @@ def test_rows_over_a_limit_are_refused_with_file_line_and_field(tokenizer):
     cases = {
         r"f:1: field post cannot be cut to fit": limits(query=5),
         r"f:2: field summary has \d+ tokens": limits(response=4),
-        r"f:2: post and summary have": limits(query_response=75),
+        r"f:2: post and summary have": limits(query_response=joint - 1),
     }
     for message, small in cases.items():
         with pytest.raises(UserError, match=message) as refusal:

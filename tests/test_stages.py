@@ -1,4 +1,4 @@
-"""The whole pipeline on a miniature of the built-in world: every stage runs, learns and hands over."""
+"""The whole pipeline on a miniature of the built-in world: every stage runs and learns."""
 
 import json
 import math

@@ -1,0 +1,325 @@
+"""Settings: what a preset says, what the command line may change, and what is refused."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+from stages import presets
+from stages.config import (
+    SECTIONS,
+    STAGE_SECTIONS,
+    Config,
+    Ppo,
+    UserError,
+    settings_hash,
+    settings_of,
+)
+from stages.presets import PRESETS, config_from_arguments, make_config, write_stamps
+
+
+def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:
+    return make_config(preset, name="mine", overrides=texts, upstream=upstream)
+
+
+def refused(*texts: str, upstream: str = "") -> str:
+    """The one line with which these overrides are refused."""
+    with pytest.raises(UserError) as refusal:
+        override(*texts, upstream=upstream)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+# -- presets ---------------------------------------------------------------------------------------
+
+
+def test_the_papers_settings_are_the_defaults():
+    config = make_config("pythia-1b")
+    assert config.base.checkpoint == "EleutherAI/pythia-1b-deduped"
+    assert config.seed == 44413
+    expected: dict[str, dict[str, Any]] = {  # paper.md B.0 to B.3
+        "sft": {"learning_rate": 3e-6, "batch_size": 128, "epochs": 1, "loss_on_query": True},
+        "rm": {"learning_rate": 3e-6, "batch_size": 64, "epochs": 1},
+        "ppo": {
+            "learning_rate": 3e-6,
+            "total_episodes": 1_000_000,
+            "batch_size": 512,
+            "num_ppo_epochs": 4,
+            "num_minibatches": 1,
+            "kl_coef": 0.05,
+            "cliprange": 0.2,
+            "cliprange_value": 0.2,
+            "vf_coef": 0.1,
+            "gamma": 1.0,
+            "lam": 0.95,
+            "temperature": 0.7,
+            "missing_eos_penalty": -1.0,
+            "whiten_rewards": False,
+        },
+        "optimizer": {
+            "adam_eps": 1e-5,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.999,
+            "weight_decay": 0.01,
+            "warmup_fraction": 0.0,
+        },
+        "data": {
+            "max_query_tokens": 512,
+            "max_summary_tokens": 53,
+            "max_query_summary_tokens": 562,
+            "max_comparison_tokens": 169,
+            "max_query_comparison_tokens": 638,
+        },
+        "eval": {"temperature": 0.01, "posts": 0},
+    }
+    for section, values in expected.items():
+        found = dataclasses.asdict(getattr(config, section))
+        assert {key: found[key] for key in values} == values, section
+    assert config.ppo.num_updates == 1953
+
+
+def test_one_million_episodes_leave_out_the_last_unfilled_batch():
+    assert Ppo(total_episodes=1029, batch_size=512).num_updates == 2
+    assert Ppo(total_episodes=512, batch_size=512).num_updates == 1
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "posts"])
+def test_a_preset_needs_nothing_else(name):
+    config = make_config(name)
+    assert (config.preset, config.name) == (name, name)
+
+
+@pytest.mark.parametrize("family", ["pythia-", "tiny"])
+def test_sizes_of_a_family_differ_in_nothing_but_base_and_memory(family):
+    members = [make_config(name) for name in PRESETS if name.startswith(family)]
+    assert len(members) >= 3
+    first = members[0]
+    for one in members[1:]:
+        assert (one.preset, one.name) != (first.preset, first.name)
+        for section in set(SECTIONS) - {"base", "memory"} | {"seed", "upstream"}:
+            assert getattr(one, section) == getattr(first, section), section
+        size = {"checkpoint"} if family == "pythia-" else {"hidden_size", "num_layers"}
+        differing = {
+            item.name
+            for item in fields(one.base)
+            if getattr(one.base, item.name) != getattr(first.base, item.name)
+        }
+        assert differing <= size
+
+
+def test_the_posts_preset_asks_for_posts_and_a_tokenizer(tmp_path):
+    with pytest.raises(UserError, match="DATA="):
+        make_config("posts")
+    with pytest.raises(UserError, match="TOKENIZER="):
+        make_config("posts", data=str(tmp_path))
+    config = make_config("posts", data=str(tmp_path), tokenizer="t")
+    assert (config.data.source, config.base.tokenizer) == (str(tmp_path), "t")
+    with pytest.raises(UserError, match="no folder"):
+        make_config("posts", data=str(tmp_path / "nowhere"), tokenizer="t")
+
+
+# -- overrides -------------------------------------------------------------------------------------
+
+
+def test_an_override_is_parsed_by_the_type_of_its_field():
+    config = override("ppo.kl_coef=1e-1", "ppo.batch_size=32", "ppo.whiten_rewards=True")
+    assert (config.ppo.kl_coef, config.ppo.batch_size, config.ppo.whiten_rewards) == (0.1, 32, True)
+    assert (config.name, config.preset) == ("mine", "tiny")
+    assert override("judge.model=a=b").judge.model == "a=b"
+    assert config.sft == make_config("tiny").sft
+
+
+def test_the_command_line_gives_the_same_config_as_the_call():
+    argv = "--preset tiny-s --seed 3 --name x --set ppo.lam=0.5 ppo.gamma=0.9".split()
+    expected = make_config("tiny-s", seed=3, name="x", overrides=("ppo.lam=0.5", "ppo.gamma=0.9"))
+    assert config_from_arguments(argv, "") == expected
+    assert config_from_arguments([], "") == make_config("tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("ppo.kl_coeff=1", "ppo.kl_coeff"),
+        ("pppo.kl_coef=1", "pppo"),
+        ("kl_coef=1", "kl_coef"),
+        ("seed=1", "seed"),
+        ("ppo.kl_coef", "section.key=value"),
+        ("ppo.batch_size=1.5", "ppo.batch_size takes a value of type int"),
+        ("ppo.kl_coef=much", "ppo.kl_coef takes a value of type float"),
+        ("ppo.whiten_rewards=1", "ppo.whiten_rewards takes a value of type bool"),
+        ("ppo.batch_size=0", "ppo.batch_size must be above 0"),
+        ("ppo.learning_rate=-1", "ppo.learning_rate must be above 0"),
+        ("ppo.kl_coef=-0.1", "ppo.kl_coef must be at least 0"),
+        ("ppo.gamma=1.01", "ppo.gamma must lie in [0, 1]"),
+        ("ppo.lam=-0.01", "ppo.lam must lie in [0, 1]"),
+        ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
+        ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
+        ("base.num_heads=3", "base.hidden_size must divide"),
+        ("base.num_heads=0", "base.num_heads must be above 0"),
+        ("data.max_query_tokens=0", "data.max_query_tokens must be above 0"),
+        ("world.train_posts=0", "world.train_posts must be above 0"),
+        ("sft.epochs=0", "sft.epochs must be above 0"),
+        ("rm.batch_size=-1", "rm.batch_size must be above 0"),
+        ("eval.temperature=0", "eval.temperature must be above 0"),
+        ("eval.posts=-1", "eval.posts must be at least 0"),
+        ("judge.kind=oracle", "judge.kind must be one of"),
+        ("judge.temperature=3", "judge.temperature must lie in"),
+        ("memory.microbatch_size=0", "memory.microbatch_size must be above 0"),
+        ("memory.mixed_precision=fp16", "memory.mixed_precision must be no or bf16"),
+        ("optimizer.warmup_fraction=2", "optimizer.warmup_fraction must lie in"),
+        ("data.source=/nowhere", "data.source: no folder"),
+    ],
+)
+def test_a_bad_override_is_refused_with_one_line_that_names_it(text, named):
+    assert named in refused(text)
+
+
+FLOATS = [
+    f"{section}.{one.name}"
+    for section, kind in SECTIONS.items()
+    for one in fields(kind)
+    if one.type is float
+]
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_no_setting_takes_a_number_that_is_not_finite(key, value):
+    assert key in refused(f"{key}={value}")
+
+
+def test_unknown_presets_are_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"pythia-3b.*tiny"):
+        make_config("pythia-3b")
+
+
+def test_an_override_needs_a_name_of_its_own():
+    for name in ("", "tiny", "pythia-1b"):
+        with pytest.raises(UserError, match="--name"):
+            make_config("tiny", name=name, overrides=("ppo.lam=0.5",))
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "."])
+def test_a_name_is_one_folder(name):
+    with pytest.raises(UserError, match="name must"):
+        make_config("tiny", name=name)
+
+
+def test_settings_cannot_be_changed_in_place():
+    config = make_config("tiny")
+    for owner, name in ((config, "seed"), (config.ppo, "lam"), (config.memory, "microbatch_size")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(owner, name, 1)
+    with pytest.raises(TypeError):
+        replace(config.ppo, num_ppo_epoch=1)  # type: ignore[call-arg]
+
+
+def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies():
+    config = override("ppo.lam=0.5", "optimizer.adam_eps=1e-6", upstream="tiny")
+    assert (config.name, config.upstream) == ("mine", "tiny")
+    with pytest.raises(UserError, match="--name"):
+        make_config("tiny", upstream="tiny")
+    for text in ("sft.epochs=3", "rm.epochs=3", "base.hidden_size=64", "data.max_query_tokens=99"):
+        assert "has no effect" in refused(text, upstream="tiny")
+
+
+# -- hashes and stamps -----------------------------------------------------------------------------
+
+
+def test_memory_knobs_change_no_settings_hash():
+    texts = "microbatch_size=3", "forward_batch_size=5", "gradient_checkpointing=true"
+    changed = override(*(f"memory.{text}" for text in texts))
+    for stage in STAGE_SECTIONS:
+        assert settings_hash(changed, stage) == settings_hash(make_config("tiny"), stage)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("base.hidden_size=64", {"base"}),
+        ("data.max_query_tokens=99", {"base"}),
+        ("world.seed=2", {"base"}),
+        ("sft.epochs=9", {"sft"}),
+        ("rm.epochs=9", {"rm"}),
+        ("ppo.kl_coef=0.01", {"ppo"}),
+        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo"}),
+        ("eval.posts=9", {"summaries"}),
+        ("judge.model=x", {"judge"}),
+    ],
+)
+def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):
+    before, after = make_config("tiny"), override(text)
+    changed = {one for one in STAGE_SECTIONS if settings_of(before, one) != settings_of(after, one)}
+    assert changed == stages
+    hashed = {
+        one for one in STAGE_SECTIONS if settings_hash(before, one) != settings_hash(after, one)
+    }
+    assert hashed == stages
+
+
+def test_every_stage_depends_on_the_seed():
+    one, other = make_config("tiny", seed=1), make_config("tiny", seed=2)
+    for stage in STAGE_SECTIONS:
+        assert settings_hash(one, stage) != settings_hash(other, stage)
+
+
+def test_the_built_in_world_is_no_setting_of_real_posts():
+    before = make_config("pythia-70m")
+    after = override("world.seed=2", preset="pythia-70m")
+    assert settings_hash(before, "base") == settings_hash(after, "base")
+
+
+def test_stamps_are_written_only_where_they_changed(runs):
+    write_stamps(override("ppo.kl_coef=0.1"))
+    folder = runs / "mine" / "seed44413" / "settings"
+    paths = sorted(folder.iterdir())
+    assert {path.stem for path in paths} == set(STAGE_SECTIONS)
+    assert json.loads((folder / "ppo.json").read_text())["ppo"]["kl_coef"] == 0.1
+    for path in paths:
+        path.chmod(0o444)
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    write_stamps(override("ppo.kl_coef=0.1"))
+    assert {path: path.stat().st_mtime_ns for path in paths} == before
+    (folder / "ppo.json").chmod(0o644)
+    write_stamps(override("ppo.kl_coef=0.2"))
+    changed = {path.stem for path in paths if path.stat().st_mtime_ns != before[path]}
+    assert changed == {"ppo"}
+
+
+def test_the_command_ends_with_one_line_and_no_trace_of_a_bad_setting(tmp_path):
+    command = [sys.executable, "-m", "stages.presets", "--set", "ppo.lam=2", "--name", "x"]
+    root = presets.__file__.rsplit("/", 2)[0]
+    found = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": root}, check=False
+    )
+    assert found.returncode == 2
+    assert found.stderr == "error: ppo.lam must lie in [0, 1], not 2.0\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_settings_need_nothing_but_the_standard_library(tmp_path):
+    code = (
+        "import sys, stages.presets; names = {one.split('.')[0] for one in sys.modules}; "
+        "print(sorted(names - set(sys.stdlib_module_names) - {'stages', '__main__'}))"
+    )
+    root = presets.__file__.rsplit("/", 2)[0]
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {root!r}); {code}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_hashes_are_short_names_of_what_they_hash():
+    config = make_config("tiny")
+    found = settings_hash(config, "ppo")
+    assert len(found) == 16
+    assert int(found, 16) > 0
+    assert found == settings_hash(make_config("tiny"), "ppo")

@@ -1,0 +1,127 @@
+"""Bad input as a user meets it: one line that names file, line and field, and nothing left behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages import base, ppo, sft
+
+ROOT = Path(__file__).parents[1]
+POST = {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post.", "summary": "Short."}
+PAIR = {
+    "info": {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post."},
+    "summaries": [{"text": " One.", "policy": "ref"}, {"text": " Two.", "policy": "sup"}],
+    "choice": 0,
+    "worker": "w",
+    "batch": "b",
+    "split": "train",
+    "extra": {"confidence": 9},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a small, valid data folder `data`."""
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    for part in ("train", "validation"):
+        write(data / f"sft_{part}.jsonl", [POST] * 3)
+        write(data / f"comparisons_{part}.jsonl", [PAIR] * 3)
+    return data
+
+
+def write(path: Path, rows: list[dict | str]) -> None:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def error_of(capsys, stage=base, *extra: str) -> str:
+    """The one line on standard error of a stage that must refuse, with exit status 2."""
+    arguments = ["--preset", "tiny", "--name", "mine", "--data", "data", *extra]
+    with pytest.raises(SystemExit) as stop:
+        stage.main(arguments)
+    assert stop.value.code == 2
+    lines = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
+    assert len(lines) == 1
+    assert not list(Path("runs").glob("mine/seed44413/*.partial"))
+    assert not list(Path("runs").glob(f"mine/seed44413/{stage.__name__.split('.')[-1]}"))
+    return lines[0]
+
+
+def test_valid_data_is_accepted(folder):
+    base.main(["--preset", "tiny", "--name", "mine", "--data", "data"])
+    assert (Path("runs/mine/seed44413/base/manifest.json")).exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "expected"),
+    [
+        ("sft_train", '{"id": "p1", ', ["sft_train.jsonl:2", "not JSON"]),
+        ("sft_train", {**POST, "title": None}, ["sft_train.jsonl:2", "title", "missing"]),
+        ("sft_validation", {**POST, "summary": " "}, ["sft_validation.jsonl:2", "summary", "empty"]),
+        ("sft_train", {**POST, "post": 7}, ["sft_train.jsonl:2", "post", "int"]),
+        ("comparisons_train", {**PAIR, "choice": 2}, ["comparisons_train.jsonl:2", "choice", "2"]),
+        ("comparisons_train", {**PAIR, "choice": True}, ["comparisons_train.jsonl:2", "choice"]),
+        (
+            "comparisons_validation",
+            {**PAIR, "summaries": PAIR["summaries"][:1]},
+            ["comparisons_validation.jsonl:2", "summaries", "1"],
+        ),
+        ("sft_train", {**POST, "title": "x " * 400}, ["sft_train.jsonl:2", "cannot be cut to fit"]),
+        ("sft_train", {**POST, "summary": "x " * 90}, ["sft_train.jsonl:2", "summary", "limit"]),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_place(folder, capsys, file, row, expected):
+    good = POST if file.startswith("sft") else PAIR
+    write(folder / f"{file}.jsonl", [good, row, good])
+    message = error_of(capsys)
+    assert all(part in message for part in expected), message
+
+
+def test_a_missing_file_is_named(folder, capsys):
+    (folder / "comparisons_train.jsonl").unlink()
+    assert "comparisons_train.jsonl is missing" in error_of(capsys)
+
+
+def test_a_missing_earlier_stage_names_the_make_command(folder, capsys):
+    message = error_of(capsys, ppo)
+    assert "make" in message
+    assert "DATA=data" in message
+    assert "make sft" in error_of(capsys, sft)
+
+
+def test_a_tokenizer_whose_pad_is_its_eos_is_refused(folder, capsys):
+    base.main(["--preset", "tiny", "--name", "first", "--data", "data"])
+    tokenizer = Path("runs/first/seed44413/base/model")
+    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    settings["pad_token"] = settings["eos_token"]
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
+    message = error_of(capsys, base, "--tokenizer", str(tokenizer))
+    assert "pad token is its EOS" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["PRESET=nope"], "unknown preset 'nope'"),
+        (["SET=ppo.klcoef=1", "NAME=x"], "unknown setting 'ppo.klcoef'"),
+        (["SET=ppo.kl_coef=high", "NAME=x"], "ppo.kl_coef takes a value of type float"),
+        (["SET=ppo.kl_coef=0.1"], "an override needs a run name of its own"),
+        (["PRESET=posts"], "needs a folder of posts"),
+        (["PRESET=posts", "DATA=."], "needs a tokenizer folder"),
+        (["NAME=x", "UPSTREAM=gone"], "make rm PRESET=tiny SEED=44413 NAME=gone"),
+    ],
+)
+def test_make_refuses_bad_settings_before_anything_runs(tmp_path, arguments, expected):
+    command = ["make", "-f", str(ROOT / "Makefile"), "ppo", "VENV=", f"PYTHON={sys.executable}"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert found.returncode == 2
+    assert expected in found.stderr
+    assert "Traceback" not in found.stderr

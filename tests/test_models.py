@@ -1,0 +1,374 @@
+"""Sampling, scoring, loading: what padding, batching and saving must not change."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+)
+
+from stages.config import UserError
+from stages.functional import truncate_after
+from stages.models import (
+    PolicyAndCritic,
+    draw,
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    model_inputs,
+    new_reward_model,
+    response_logits,
+    response_logprobs,
+    response_values,
+    sample,
+    save_model,
+    score_responses,
+    token_scalars,
+)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 250, (rows, length), generator=generator)
+
+
+@pytest.fixture
+def writer():
+    """A policy over 7 tokens (0 is EOS, [PAD] would be 7), so that EOS comes by itself."""
+    torch.manual_seed(3)
+    config = GPTNeoXConfig(
+        vocab_size=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+    )
+    return GPTNeoXForCausalLM(config).eval()
+
+
+def write(writer: torch.nn.Module, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
+    return sample(writer, queries, uniforms, temperature=0.9, eos_id=eos_id, pad_id=7)
+
+
+def queries_and_noise(rows: int = 6, length: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    queries = torch.randint(1, 7, (rows, 7), generator=generator)
+    for row in range(rows):
+        queries[row, : row % 4] = 7  # left padding
+    return queries, torch.rand(rows, length, generator=generator, dtype=torch.float64)
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def test_sampling_stops_early_with_the_same_tokens_up_to_eos(writer):
+    queries, uniforms = queries_and_noise()
+    stopped = write(writer, queries, uniforms)
+    endless = write(writer, queries, uniforms, eos_id=-1)
+    assert ((endless >= 0) & (endless < 7)).all()
+    assert torch.equal(truncate_after(stopped, 0, 7), truncate_after(endless, 0, 7))
+    ends = [row.index(0) for row in endless.tolist()]
+    assert max(ends) < 39, "this seed has to show an early stop"
+    assert (stopped[:, max(ends) + 1 :] == 7).all()
+    assert (stopped[:, : max(ends) + 1] != 7).all()
+
+
+def test_a_response_depends_on_neither_its_batch_nor_its_padding(writer):
+    queries, uniforms = queries_and_noise()
+    together = truncate_after(write(writer, queries, uniforms), 0, 7)
+    more_padding = torch.nn.functional.pad(queries, (5, 0), value=7)
+    padded = truncate_after(write(writer, more_padding, uniforms), 0, 7)
+    assert torch.equal(padded, together)
+    swapped = write(writer, queries.flip(0), uniforms.flip(0)).flip(0)
+    assert torch.equal(truncate_after(swapped, 0, 7), together)
+    for row in range(len(queries)):
+        real = queries[row][queries[row] != 7].unsqueeze(0)
+        alone = truncate_after(write(writer, real, uniforms[row : row + 1]), 0, 7)
+        assert torch.equal(alone[0], together[row])
+
+
+def test_cached_sampling_draws_what_whole_forward_passes_predict(writer):
+    queries, uniforms = queries_and_noise(rows=3, length=8)
+    responses = write(writer, queries, uniforms, eos_id=-1)
+    for row, query in enumerate(queries):
+        tokens = query[query != 7].tolist()
+        for step in range(8):
+            logits = writer(torch.tensor([tokens])).logits[0, -1, :7].double()
+            cumulative = (logits / 0.9).softmax(0).cumsum(0)
+            expected = sum(cumulative.lt(uniforms[row, step]).tolist())
+            assert responses[row, step] == expected
+            tokens.append(expected)
+
+
+def test_sampling_changes_no_argument(writer):
+    queries, uniforms = queries_and_noise(rows=2, length=3)
+    before = queries.clone(), uniforms.clone()
+    write(writer, queries, uniforms)
+    assert torch.equal(queries, before[0])
+    assert torch.equal(uniforms, before[1])
+
+
+def test_evenly_spread_uniforms_draw_each_token_as_often_as_softmax_says():
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0])
+    count, temperature = 5000, 0.7
+    uniforms = (torch.arange(count).double() + 0.5) / count
+    tokens = draw(logits.expand(count, -1), uniforms, temperature)
+    weights = [math.exp(logit / temperature) for logit in logits.tolist()]
+    for token, weight in enumerate(weights):
+        assert (tokens == token).sum().item() == pytest.approx(count * weight / sum(weights), abs=1)
+
+
+def test_random_uniforms_pass_a_chi_square_test():
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.0])
+    count = 20_000
+    uniforms = torch.rand(count, generator=torch.Generator().manual_seed(5))
+    found = draw(logits.expand(count, -1), uniforms, 1.0).bincount(minlength=4)
+    weights = [math.exp(logit) for logit in logits.tolist()]
+    expected = torch.tensor([count * weight / sum(weights) for weight in weights])
+    statistic = ((found - expected) ** 2 / expected).sum().item()
+    assert statistic < 16.27  # 99.9 % of chi-square with 3 degrees of freedom
+
+
+def test_a_temperature_near_0_draws_the_likeliest_token():
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(6))
+    uniforms = torch.rand(50, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(draw(logits, uniforms, 1e-4), logits.argmax(dim=1))
+
+
+def test_impossible_tokens_are_never_drawn_even_at_the_ends():
+    never = -math.inf
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
+    uniforms = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logits, uniforms, 1.0).tolist() == [1, 1, 3, 3]
+
+
+# -- forward passes --------------------------------------------------------------------------------
+
+
+def test_response_logits_are_the_full_ones_one_position_earlier(policy):
+    tokens = random_tokens(3, 12)
+    with torch.no_grad():
+        full = policy(tokens).logits
+        found = response_logits(policy, tokens, torch.ones_like(tokens).bool(), 5)
+    assert found.shape == (3, 5, policy.config.vocab_size)
+    close(found, full[:, 6:11], 1e-5)
+
+
+def test_response_logprobs_are_those_of_the_full_softmax(policy):
+    tokens, mask = random_tokens(2, 9), torch.ones(2, 9).bool()
+    with torch.no_grad():
+        found = response_logprobs(policy, tokens, mask, 4, 0.7)
+        probabilities = (policy(tokens).logits / 0.7).softmax(-1)
+    for row in range(2):
+        for t in range(4):
+            exact = probabilities[row, 4 + t, tokens[row, 5 + t]].log().item()
+            assert found[row, t].item() == pytest.approx(exact, abs=1e-5)
+
+
+@pytest.mark.parametrize("pads", [0, 1, 7])
+def test_padding_on_either_side_changes_no_logit_and_no_score(policy, reward_model, pads):
+    pad = policy.config.vocab_size
+    queries, responses = random_tokens(2, 6, seed=1), random_tokens(2, 5, seed=2)
+    left = torch.nn.functional.pad(queries, (pads, 0), value=pad)
+    right = torch.nn.functional.pad(responses, (0, pads), value=pad)
+    both = torch.cat([queries, responses], dim=1)
+    padded = torch.cat([left, right], dim=1)
+    with torch.no_grad():
+        bare = score_responses(reward_model, queries, responses, pad)
+        close(score_responses(reward_model, left, right, pad), bare, 1e-4)
+        bare = response_logits(policy, both, both != pad, 5)
+        found = response_logits(policy, padded, padded != pad, 5 + pads)[:, :5]
+        close(found, bare, 1e-4)
+    assert (padded != pad).sum() == both.numel()
+
+
+def test_rows_of_different_length_score_in_one_batch_as_alone(reward_model):
+    pad = reward_model.config.vocab_size
+    responses = random_tokens(3, 6)
+    queries = random_tokens(3, 8, seed=1)
+    queries[1, :3] = pad
+    responses[0, 2:] = pad
+    responses[2, 1:] = pad
+    with torch.no_grad():
+        together = score_responses(reward_model, queries, responses, pad)
+        for row in range(3):
+            real = queries[row][queries[row] != pad], responses[row][responses[row] != pad]
+            scalars = reward_model(torch.cat(real).unsqueeze(0)).logits
+            assert together[row].item() == pytest.approx(scalars[0, -1, 0].item(), abs=1e-4)
+
+
+def test_values_stand_at_the_position_before_each_response_token(reward_model):
+    tokens, mask = random_tokens(2, 10), torch.ones(2, 10).bool()
+    with torch.no_grad():
+        scalars = token_scalars(reward_model, tokens, mask)
+        values = response_values(reward_model, tokens, mask, 4)
+    assert torch.equal(values, scalars[:, 5:9])
+
+
+def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
+    tokens = torch.tensor([[9, 9, 4, 5], [6, 7, 9, 9]])
+    inputs = model_inputs(tokens, tokens != 9)
+    assert inputs["input_ids"].tolist() == [[0, 0, 4, 5], [6, 7, 0, 0]]
+    assert inputs["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
+    positions = inputs["position_ids"]
+    assert positions[0, 2:].tolist() == positions[1, :2].tolist() == [0, 1]
+
+
+def test_policy_and_critic_give_the_logits_and_values_of_each_alone(policy, reward_model):
+    tokens, mask = random_tokens(2, 8), torch.ones(2, 8).bool()
+    with torch.no_grad():
+        logits, values = PolicyAndCritic(policy, reward_model)(tokens, mask, 3)
+    assert torch.equal(logits, response_logits(policy, tokens, mask, 3))
+    assert torch.equal(values, response_values(reward_model, tokens, mask, 3))
+
+
+def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, shared):
+    case, folder = golden("reward_tiny"), shared / "golden" / "tiny_neox"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here")
+    policy = load_policy(folder).eval()
+    reward_model = new_reward_model(folder, torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        reward_model.classifier.weight.copy_(case["head_weight"])
+        reward_model.classifier.bias.copy_(case["head_bias"] - case["reward_bias"])
+    queries, responses, pad = case["queries"], case["responses"], int(case["pad_token_id"])
+    both, length = torch.cat([queries, responses], dim=1), responses.shape[1]
+    real = responses != pad
+    value_counts = torch.cat([torch.ones(len(real), 1).bool(), real[:, :-1]], dim=1)
+    with torch.no_grad():
+        scores = score_responses(reward_model, queries, responses, pad)
+        values = response_values(reward_model, both, both != pad, length)
+        temperature = case["temperature"].item()
+        inputs = both.masked_fill(both == pad, 0), both != pad
+        logprobs = response_logprobs(policy, *inputs, length, temperature)
+    close(scores, case["rewards"], 1e-5)
+    close(values[value_counts], case["values"][value_counts], 1e-5)
+    close(logprobs[real], case["logprobs"][real], 1e-5)
+
+
+# -- loading and saving ----------------------------------------------------------------------------
+
+
+def test_training_mode_has_no_dropout(policy_folder):
+    tokens = random_tokens(2, 8)
+    for model in (
+        load_policy(policy_folder),
+        new_reward_model(policy_folder, torch.Generator().manual_seed(1)),
+    ):
+        model.train()
+        assert torch.equal(model(tokens).logits, model(tokens).logits)
+    dropping = AutoModelForCausalLM.from_pretrained(policy_folder).train()
+    assert not torch.equal(dropping(tokens).logits, dropping(tokens).logits)
+
+
+def test_a_new_head_is_normal_with_the_papers_deviation_and_no_bias(policy_folder):
+    heads = [
+        new_reward_model(policy_folder, torch.Generator().manual_seed(seed)).classifier
+        for seed in range(12)
+    ]
+    weights = torch.cat([head.weight.flatten() for head in heads])
+    assert weights.std().item() == pytest.approx(1 / math.sqrt(33), rel=0.12)
+    assert abs(weights.mean().item()) < 0.03
+    assert all(torch.equal(head.bias, torch.zeros(1)) for head in heads)
+    drawn = torch.randn(1, 32, generator=torch.Generator().manual_seed(3)) / math.sqrt(33)
+    torch.testing.assert_close(heads[3].weight.detach(), drawn, rtol=1e-5, atol=0)
+
+
+def test_a_new_reward_model_keeps_the_policys_backbone(policy, reward_model):
+    ours = reward_model.base_model.state_dict()
+    theirs = policy.base_model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_saved_models_open_with_plain_transformers(policy, reward_model, tokenizer, tmp_path):
+    tokens, mask = random_tokens(2, 8), torch.ones(2, 8).bool()
+    with torch.no_grad():
+        reward_model.classifier.bias.fill_(-0.75)
+    save_model(policy, tokenizer, tmp_path / "policy")
+    save_model(reward_model, tokenizer, tmp_path / "rm")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
+    scorer = AutoModelForTokenClassification.from_pretrained(tmp_path / "rm").eval()
+    with torch.no_grad():
+        assert torch.equal(plain(tokens).logits, policy(tokens).logits)
+        scalars = scorer(tokens).logits
+        assert scalars.shape == (2, 8, 1)
+        torch.testing.assert_close(scalars[..., 0], token_scalars(reward_model, tokens, mask))
+        again = token_scalars(load_reward_model(tmp_path / "rm").eval(), tokens, mask)
+        torch.testing.assert_close(scalars[..., 0], again)
+    assert load_tokenizer(tmp_path / "policy").get_vocab() == tokenizer.get_vocab()
+    assert not any("auto_map" in path.read_text() for path in tmp_path.rglob("config.json"))
+
+
+def edited_copy(folder, target, edit):
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    edit(weights)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_missing_and_unexpected_weights_are_refused(policy_folder, tmp_path):
+    name = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
+    lacking = edited_copy(policy_folder, tmp_path / "a", lambda weights: weights.pop(name))
+    strange = edited_copy(
+        policy_folder, tmp_path / "b", lambda weights: weights.update(extra=torch.ones(2))
+    )
+    generator = torch.Generator()
+    for folder, what in ((lacking, name), (strange, "extra")):
+        with pytest.raises(UserError, match=what):
+            load_policy(folder)
+        with pytest.raises(UserError, match=what):
+            new_reward_model(folder, generator)
+
+
+def test_policy_and_reward_model_are_not_taken_for_each_other(
+    policy_folder, reward_model, tokenizer, tmp_path
+):
+    save_model(reward_model, tokenizer, tmp_path)
+    with pytest.raises(UserError, match="classifier"):
+        load_reward_model(policy_folder)
+    with pytest.raises(UserError, match="weights"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused_with_one_line(tmp_path):
+    for load in (load_policy, load_reward_model, load_tokenizer):
+        with pytest.raises(UserError, match="nowhere") as refusal:
+            load(tmp_path / "nowhere")
+        assert "\n" not in str(refusal.value)
+
+
+def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):
+    entries = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert tokenizer.eos_token_id == 0
+    assert tokenizer.pad_token == "[PAD]"
+    assert tokenizer.pad_token_id == len(entries)
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(("key", "value"), [("pad_token", "<|endoftext|>"), ("eos_token", None)])
+def test_a_tokenizer_that_pads_with_eos_or_has_none_is_refused(
+    tokenizer_folder, tmp_path, key, value
+):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer_folder, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(UserError, match="EOS") as refusal:
+        load_tokenizer(folder)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,294 @@
+"""A run's folder: finished or absent, never half; nothing opened that is not what it was."""
+
+import io
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stages import runs as runs_module
+from stages.config import Config, UserError
+from stages.presets import make_config
+from stages.runs import (
+    Run,
+    file_hash,
+    hash_files,
+    make_command,
+    open_stage,
+    progress,
+    read_lines,
+    read_manifest,
+    stage_folder,
+    write_json,
+)
+
+TINY = make_config("tiny")
+
+
+def finish(config: Config, stage: str, *needs: str, text: str = "made") -> Path:
+    """A finished stage with one output file."""
+    with open_stage(config, stage) as run:
+        for need in needs:
+            run.require(need)
+        (run.partial / "out.txt").write_text(text)
+        run.finish({"accuracy": 0.5})
+    return run.folder
+
+
+def refusal(config: Config, stage: str) -> str:
+    """The one line with which a stage of this config is not opened as an input."""
+    with pytest.raises(UserError) as refused:
+        Run(config, "ppo").require(stage)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# -- a stage under way and finished ----------------------------------------------------------------
+
+
+def test_a_stage_is_in_its_place_only_when_it_has_finished(runs):
+    folder = runs / "tiny" / "seed44413" / "sft"
+    with open_stage(TINY, "sft") as run:
+        assert json.loads((run.partial / "config.json").read_text())["preset"] == "tiny"
+        run.log(1, **{"loss/train": 2.5})
+        run.append("samples.jsonl", {"text": "caf\u00e9"})
+        assert not folder.exists()
+        assert not (run.partial / "manifest.json").exists()
+        run.finish({"rouge": 0.25})
+    assert everything(runs) == [
+        f"tiny/seed44413/sft/{name}"
+        for name in ("config.json", "manifest.json", "metrics.jsonl", "samples.jsonl")
+    ]
+    assert read_lines(folder / "metrics.jsonl") == [{"step": 1, "loss/train": 2.5}]
+    assert read_lines(folder / "samples.jsonl") == [{"text": "caf\u00e9"}]
+
+
+def test_the_manifest_is_written_after_every_other_file_and_hashes_them(runs, monkeypatch):
+    seen = []
+    whole = runs_module.write_json
+
+    def watched(path, value):
+        if path.name == "manifest.json":
+            seen.extend([everything(path.parent), (path.parents[1] / "sft").exists()])
+        whole(path, value)
+
+    monkeypatch.setattr(runs_module, "write_json", watched)
+    folder = finish(TINY, "sft")
+    assert seen == [["config.json", "out.txt"], False]
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["outputs"] == {
+        name: file_hash(folder / name) for name in ("config.json", "out.txt")
+    }
+    assert (manifest["stage"], manifest["name"], manifest["seed"]) == ("sft", "tiny", 44413)
+    assert manifest["results"] == {"accuracy": 0.5}
+    for key in "settings_hash code_version seconds peak_memory_gib device versions".split():
+        assert manifest[key] not in (None, ""), key
+    assert manifest["versions"]["torch"]
+
+
+def test_an_interrupted_stage_replaces_nothing_and_the_next_one_starts_afresh(runs):
+    folder = finish(TINY, "sft", text="first")
+    before = hash_files(folder)
+    with pytest.raises(FileNotFoundError), open_stage(TINY, "sft") as run:
+        (run.partial / "nothing.txt").read_text()
+    (folder.with_name("sft.partial") / "half.txt").write_text("half")
+    assert hash_files(folder) == before
+    finish(TINY, "sft", text="second")
+    assert everything(folder) == ["config.json", "manifest.json", "out.txt"]
+    assert (folder / "out.txt").read_text() == "second"
+    assert not (folder.parent / "sft.partial").exists()
+
+
+def test_a_user_error_leaves_no_file(runs):
+    with pytest.raises(UserError, match="base is missing"), open_stage(TINY, "sft") as run:
+        run.require("base")
+    assert everything(runs) == []
+
+
+def test_asking_for_wandb_without_it_is_refused_and_leaves_no_file(runs, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"), open_stage(TINY, "sft"):
+        pass
+    assert everything(runs) == []
+
+
+def test_one_stage_is_not_made_twice_at_once(runs):
+    with open_stage(TINY, "sft"):
+        with pytest.raises(UserError, match="already under way"), open_stage(TINY, "sft"):
+            pass
+        with open_stage(replace(TINY, seed=1), "sft"), open_stage(TINY, "rm"):
+            pass
+    finish(TINY, "sft")
+
+
+def test_only_the_main_process_writes(runs):
+    with open_stage(TINY, "sft", main=False) as run:
+        run.log(1, loss=1.0)
+        run.append("samples.jsonl", {})
+        run.finish({})
+    assert not runs.exists()
+
+
+def test_the_first_stages_of_an_ablation_lie_with_its_upstream(runs):
+    ablation = make_config("tiny", name="mine", upstream="tiny")
+    with pytest.raises(UserError, match="belongs to tiny"), open_stage(ablation, "sft"):
+        pass
+    assert not runs.exists()
+    folder = finish(TINY, "sft")
+    assert Run(ablation, "ppo").require("sft") == folder
+    assert stage_folder(ablation, "ppo") == runs / "mine" / "seed44413" / "ppo"
+
+
+# -- opening what another stage made ---------------------------------------------------------------
+
+
+def test_a_required_stage_is_recorded_as_an_input(runs):
+    base = finish(TINY, "base")
+    manifest = read_manifest(finish(TINY, "sft", "base"))
+    assert manifest is not None
+    assert manifest["inputs"] == {"base": file_hash(base / "manifest.json")}
+    assert Run(TINY, "rm").require("sft") == stage_folder(TINY, "sft")
+
+
+def test_a_missing_stage_is_named_with_the_command_that_makes_it(runs):
+    assert "`make sft PRESET=tiny SEED=44413`" in refusal(TINY, "sft")
+    assert "`make rm PRESET=tiny SEED=44413`" in refusal(TINY, "normalize")
+    (stage_folder(TINY, "sft").with_name("sft.partial")).mkdir(parents=True)
+    assert "missing" in refusal(TINY, "sft")
+
+
+def test_a_changed_or_removed_output_is_found(runs):
+    folder = finish(TINY, "sft")
+    (folder / "out.txt").write_text("tampered")
+    assert "out.txt" in refusal(TINY, "sft")
+    (folder / "out.txt").unlink()
+    text = refusal(TINY, "sft")
+    assert "out.txt" in text
+    assert f"remove {folder}" in text
+    assert "make sft" in text
+
+
+def test_other_settings_are_found_and_memory_knobs_are_not_settings(runs):
+    finish(TINY, "sft")
+    other = replace(TINY, sft=replace(TINY.sft, epochs=7))
+    assert "other settings" in refusal(other, "sft")
+    assert "missing" in refusal(replace(TINY, seed=1), "sft")
+    frugal = replace(TINY, memory=replace(TINY.memory, microbatch_size=1))
+    Run(frugal, "ppo").require("sft")
+
+
+def test_a_stage_made_from_an_earlier_input_is_found(runs):
+    finish(TINY, "base", text="one")
+    finish(TINY, "sft", "base")
+    finish(TINY, "base", text="two")
+    assert "earlier base" in refusal(TINY, "sft")
+    finish(TINY, "sft", "base")
+    Run(TINY, "ppo").require("sft")
+
+
+def test_a_stage_whose_input_is_gone_is_refused_and_not_a_crash(runs):
+    base = finish(TINY, "base")
+    finish(TINY, "sft", "base")
+    (base / "manifest.json").unlink()
+    assert "base" in refusal(TINY, "sft")
+
+
+# -- the command to type ---------------------------------------------------------------------------
+
+
+def typed(command: str) -> tuple[str, Config]:
+    """The goal of a make command, and the config that it asks for, as the Makefile passes it on."""
+    make, goal, *words = shlex.split(command)
+    assert make == "make"
+    given = dict(word.split("=", 1) for word in words)
+    own = given["NAME"] if given.get("NAME", given["PRESET"]) != given["PRESET"] else ""
+    return goal, make_config(
+        given["PRESET"],
+        seed=int(given["SEED"]),
+        name=own,
+        data=given.get("DATA", ""),
+        tokenizer=given.get("TOKENIZER", ""),
+        upstream=given.get("UPSTREAM", ""),
+        overrides=tuple(given.get("SET", "").split()),
+    )
+
+
+def test_the_command_makes_the_very_run_that_needs_the_stage(tmp_path):
+    folder = tmp_path / "my posts"
+    folder.mkdir()
+    for config in (
+        make_config("tiny", seed=3),
+        make_config("tiny", name="another"),
+        make_config("posts", data=str(folder), tokenizer="a tokenizer"),
+        make_config("tiny", name="mine", overrides=("ppo.lam=0.5", "ppo.whiten_rewards=true")),
+    ):
+        for stage, goal in {"base": "sft", "sft": "sft", "ppo": "ppo", "judge": "eval"}.items():
+            assert typed(make_command(config, stage)) == (goal, config)
+
+
+def test_the_command_for_an_upstream_stage_makes_the_upstream_run():
+    ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
+    assert typed(make_command(ablation, "sft")) == ("sft", TINY)
+    assert typed(make_command(ablation, "ppo")) == ("ppo", ablation)
+
+
+# -- files and progress ----------------------------------------------------------------------------
+
+
+def test_rows_with_unicode_line_separators_stay_one_row(runs):
+    rows = [{"text": "one\u2028two\u2029three\x85four"}, {"text": "five"}]
+    with open_stage(TINY, "sft") as run:
+        for row in rows:
+            run.append("samples.jsonl", row)
+        assert read_lines(run.partial / "samples.jsonl") == rows
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"x": "\u00e9"})
+    with pytest.raises(TypeError):
+        write_json(path, {"x": object()})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"x": "\u00e9"}
+    assert everything(tmp_path) == ["a.json"]
+
+
+def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_bytes(b"abc")
+    # The well-known digest of "abc" (FIPS 180).
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert hash_files(tmp_path) == {"a/one": digest}
+
+
+def test_progress_prints_lines_in_a_log(capsys, monkeypatch):
+    monkeypatch.setattr(runs_module, "SECONDS_BETWEEN_LINES", 0.0)
+    assert list(progress("abc", "reading", 3)) == ["a", "b", "c"]
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert [line.split(",")[0] for line in lines[:2]] == ["reading: 1/3", "reading: 2/3"]
+    assert lines[2].startswith("reading: 3 done in")
+    assert len(lines) == 3
+    assert captured.out == ""
+
+
+def test_progress_is_quiet_between_its_lines(capsys):
+    list(progress(range(1000), "reading", 1000))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(progress(range(3), "reading", 3)) == [0, 1, 2]
+    assert "\r" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
