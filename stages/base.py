@@ -29,20 +29,17 @@ from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError, fail
 from stages.data import (
     CNNDM,
     CNNDM_LIMITS,
-    SPLITS,
     Limits,
-    Located,
     format_post,
-    is_cnndm,
     length_report,
     load_split,
-    read_source,
     save_split,
     tokenize_comparisons,
     tokenize_posts,
 )
 from stages.models import load_policy, load_tokenizer, save_model, without_dropout
 from stages.presets import config_from_arguments
+from stages.readers import SPLITS, Located, is_cnndm, read_source
 from stages.runs import Run, file_hash, open_stage, progress
 from stages.training import stream_seed
 
@@ -134,6 +131,9 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
                 num_attention_heads=base.num_heads,
                 intermediate_size=4 * base.hidden_size,
                 max_position_embeddings=longest,
+                # GPT-NeoX's 0.02 suits wide models; in a narrow one signals fade, and learning to
+                # copy takes three times as many updates.
+                initializer_range=base.hidden_size**-0.5,
                 # Pythia rotates a quarter of a head's dimensions. A quarter of these narrow heads
                 # is too little to find a word by its place: with all of them the model learns to
                 # copy about twice as fast.
@@ -191,6 +191,8 @@ def _tokenize_all(
             split = tokenize_posts(located[name], tokenizer, posts, name)
         else:
             about_posts = [one for one in located[name] if not is_cnndm(one[1])]
+            if not about_posts:
+                raise UserError(f"{name} is about news articles alone: add comparisons of posts")
             split = tokenize_comparisons(about_posts, tokenizer, pairs, name)
         save_split(split, folder, name)
     # News articles occur among the validation comparisons only (P1 detail 1).

@@ -64,12 +64,12 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
             max_comparison_tokens=48,
             max_query_comparison_tokens=160,
         ),
-        # New weights, not pretrained ones: larger steps, more of them, and an eps that lets small
-        # gradients through. The posts are mostly noise, so only the summary is learned.
-        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
-        sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
+        # New weights, not pretrained ones: larger steps, and more of them. The posts are mostly
+        # noise, so only the summary is learned.
+        optimizer=Optimizer(warmup_fraction=0.05),
+        sft=Sft(learning_rate=2e-3, batch_size=16, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),
-        ppo=Ppo(learning_rate=3e-4, total_episodes=4096, batch_size=64, samples_every=16),
+        ppo=Ppo(learning_rate=1.5e-4, total_episodes=2560, batch_size=64, samples_every=10),
         judge=Judge(kind="facts"),
         memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
     )
@@ -82,6 +82,7 @@ def posts() -> Config:
         name="posts",
         base=Base(tokenizer="", hidden_size=128, num_layers=4, num_heads=4),
         data=Data(source=""),
+        # Rare words have small gradients: 1e-8 lets them through.
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
         sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
@@ -139,6 +140,8 @@ def make_config(
     renaming = [override for override in asked if override.split(".")[0] not in SAME_RUN]
     if (renaming or upstream) and name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
+    if name in PRESETS and name != preset:
+        raise UserError(f"--name {name} is the folder of preset {name}: choose another")
     _check_given(config)
     return replace(
         config, seed=seed, name=name or config.name, upstream=upstream, overrides=overrides

@@ -209,6 +209,13 @@ def test_a_name_is_one_folder(name):
         make_config("tiny", name=name)
 
 
+def test_the_judge_and_memory_may_change_within_a_run():
+    config = make_config("tiny", overrides=("judge.model=x", "memory.microbatch_size=3"))
+    assert (config.name, config.judge.model, config.memory.microbatch_size) == ("tiny", "x", 3)
+    with pytest.raises(UserError, match="--name"):
+        make_config("tiny", overrides=("judge.model=x", "eval.posts=3"))
+
+
 def test_settings_cannot_be_changed_in_place():
     config = make_config("tiny")
     for owner, name in ((config, "seed"), (config.ppo, "lam"), (config.memory, "microbatch_size")):

@@ -15,12 +15,8 @@ from stages.config import HUB, Data, UserError
 from stages.data import (
     CNNDM_LIMITS,
     POST_TEMPLATE,
-    SPLITS,
     Limits,
-    Located,
-    check_comparison,
     format_post,
-    is_cnndm,
     length_report,
     load_split,
     make_ragged,
@@ -28,12 +24,12 @@ from stages.data import (
     pad_right,
     plain_encoder,
     query_tokens,
-    read_source,
     save_split,
     tokenize_comparisons,
     tokenize_posts,
 )
 from stages.models import load_tokenizer
+from stages.readers import SPLITS, Located, check_comparison, is_cnndm, read_source
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -230,6 +226,7 @@ def test_a_post_is_cut_at_its_last_newline():
     assert cut("one\ntwo\nthree", limit=15) == "T|one\ntwo|"
     assert cut("one\ntwo\nthree", limit=9) == "T|one|"
     assert cut("one\ntwo\n", limit=10) == "T|one\ntwo|"
+    assert cut("\nabcdef", limit=4) == "T||"
 
 
 def test_a_post_without_newline_loses_one_character_at_a_time():

@@ -1,9 +1,10 @@
-"""Bad input as a user meets it: one line that names file, line and field, and nothing left behind."""
+"""Bad input as a user meets it: one line with file, line and field, and nothing left behind."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from stages import base, ppo, sft
 
 ROOT = Path(__file__).parents[1]
 POST = {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post.", "summary": "Short."}
-PAIR = {
+PAIR: dict[str, Any] = {
     "info": {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post."},
     "summaries": [{"text": " One.", "policy": "ref"}, {"text": " Two.", "policy": "sup"}],
     "choice": 0,
@@ -62,7 +63,11 @@ def test_valid_data_is_accepted(folder):
     [
         ("sft_train", '{"id": "p1", ', ["sft_train.jsonl:2", "not JSON"]),
         ("sft_train", {**POST, "title": None}, ["sft_train.jsonl:2", "title", "missing"]),
-        ("sft_validation", {**POST, "summary": " "}, ["sft_validation.jsonl:2", "summary", "empty"]),
+        (
+            "sft_validation",
+            {**POST, "summary": " "},
+            ["sft_validation.jsonl:2", "summary", "empty"],
+        ),
         ("sft_train", {**POST, "post": 7}, ["sft_train.jsonl:2", "post", "int"]),
         ("comparisons_train", {**PAIR, "choice": 2}, ["comparisons_train.jsonl:2", "choice", "2"]),
         ("comparisons_train", {**PAIR, "choice": True}, ["comparisons_train.jsonl:2", "choice"]),

@@ -391,7 +391,6 @@ def test_an_unfinished_seed_is_left_out_and_named(places, capsys):
     html = (places / "generated/scaling-tiny-s-tiny.html").read_text()
     assert "tiny seed2 is left out: stage judge is missing" in html
     assert "One seed only: tiny." in html
-    assert Page(html).open == []
     assert "scaling-tiny-s-tiny.html" in capsys.readouterr().out
 
 

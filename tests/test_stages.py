@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from eval import judge, summaries, win_rate
 from reports import page, run_page
 from stages import base, config, normalize, ppo, presets, reward, rollout, runs, sft
+from stages.data import load_split
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.training import make_optimizer
 
@@ -39,8 +41,14 @@ def study(tmp_path_factory):
         yield root / "runs" / "mini" / "seed44413"
 
 
-def results(study: Path, stage: str) -> dict:
-    return runs.read_manifest(study / stage)["results"]
+def manifest(study: Path, stage: str) -> dict[str, Any]:
+    found = runs.read_manifest(study / stage)
+    assert found is not None
+    return found
+
+
+def results(study: Path, stage: str) -> dict[str, Any]:
+    return manifest(study, stage)["results"]
 
 
 def column(study: Path, stage: str, key: str) -> list[float]:
@@ -51,9 +59,9 @@ def column(study: Path, stage: str, key: str) -> list[float]:
 def test_every_stage_leaves_a_manifest_with_its_inputs_and_nothing_partial(study):
     stages = "base sft rm normalize ppo summaries judge win_rate".split()
     for earlier, stage in pairwise(stages):
-        manifest = runs.read_manifest(study / stage)
-        assert earlier in manifest["inputs"] or stage in ("win_rate", "ppo", "rm")
-        assert manifest["outputs"]
+        found = manifest(study, stage)
+        assert earlier in found["inputs"]
+        assert found["outputs"]
     assert not list(study.glob("*.partial"))
 
 
@@ -152,7 +160,7 @@ def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
 # -- equivalences ----------------------------------------------------------------------------------
 
 
-def mini_config(**memory: int) -> config.Config:
+def mini_config(**memory: Any) -> config.Config:
     made = presets.make_config("tiny", name="mini", overrides=tuple(MINI))
     return replace(made, memory=replace(made.memory, **memory))
 
@@ -165,7 +173,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = runs.Run(settings, "ppo")
     models, optimizer = ppo.prepare(run, accelerator, tokenizer)
-    queries = ppo.load_split(study / "base" / "data", "sft_train").columns["queries"]
+    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         episodes, _ = ppo.roll_out(accelerator, models, queries, settings, update)
         ppo.optimize(
@@ -203,7 +211,7 @@ def first_rollout(study: Path) -> tuple[ppo.Models, rollout.Rollout, config.Conf
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     models, _ = ppo.prepare(runs.Run(settings, "ppo"), accelerator, tokenizer)
-    queries = ppo.load_split(study / "base" / "data", "sft_train").columns["queries"]
+    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     return models, ppo.roll_out(accelerator, models, queries, settings, 0)[0], settings
 
 

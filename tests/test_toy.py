@@ -12,7 +12,7 @@ from statistics import mean
 import pytest
 
 from stages import toy
-from stages.data import SPLITS, check_comparison, check_post, is_cnndm
+from stages.readers import SPLITS, check_comparison, check_post, is_cnndm
 from stages.toy import (
     COPYISTS,
     WRITERS,
@@ -97,6 +97,13 @@ def test_a_post_holds_the_same_words_in_other_roles():
         sum(word.strip(".?").lower() in words for word in row["post"].split()) for row in POSTS
     ]
     assert min(extra) > 6, "some post has no distractor"
+    copied = [
+        found[1] == facts_of(row["id"]).when
+        for row in POSTS
+        if (found := re.search(r"We always meet on (\w+)", row["post"]))
+    ]
+    assert len(copied) > 50
+    assert mean(copied) < 0.4, "whoever copies a distractor has to be wrong"
 
 
 def test_facts_vary_and_belong_to_the_id():
