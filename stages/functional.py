@@ -191,6 +191,7 @@ def policy_loss(
     """
     difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
     ratio = difference.exp()
+    advantages = torch.where(response_mask, advantages, torch.zeros_like(advantages))
     losses = -advantages * ratio
     clipped_losses = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
     loss = masked_mean(torch.maximum(losses, clipped_losses), response_mask)
@@ -208,12 +209,31 @@ def value_loss(
     Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, in reward units.
     Source: P1, inherited details and section B.3 (range 0.2, weight 0.1 applied by the caller).
     """
+    # Masked before and not after: the gradient of a masked NaN would still be NaN.
+    new_values, values, returns = (
+        torch.where(value_mask, x, torch.zeros_like(x)) for x in (new_values, values, returns)
+    )
     clipped_values = values + (new_values - values).clamp(-cliprange_value, cliprange_value)
     losses = (new_values - returns).square()
     clipped_losses = (clipped_values - returns).square()
     loss = 0.5 * masked_mean(torch.maximum(losses, clipped_losses), value_mask)
     clipfrac = masked_mean((clipped_losses > losses).to(losses.dtype), value_mask)
     return loss, clipfrac
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
+
+    1 is a perfect critic, 0 one that says a constant, below 0 is worse than that. With the biased
+    variance over the positions that count.
+
+    Shapes: values, returns [..], mask [..] bool -> []. Source: a diagnostic, not in P1.
+    """
+
+    def variance(x: Tensor) -> Tensor:
+        return masked_mean((x - masked_mean(x, mask)).square(), mask)
+
+    return 1 - variance(returns - values) / (variance(returns) + WHITEN_EPS)
 
 
 def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:

@@ -179,7 +179,8 @@ def response_logprobs(
 
 def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
     """The reward model's scalar at every token: [B, L] -> [B, L]. Only at EOS is it a score."""
-    return reward_model(**model_inputs(tokens, attention_mask)).logits.squeeze(-1).float()
+    scalars = reward_model(**model_inputs(tokens, attention_mask)).logits.squeeze(-1)
+    return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
 
 
 def response_values(

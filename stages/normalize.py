@@ -6,6 +6,7 @@ twice: as reward model, and as the critic's starting point (detail 22).
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, pad_left, pad_right
+from stages.invariants import KNOWN_ANSWERS, save_known_answers
 from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
@@ -21,6 +23,7 @@ from stages.training import chunks, gather_rows, local_share, make_accelerator
 
 TOLERANCE = 1e-3  # reward units
 PADDING_ROWS = 512
+KNOWN_ROWS = 20
 
 
 def normalize(config: Config) -> None:
@@ -44,6 +47,8 @@ def normalize(config: Config) -> None:
                 f"the normalised reward model scores references {after.mean():.4f} on average, "
                 f"not 0 within {TOLERANCE}: the reward model is unstable, look at the rm stage"
             )
+        if accelerator.is_main_process:
+            keep_known_answers(run.partial, saved, train)
         results = {
             "mean_before": before.mean().item(),
             "std": before.std().item(),
@@ -52,6 +57,19 @@ def normalize(config: Config) -> None:
             "mean_after": after.mean().item(),
         }
         run.finish(results | padding_difference(accelerator, saved, train, config))
+
+
+@torch.no_grad()
+def keep_known_answers(folder: Path, reward_model: nn.Module, train: TokenizedSplit) -> None:
+    """Write some references with their scores, in float32, for PPO to replay."""
+    rows = range(min(KNOWN_ROWS, len(train)))
+    queries = [train.columns["queries"][row] for row in rows]
+    summaries = [train.columns["summaries"][row] for row in rows]
+    device = next(reward_model.parameters()).device
+    scores = score_responses(
+        reward_model, pad_left(queries, -1).to(device), pad_right(summaries, -1).to(device), -1
+    )
+    save_known_answers(folder / KNOWN_ANSWERS, queries, summaries, scores)
 
 
 @torch.no_grad()

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages import functional
 from stages.config import Config, Ppo, UserError, fail
 from stages.data import Ragged, load_split, pad_left
+from stages.invariants import KNOWN_ANSWERS, check_start
 from stages.models import (
     PolicyAndCritic,
     load_policy,
@@ -39,6 +41,7 @@ from stages.presets import config_from_arguments
 from stages.rollout import Episodes, Rollout, concatenate, describe, log_samples, trim_left
 from stages.runs import Run, open_stage, progress
 from stages.training import (
+    NonFiniteError,
     batch_rows,
     check_batch,
     chunks,
@@ -47,6 +50,7 @@ from stages.training import (
     local_share,
     make_accelerator,
     make_optimizer,
+    refuse_non_finite,
     sampling_noise,
     set_learning_rate,
     stream_seed,
@@ -87,16 +91,11 @@ def train_ppo(config: Config) -> None:
             started = time.time()
             rollout, metrics = roll_out(accelerator, models, queries, config, update)
             metrics |= {"lr": rate, "seconds/rollout": time.time() - started}
-            metrics |= optimize(
-                accelerator,
-                models.trained,
-                optimizer,
-                rollout,
-                ppo,
-                pad_id=models.pad_id,
-                microbatch_size=config.memory.microbatch_size,
-                seed=stream_seed(config.seed, "ppo minibatches", update),
-            )
+            if update == 0:
+                known = run.require("normalize") / KNOWN_ANSWERS
+                networks = models.trained, models.reward_model
+                check_start(accelerator, *networks, rollout, known, tokenizer, config)
+            metrics |= learn(run, accelerator, models, optimizer, rollout, update)  # 6. learn
             metrics["seconds/update"] = time.time() - started
             history.append(metrics)
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
@@ -225,6 +224,35 @@ def whiten_globally(accelerator: Accelerator, x: Tensor, mask: Tensor, shift_mea
     return whitened[start : start + len(x)]
 
 
+def learn(
+    run: Run,
+    accelerator: Accelerator,
+    models: Models,
+    optimizer: Any,
+    rollout: Rollout,
+    update: int,
+) -> dict[str, float]:
+    """Step 6 for one rollout. A number that is not finite ends the stage, with the batch saved."""
+    try:
+        return optimize(
+            accelerator,
+            models.trained,
+            optimizer,
+            rollout,
+            run.config.ppo,
+            pad_id=models.pad_id,
+            microbatch_size=run.config.memory.microbatch_size,
+            seed=stream_seed(run.config.seed, "ppo minibatches", update),
+        )
+    except NonFiniteError as error:
+        path = run.folder.with_name(f"ppo.failed{accelerator.process_index}.safetensors")
+        save_file({name: x.cpu().contiguous() for name, x in vars(rollout).items()}, path)
+        raise UserError(
+            f"{error} (update {update + 1}, its batch is in {path}; the last good weights are "
+            f"those in {run.require('sft')})"
+        ) from None
+
+
 def optimize(
     accelerator: Accelerator,
     trained: nn.Module,
@@ -274,9 +302,20 @@ def take_step(
         # Devices average their gradients; the global mean wants their sum.
         accelerator.backward(loss * accelerator.num_processes)
         summed = {key: summed.get(key, 0.0) + value for key, value in stats.items()}
+    stats = dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+    networks = accelerator.unwrap_model(trained)
+    stats["policy/grad_norm"] = gradient_norm(networks.policy)
+    stats["critic/grad_norm"] = gradient_norm(networks.critic)
+    refuse_non_finite("ppo", stats)
     optimizer.step()
     optimizer.zero_grad()
-    return dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+    return stats
+
+
+def gradient_norm(network: nn.Module) -> float:
+    """Euclidean norm of a network's gradient."""
+    gradients = [one.grad for one in network.parameters() if one.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients).item()
 
 
 def microbatch_loss(

@@ -133,10 +133,15 @@ def make_config(
             asked.append(f"{key}={value}")
         elif value:
             config = _set(config, key, value)
+    changes: dict[str, dict[str, Any]] = {}
     for override in asked:
-        config = _apply(config, override)
-        if upstream and override.split(".")[0] in ("base", "world", "data", "sft", "rm"):
+        section, field, value = _read(override)
+        changes.setdefault(section, {})[field] = value
+        if upstream and section in ("base", "world", "data", "sft", "rm"):
             raise UserError(f"{override} has no effect: --upstream {upstream} supplies that stage")
+    # A section changes at once: its numbers are checked together.
+    changed = {one: replace(getattr(config, one), **values) for one, values in changes.items()}
+    config = replace(config, **changed)
     renaming = [override for override in asked if override.split(".")[0] not in SAME_RUN]
     if (renaming or upstream) and name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
@@ -161,7 +166,7 @@ def _check_given(config: Config) -> None:
         )
 
 
-def _apply(config: Config, override: str) -> Config:
+def _read(override: str) -> tuple[str, str, Any]:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")
@@ -170,7 +175,7 @@ def _apply(config: Config, override: str) -> Config:
     if name not in known:
         options = ", ".join(f"{section}.{one}" for one in known) or ", ".join(SECTIONS)
         raise UserError(f"unknown setting {key!r}: known are {options}")
-    return _set(config, key, _parse(key, text, known[name]))
+    return section, name, _parse(key, text, known[name])
 
 
 def _parse(key: str, text: str, kind: Any) -> bool | int | float | str:

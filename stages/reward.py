@@ -29,6 +29,7 @@ from stages.training import (
     local_share,
     make_accelerator,
     make_optimizer,
+    refuse_non_finite,
     set_learning_rate,
     stream,
     synchronized_last,
@@ -91,9 +92,10 @@ def take_step(
         accelerator.backward(loss * accelerator.num_processes / len(rows))
         loss_sum += loss.item()
         correct += (chosen > rejected).sum().item()
+    loss_sum, correct = global_sum(accelerator, loss_sum, correct)
+    refuse_non_finite("rm", {"loss/train": loss_sum})
     optimizer.step()
     optimizer.zero_grad()
-    loss_sum, correct = global_sum(accelerator, loss_sum, correct)
     return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
 
 

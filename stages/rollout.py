@@ -103,7 +103,12 @@ def describe(accelerator: Accelerator, rollout: Rollout, ppo: Ppo, eos_id: int) 
     }
     sums = global_sum(accelerator, *(column.sum() for column in columns.values()))
     means = {key: value / ppo.batch_size for key, value in zip(columns, sums, strict=True)}
-    return means | {"val/num_eos_tokens": means["policy/eos_rate"] * ppo.batch_size}
+    everything = (rollout.values, rollout.returns, rollout.value_mask)
+    explained = functional.explained_variance(*(accelerator.gather(one) for one in everything))
+    return means | {
+        "val/num_eos_tokens": means["policy/eos_rate"] * ppo.batch_size,
+        "val/explained_variance": explained.item(),
+    }
 
 
 def log_samples(

@@ -30,6 +30,7 @@ from stages.training import (
     local_share,
     make_accelerator,
     make_optimizer,
+    refuse_non_finite,
     respond,
     set_learning_rate,
     synchronized_last,
@@ -92,9 +93,10 @@ def take_step(
         total += summed.item()
         # Devices average their gradients; the global mean wants their sum.
         accelerator.backward(summed * accelerator.num_processes / count)
+    (total,) = global_sum(accelerator, total)
+    refuse_non_finite("sft", {"loss/train": total})
     optimizer.step()
     optimizer.zero_grad()
-    (total,) = global_sum(accelerator, total)
     return total / count
 
 

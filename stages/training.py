@@ -135,6 +135,20 @@ def gather_rows(accelerator: Accelerator, mine: list[T]) -> list[T]:
     return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
 
 
+class NonFiniteError(UserError):
+    """A loss or gradient is not a finite number; raised before it can spoil the weights."""
+
+
+def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
+    """Raise NonFiniteError where a statistic of the step about to be taken is not finite."""
+    bad = [key for key, value in stats.items() if not math.isfinite(value)]
+    if bad:
+        raise NonFiniteError(
+            f"{stage} stopped before a step: {', '.join(bad)} not finite: try a smaller "
+            f"{stage}.learning_rate"
+        )
+
+
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
     """Trade time for memory where the settings say so."""
     if memory.gradient_checkpointing:

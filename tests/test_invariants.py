@@ -1,0 +1,156 @@
+"""Step-0 checks: each fault is caught before the first update, and named with its stage."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stages import functional, invariants, ppo
+from stages.config import Ppo, UserError
+from stages.data import pad_left, pad_right
+from stages.models import PolicyAndCritic, score_responses
+from stages.rollout import Rollout
+from stages.training import NonFiniteError, refuse_non_finite
+
+TOLERANCE = 1e-3
+
+
+@pytest.fixture
+def networks(policy, reward_model, tokenizer):
+    """Policy with critic, reward model, and the ids of EOS and PAD."""
+    return policy, reward_model, tokenizer.eos_token_id, tokenizer.pad_token_id
+
+
+@pytest.fixture
+def start(networks):
+    """A rollout before the first update, where everything holds."""
+    policy, reward_model, eos_id, pad_id = networks
+    queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
+    rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
+    responses = pad_right(rows, pad_id, length=5)
+    models = ppo.Models(
+        trained=PolicyAndCritic(policy, reward_model),
+        policy=policy,
+        critic=reward_model,
+        ref_policy=policy,
+        reward_model=reward_model,
+        eos_id=eos_id,
+        pad_id=pad_id,
+    )
+    settings = Ppo()
+    with torch.no_grad():
+        episodes = ppo.measure(models, queries, responses, settings)
+    mask, value_mask = functional.response_masks(responses, pad_id)
+    extra = dict.fromkeys(("advantages", "returns"), torch.zeros(responses.shape))
+    return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
+
+
+def ratio(networks, start):
+    policy, reward_model, _, pad_id = networks
+    trained = PolicyAndCritic(policy, reward_model)
+    with torch.no_grad():
+        invariants.check_ratio(trained, start, Ppo().temperature, pad_id, TOLERANCE)
+
+
+def test_nothing_is_refused_where_everything_holds(networks, start):
+    _, reward_model, eos_id, pad_id = networks
+    ratio(networks, start)
+    invariants.check_kl(start, TOLERANCE)
+    invariants.check_critic(start, eos_id, TOLERANCE)
+    invariants.check_scores_at_eos(start, eos_id)
+    with torch.no_grad():
+        invariants.check_padding(reward_model, start.queries, start.responses, pad_id, TOLERANCE)
+    assert start.response_mask.sum() == 5
+
+
+def test_a_reference_that_is_another_model_is_caught(start):
+    other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
+    with pytest.raises(UserError, match=r"KL.*by 0\.01.*Stage at fault: sft"):
+        invariants.check_kl(other, TOLERANCE)
+
+
+def test_dropout_left_on_is_caught_by_the_ratio(networks, start):
+    other = replace(start, logprobs=start.logprobs + 0.02)
+    with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
+        ratio(networks, other)
+
+
+def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
+    other = replace(start, values=start.values + 0.5)
+    with pytest.raises(UserError, match=r"critic.*0\.5.*Stage at fault: normalize"):
+        invariants.check_critic(other, networks[2], TOLERANCE)
+
+
+def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):
+    eos_id = networks[2]
+    uncut = start.responses.clone()
+    uncut[1, 2] = 4
+    mask, _ = functional.response_masks(uncut, networks[3])
+    with pytest.raises(UserError, match="not read at EOS"):
+        invariants.check_scores_at_eos(replace(start, responses=uncut, response_mask=mask), eos_id)
+
+
+def test_padding_that_is_seen_is_caught(networks, start):
+    _, reward_model, _, pad_id = networks
+
+    class Unmasked(torch.nn.Module):
+        def forward(self, input_ids, attention_mask, position_ids):
+            return reward_model(input_ids=input_ids)
+
+    with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*fault: rm"):
+        invariants.check_padding(Unmasked(), start.queries, start.responses, pad_id, TOLERANCE)
+
+
+def test_known_answers_are_replayed_and_a_changed_model_is_caught(
+    networks, start, tokenizer, tmp_path
+):
+    _, reward_model, _, pad_id = networks
+    queries = [row[row != pad_id] for row in start.queries]
+    responses = [row[row != pad_id] for row in start.responses]
+    with torch.no_grad():
+        scores = score_responses(reward_model, start.queries, start.responses, pad_id)
+    path = tmp_path / "known.json"
+    invariants.save_known_answers(path, queries, responses, scores)
+    invariants.replay_known_answers(reward_model, path, tokenizer, TOLERANCE)
+    bias = reward_model.classifier.bias
+    try:
+        bias.data += 0.1
+        with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
+            invariants.replay_known_answers(reward_model, path, tokenizer, TOLERANCE)
+    finally:
+        bias.data -= 0.1
+
+
+def test_nan_is_never_small(start):
+    other = replace(start, ref_logprobs=start.ref_logprobs * float("nan"))
+    with pytest.raises(UserError, match="KL"):
+        invariants.check_kl(other, TOLERANCE)
+
+
+def test_a_statistic_that_is_not_finite_stops_before_the_step():
+    refuse_non_finite("ppo", {"loss": 1.0})
+    with pytest.raises(NonFiniteError, match=r"loss/value_avg not finite.*ppo.learning_rate"):
+        refuse_non_finite("ppo", {"loss/policy_avg": 1.0, "loss/value_avg": float("inf")})
+
+
+def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():
+    returns = torch.tensor([1.0, 3.0, float("nan")])
+    mask = torch.tensor([True, True, False])
+    cases = (([1.0, 3.0, 9.0], 1.0), ([5.0, 5.0, 9.0], 0.0), ([3.0, 1.0, 9.0], -3.0))
+    for values, expected in cases:
+        found = functional.explained_variance(torch.tensor(values), returns, mask)
+        assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_masked_nan_reaches_no_loss_and_no_gradient():
+    mask, nan = torch.tensor([[True, False]]), float("nan")
+    broken = torch.tensor([[0.5, nan]])
+    new = torch.tensor([[0.3, nan]], requires_grad=True)
+    for loss, _ in (
+        functional.policy_loss(new, broken, broken, mask, 0.2),
+        functional.value_loss(new, broken, broken, mask, 0.2),
+    ):
+        (gradient,) = torch.autograd.grad(loss, new)
+        assert torch.isfinite(loss)
+        assert gradient[0, 1] == 0
+        assert gradient[0, 0] != 0
