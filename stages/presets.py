@@ -67,9 +67,9 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         # New weights, not pretrained ones: larger steps, and more of them. The posts are mostly
         # noise, so only the summary is learned.
         optimizer=Optimizer(warmup_fraction=0.05),
-        sft=Sft(learning_rate=2e-3, batch_size=16, loss_on_query=False),
+        sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),
-        ppo=Ppo(learning_rate=1.5e-4, total_episodes=2560, batch_size=64, samples_every=10),
+        ppo=Ppo(learning_rate=1.5e-4, total_episodes=1920, batch_size=64, samples_every=10),
         judge=Judge(kind="facts"),
         memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
     )
