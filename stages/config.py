@@ -71,7 +71,8 @@ class Data:
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
     sft_dataset: str = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
     """Hub id in the schema of tldr_3_filtered, for source `hub`."""
-    comparisons_dataset: str = "openai/summarize_from_feedback:comparisons"
+    # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
+    comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
     max_query_tokens: int = 512
     max_summary_tokens: int = 53

@@ -72,7 +72,11 @@ def _read_hub(data: Data, split: str) -> Iterator[Located]:
     source = data.sft_dataset if kind == "sft" else data.comparisons_dataset
     path, _, revision = source.partition("@")
     path, _, configuration = path.partition(":")
-    loaded = load_dataset(path, configuration or None, split=part, revision=revision or None)
+    try:
+        loaded = load_dataset(path, configuration or None, split=part, revision=revision or None)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"hub data {source}, split {part}, does not load: {reason}") from None
     for number, row in enumerate(loaded, start=1):
         yield f"{source}[{part}]:{number}", dict(row)
 

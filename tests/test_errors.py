@@ -130,3 +130,11 @@ def test_make_refuses_bad_settings_before_anything_runs(tmp_path, arguments, exp
     assert found.returncode == 2
     assert expected in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        base.main(["--preset", "pythia-70m"])
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("error: hub data vwxyzjn/summarize_from_feedback_tldr_3_filtered")
