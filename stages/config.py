@@ -290,6 +290,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in STAGE_SECTIONS[stage]}
     if stage == "base" and config.data.source != TOY:
         sections.pop("world")
+    if stage == "base" and config.data.source != HUB:
+        del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
     return {"seed": config.seed, **sections}
 
 

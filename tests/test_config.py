@@ -274,6 +274,13 @@ def test_every_stage_depends_on_the_seed():
         assert settings_hash(one, stage) != settings_hash(other, stage)
 
 
+def test_hub_ids_are_a_setting_of_hub_data_alone():
+    for preset, matters in (("tiny", False), ("pythia-70m", True)):
+        before = make_config(preset)
+        after = override("data.sft_dataset=other/posts", preset=preset)
+        assert (settings_hash(before, "base") != settings_hash(after, "base")) == matters
+
+
 def test_the_built_in_world_is_no_setting_of_real_posts():
     before = make_config("pythia-70m")
     after = override("world.seed=2", preset="pythia-70m")
