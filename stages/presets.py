@@ -86,7 +86,7 @@ def posts() -> Config:
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
         sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
-        ppo=Ppo(learning_rate=1e-4, total_episodes=640, batch_size=64, samples_every=5),
+        ppo=Ppo(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
         judge=Judge(kind="reward_model"),
         memory=Memory(microbatch_size=8, forward_batch_size=32, mixed_precision="no"),
     )
