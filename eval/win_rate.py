@@ -13,21 +13,19 @@ stay together (Miller 2411.00640). Differences between policies are paired by po
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import sqrt
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stages.config import Config, UserError, fail
+from stages.intervals import wilson
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, read_lines, read_manifest
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 ORDERS = {"policy_first", "reference_first"}
 CONFIDENCE = 0.95
-Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 # With fewer posts that depart from the most common score, the bootstrap sees too little of them.
 FEW_POSTS = 10
 
@@ -152,19 +150,6 @@ def paired_difference(a: Scores, b: Scores, seed: int = 0, resamples: int = 10_0
     pairs = [(a[one], b[one]) for one in a if one in b]
     differences = [x - y for x, y in pairs if x is not None and y is not None]
     return _mean_with_interval(np.array(differences), (-1.0, 1.0), seed, resamples)
-
-
-def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's 95% interval for a proportion, in [0, 1].
-
-    `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` with p = successes / n.
-    Source: Wilson 1927, equation for the score interval.
-    """
-    p = successes / n
-    center = p + Z**2 / (2 * n)
-    half = Z * sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
-    low, high = (center - half) / (1 + Z**2 / n), (center + half) / (1 + Z**2 / n)
-    return max(0.0, min(low, p)), min(1.0, max(high, p))  # rounding at 0 and n
 
 
 def _mean_with_interval(

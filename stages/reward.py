@@ -6,7 +6,6 @@ loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 """
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
+from stages.intervals import wilson
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
@@ -191,15 +191,6 @@ def calibration(gaps: list[float]) -> list[list[float]]:
         [(index + 0.5) * CALIBRATION_BIN, sum(ones) / len(ones), len(ones)]
         for index, ones in sorted(bins.items())
     ]
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion."""
-    z = 1.959964
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return centre - half, centre + half
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -25,6 +25,7 @@ PACKAGES = ("stages", "eval", "reports")
 RANKS = {
     "stages.config": 0,
     "stages.functional": 0,
+    "stages.intervals": 0,
     "stages.text_metrics": 0,
     "stages.toy": 0,
     "stages.presets": 1,

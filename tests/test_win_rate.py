@@ -17,11 +17,11 @@ from eval.win_rate import (
     post_scores,
     print_summary,
     verdict_pairs,
-    wilson,
     win_rate,
 )
 from stages import config as settings
 from stages.config import UserError
+from stages.intervals import wilson
 from stages.presets import make_config
 from stages.runs import open_stage, read_lines, read_manifest
 from stages.toy import CLAUSES, facts_of
