@@ -169,7 +169,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("judge.kind=oracle", "judge.kind must be one of"),
         ("judge.temperature=3", "judge.temperature must lie in"),
         ("memory.microbatch_size=0", "memory.microbatch_size must be above 0"),
-        ("memory.mixed_precision=fp16", "memory.mixed_precision must be no or bf16"),
+        ("memory.mixed_precision=fp16", "memory.mixed_precision must be one of no, bf16"),
         ("optimizer.warmup_fraction=2", "optimizer.warmup_fraction must lie in"),
         ("data.source=/nowhere", "data.source: no folder"),
     ],
