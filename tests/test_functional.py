@@ -367,14 +367,14 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "penalize_missing_eos": (X[:, 0], TOKENS, 0, -1.0),
     "token_logprobs": (LOGITS, TOKENS, 0.7),
     "entropy": (LOGITS,),
-    "kl_estimate": (X, X.flip(0)),
     "shape_rewards": (X, X[:, 0], MASK, 0.1),
     "explained_variance": (X, X.flip(0), MASK),
-    **dict.fromkeys(("masked_mean", "masked_whiten"), (X, MASK)),
+    **dict.fromkeys(("masked_mean", "masked_whiten", "sequence_logprobs"), (X, MASK)),
     "gae": (X, X.flip(0), 0.9, 0.9),
-    "policy_loss": (X, X.flip(0), X.flip(1), MASK, 0.2),
-    "value_loss": (X, X.flip(0), X.flip(1), MASK, 0.2),
-    "preference_loss": (X[:, 0], X[:, 1]),
+    **dict.fromkeys(("policy_loss", "value_loss"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
+    **dict.fromkeys(("kl_estimate", "preference_loss"), (X, X.flip(0))),
+    "implicit_rewards": (X, X.flip(0), 0.05),
+    "dpo_loss": (X, X.flip(0), X.flip(1), X, 0.05),
 }
 
 

@@ -38,6 +38,7 @@ RANKS = {
     "stages.readers": 4,
     "stages.data": 5,
     "stages.training": 6,
+    "stages.preferences": 7,
     "stages.rollout": 7,
     "stages.invariants": 8,
     "stages.base": 9,
@@ -45,6 +46,7 @@ RANKS = {
     "stages.reward": 9,
     "stages.normalize": 9,
     "stages.ppo": 9,
+    "stages.dpo": 9,
     "eval.summaries": 10,
     "eval.judge": 10,
     "eval.win_rate": 10,
@@ -87,6 +89,8 @@ SIGNATURES = {
     "value_loss": "new_values values returns value_mask cliprange_value",
     "entropy": "logits",
     "preference_loss": "chosen_scores rejected_scores",
+    "sequence_logprobs": "logprobs mask",
+    "implicit_rewards": "logprobs ref_logprobs beta",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
