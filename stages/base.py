@@ -37,7 +37,7 @@ from stages.data import (
     tokenize_comparisons,
     tokenize_posts,
 )
-from stages.models import load_policy, load_tokenizer, save_model, without_dropout
+from stages.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.presets import config_from_arguments
 from stages.readers import SPLITS, Located, is_cnndm, read_source
 from stages.runs import Run, file_hash, open_stage, progress
@@ -123,7 +123,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     longest = max(config.data.max_query_tokens + config.data.max_summary_tokens, 2048)
     torch.manual_seed(stream_seed(config.seed, "base"))
     return GPTNeoXForCausalLM(
-        without_dropout(
+        with_dropout(
             GPTNeoXConfig(
                 vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
                 hidden_size=base.hidden_size,
@@ -144,7 +144,8 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
                 },
                 bos_token_id=tokenizer.eos_token_id,
                 eos_token_id=tokenizer.eos_token_id,
-            )
+            ),
+            probability=0.0,
         )
     )
 

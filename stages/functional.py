@@ -64,6 +64,18 @@ def penalize_missing_eos(
     return torch.where(contains_eos, scores, torch.full_like(scores, penalty))
 
 
+def subtract_missing_eos(
+    scores: Tensor, postprocessed_responses: Tensor, eos_id: int, penalty: float
+) -> Tensor:
+    """Scores with `penalty` added to the score of every response without EOS.
+
+    Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, below 0.
+    Source: TRL since September 2024, where P1 replaces the score (`penalize_missing_eos`).
+    """
+    contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
+    return torch.where(contains_eos, scores, scores + penalty)
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature), in float32 or wider.
 
@@ -76,6 +88,21 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
     scaled = _at_least_float32(logits) / temperature
     chosen = scaled.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - scaled.logsumexp(dim=-1)
+
+
+def paper_token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """`token_logprobs` as P1's code computes it: softmax(logits / (temperature + 1e-7)) in bf16.
+
+    About three digits are left of each number, and so of KL and ratio.
+
+    Shapes: logits [B, T, V], tokens [B, T] -> [B, T] float32, nats. temperature > 0.
+    Raises ValueError for a temperature that is not positive.
+    Source: P1's code (its ppo.py, rollout and update), run in bf16.
+    """
+    _require_positive("temperature", temperature)
+    scaled = logits.to(torch.bfloat16) / (temperature + 1e-7)
+    logprobs = torch.log_softmax(scaled, dim=-1, dtype=torch.bfloat16)
+    return logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).float()
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -107,6 +134,18 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     raise ValueError(f"kl_estimate: kind is k1, k2 or k3, not {kind!r}")
 
 
+def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horizon: int) -> float:
+    """The KL coefficient after one batch: larger where KL is above its target, smaller below.
+
+    kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
+
+    kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
+    Source: Ziegler et al. 2019 section 2.2; P1, inherited details (not used in its runs).
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * episodes / horizon)
+
+
 def shape_rewards(
     kl: Tensor, scores: Tensor, response_mask: Tensor, kl_coef: float, score_at: str = "after_eos"
 ) -> Tensor:
@@ -134,6 +173,14 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     if not bool(mask.any()):
         raise ValueError("masked_mean: the mask leaves no position to average over")
     return torch.where(mask, x, torch.zeros_like(x)).sum() / mask.sum()
+
+
+def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weights * x over the positions with a weight, whatever stands at the others.
+
+    Shapes: x, weights [..] -> []. weights at least 0.
+    """
+    return (torch.where(weights > 0, x, torch.zeros_like(x)) * weights).sum()
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -174,6 +221,29 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
     return advantages, advantages + values
 
 
+def policy_losses(
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float,
+) -> tuple[Tensor, Tensor]:
+    """Clipped policy-gradient loss of every token, and where the clipped term is the larger.
+
+    max(-A * ratio, -A * clip(ratio, 1 - c, 1 + c)), with ratio = exp(new_logprobs - logprobs).
+
+    Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. cliprange > 0.
+    Source: P1 section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
+    """
+    # Masked before and not after: the gradient of a masked NaN would still be NaN.
+    difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
+    ratio = difference.exp()
+    advantages = torch.where(response_mask, advantages, torch.zeros_like(advantages))
+    losses = -advantages * ratio
+    clipped_losses = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    return torch.maximum(losses, clipped_losses), (clipped_losses > losses).to(losses.dtype)
+
+
 def policy_loss(
     new_logprobs: Tensor,
     logprobs: Tensor,
@@ -181,44 +251,64 @@ def policy_loss(
     response_mask: Tensor,
     cliprange: float,
 ) -> tuple[Tensor, Tensor]:
-    """Clipped policy-gradient loss, and the share of tokens where the clipped term is the larger.
+    """Mean of `policy_losses` over the real tokens, and the share of them that is clipped.
 
-    mean over real tokens of max(-A * ratio, -A * clip(ratio, 1 - c, 1 + c)), with
-    ratio = exp(new_logprobs - logprobs).
-
-    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0.
-    Source: P1 section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0. Source: as `policy_losses`.
     """
-    difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
-    ratio = difference.exp()
-    advantages = torch.where(response_mask, advantages, torch.zeros_like(advantages))
-    losses = -advantages * ratio
-    clipped_losses = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
-    loss = masked_mean(torch.maximum(losses, clipped_losses), response_mask)
-    clipfrac = masked_mean((clipped_losses > losses).to(losses.dtype), response_mask)
-    return loss, clipfrac
+    losses, clipped = policy_losses(new_logprobs, logprobs, advantages, response_mask, cliprange)
+    return masked_mean(losses, response_mask), masked_mean(clipped, response_mask)
 
 
-def value_loss(
+def value_losses(
     new_values: Tensor, values: Tensor, returns: Tensor, value_mask: Tensor, cliprange_value: float
 ) -> tuple[Tensor, Tensor]:
-    """Clipped loss of the critic, and the share of positions where the clipped term is the larger.
+    """Clipped loss of the critic at every position, and where the clipped term is the larger.
 
-    0.5 * mean of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) where value_mask counts.
+    0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2); an infinite c clips nothing.
 
-    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, in reward units.
+    Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count.
+    cliprange_value > 0, in reward units.
     Source: P1, inherited details and section B.3 (range 0.2, weight 0.1 applied by the caller).
     """
-    # Masked before and not after: the gradient of a masked NaN would still be NaN.
     new_values, values, returns = (
         torch.where(value_mask, x, torch.zeros_like(x)) for x in (new_values, values, returns)
     )
     clipped_values = values + (new_values - values).clamp(-cliprange_value, cliprange_value)
     losses = (new_values - returns).square()
     clipped_losses = (clipped_values - returns).square()
-    loss = 0.5 * masked_mean(torch.maximum(losses, clipped_losses), value_mask)
-    clipfrac = masked_mean((clipped_losses > losses).to(losses.dtype), value_mask)
-    return loss, clipfrac
+    clipped = (clipped_losses > losses).to(losses.dtype)
+    return 0.5 * torch.maximum(losses, clipped_losses), clipped
+
+
+def value_loss(
+    new_values: Tensor, values: Tensor, returns: Tensor, value_mask: Tensor, cliprange_value: float
+) -> tuple[Tensor, Tensor]:
+    """Mean of `value_losses` where the mask counts, and the share of positions that is clipped.
+
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, in reward units.
+    Source: as `value_losses`.
+    """
+    losses, clipped = value_losses(new_values, values, returns, value_mask, cliprange_value)
+    return masked_mean(losses, value_mask), masked_mean(clipped, value_mask)
+
+
+def loss_weights(mask: Tensor, mean: str) -> Tensor:
+    """Weight of every token in a loss that is sum(weight * loss) / sum(weight) over a minibatch.
+
+    `tokens`: 1, every token counts alike; `sequences`: 1 / its sequence's tokens, every sequence
+    counts alike; `microbatches`: 1 / all tokens of this tensor, every call counts alike (P1).
+
+    Shapes: mask [B, T] bool -> [B, T] float32, 0 where the mask does not count.
+    Raises ValueError for another mean. Source: P1, "Masking and GAE" (microbatches).
+    """
+    counted = mask.float()
+    if mean == "tokens":
+        return counted
+    if mean == "sequences":
+        return counted / counted.sum(dim=-1, keepdim=True).clamp(min=1)
+    if mean == "microbatches":
+        return counted / counted.sum().clamp(min=1)
+    raise ValueError(f"loss_weights: mean is tokens, sequences or microbatches, not {mean!r}")
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

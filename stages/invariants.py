@@ -34,26 +34,29 @@ def check_start(
     trained: nn.Module,
     reward_model: nn.Module,
     rollout: Rollout,
-    known_answers: Path,
+    known: tuple[Path, float],
     tokenizer: PreTrainedTokenizerBase,
     config: Config,
 ) -> None:
     """All checks, on the first episodes of the first rollout and before anything is learned.
 
+    `known`: the file of known answers, and what was added to the scores since (reward units).
     Raises UserError that says what does not hold, by how much, and which stage is at fault.
     """
-    tolerance = TOLERANCES[config.memory.mixed_precision]
+    ppo = config.ppo
+    tolerance = TOLERANCES["bf16" if ppo.logprob_dtype == "bf16" else config.memory.mixed_precision]
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     first = torch.arange(min(config.memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
     with accelerator.autocast():
-        replay_known_answers(reward_model, known_answers, tokenizer, tolerance)
+        replay_known_answers(reward_model, *known, tokenizer, tolerance)
         check_padding(reward_model, some.queries, some.responses, pad_id, tolerance)
         check_scores_at_eos(some, eos_id)
         check_kl(some, tolerance)
-        trained.train()
-        check_ratio(trained, some, config.ppo.temperature, pad_id, tolerance)
-        check_critic(some, eos_id, tolerance)
+        trained.train(mode=not ppo.dropout)  # with dropout asked for, the ratio is 1 without it
+        check_ratio(trained, some, ppo.temperature, pad_id, tolerance)
+        if ppo.critic_init == "reward_model":
+            check_critic(some, eos_id, tolerance)
 
 
 def check_ratio(
@@ -135,14 +138,18 @@ def save_known_answers(
 
 @torch.no_grad()
 def replay_known_answers(
-    reward_model: nn.Module, path: Path, tokenizer: PreTrainedTokenizerBase, tolerance: float
+    reward_model: nn.Module,
+    path: Path,
+    shift: float,
+    tokenizer: PreTrainedTokenizerBase,
+    tolerance: float,
 ) -> None:
-    """The loaded reward model must give the scores that it was saved with."""
+    """The loaded reward model must give the scores that it was saved with, plus `shift`."""
     answers = json.loads(path.read_text(encoding="utf-8"))
     pad_id, device = tokenizer.pad_token_id, next(reward_model.parameters()).device
     queries = pad_left([torch.tensor(one["query"]) for one in answers], pad_id).to(device)
     responses = pad_right([torch.tensor(one["response"]) for one in answers], pad_id).to(device)
-    expected = torch.tensor([one["score"] for one in answers], device=device)
+    expected = torch.tensor([one["score"] + shift for one in answers], device=device)
     difference = score_responses(reward_model, queries, responses, pad_id) - expected
     _require_small(
         difference.abs().max().item(),

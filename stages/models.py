@@ -6,6 +6,7 @@ head bias carries the reward normalization. Both open with plain transformers.
 detail 3). Position ids count real tokens only, so padding on either side changes rounding at most.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from stages.config import UserError
 from stages.functional import first_true_index, token_logprobs
 
+LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 PAD_TOKEN = "[PAD]"
 HEAD = {"classifier.weight", "classifier.bias"}
 LM_HEAD = {"embed_out.weight", "lm_head.weight"}
@@ -54,34 +56,36 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def without_dropout(config: PretrainedConfig) -> PretrainedConfig:
-    """The same configuration with every dropout probability 0 (P1 detail 7)."""
+def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConfig:
+    """The same configuration with every dropout probability as given (P1 detail 7: 0)."""
     for name in config.to_dict():
-        if "dropout" in name and isinstance(getattr(config, name), float):
-            setattr(config, name, 0.0)
+        if ("dropout" in name or "pdrop" in name) and isinstance(getattr(config, name), float):
+            setattr(config, name, probability)
     return config
 
 
-def load_policy(source: str | Path) -> PreTrainedModel:
-    """A causal LM in float32 without dropout; missing or unexpected weights are a UserError."""
-    model, info = _load(AutoModelForCausalLM, source)
+def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
+    """A causal LM in float32; missing or unexpected weights are a UserError."""
+    model, info = _load(AutoModelForCausalLM, source, dropout)
     _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     return model
 
 
-def load_reward_model(source: str | Path) -> PreTrainedModel:
-    """A saved reward model or critic in float32 without dropout; loading is strict."""
-    model, info = _load(AutoModelForTokenClassification, source, num_labels=1)
+def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
+    """A saved reward model or critic in float32; loading is strict."""
+    model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
     _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
     return model
 
 
-def new_reward_model(policy_folder: Path, generator: torch.Generator) -> PreTrainedModel:
+def new_reward_model(
+    policy_folder: Path, generator: torch.Generator, dropout: float = 0.0
+) -> PreTrainedModel:
     """A reward model on the policy's backbone with a fresh head.
 
     Head weights are Normal(0, 1 / sqrt(hidden_size + 1)), its bias 0. Source: P1 detail 11.
     """
-    model, info = _load(AutoModelForTokenClassification, policy_folder, num_labels=1)
+    model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, num_labels=1)
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     _refuse_weights(policy_folder, missing - HEAD, unexpected - LM_HEAD)
     head: nn.Linear = model.classifier
@@ -92,10 +96,12 @@ def new_reward_model(policy_folder: Path, generator: torch.Generator) -> PreTrai
     return model
 
 
-def _load(auto: Any, source: str | Path, **changes: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _load(
+    auto: Any, source: str | Path, dropout: float, **changes: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     _quiet()
     try:
-        config = without_dropout(AutoConfig.from_pretrained(str(source), **changes))
+        config = with_dropout(AutoConfig.from_pretrained(str(source), **changes), dropout)
         model, info = auto.from_pretrained(
             str(source), config=config, dtype=torch.float32, output_loading_info=True
         )
@@ -171,10 +177,11 @@ def response_logprobs(
     attention_mask: Tensor,
     response_length: int,
     temperature: float,
+    formula: LogprobFormula = token_logprobs,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
     logits = response_logits(policy, query_responses, attention_mask, response_length)
-    return token_logprobs(logits, query_responses[:, -response_length:], temperature)
+    return formula(logits, query_responses[:, -response_length:], temperature)
 
 
 def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
@@ -213,7 +220,8 @@ def sample(
     temperature: float,
     eos_id: int,
     pad_id: int,
-) -> Tensor:
+    formula: LogprobFormula = token_logprobs,
+) -> tuple[Tensor, Tensor]:
     """Responses drawn from softmax(logits / temperature), one given uniform number per token.
 
     Token t of row b is where the cumulative distribution passes uniforms[b, t]: the draw depends
@@ -221,18 +229,21 @@ def sample(
     EOS and the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens
     and are never drawn.
 
-    Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T], [PAD] where
-    sampling had stopped. Source: P1 detail 23 (fixed length, no stopping).
+    Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
+    log-probabilities in nats; [PAD] and 0 where sampling had stopped.
+    Source: P1 detail 23 (fixed length, no stopping).
     """
     attention_mask = queries != pad_id
     inputs = model_inputs(queries, attention_mask)
     cache = DynamicCache(config=policy.config)
     responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
+    logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
     finished = torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
     for step in range(uniforms.shape[1]):
         output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         tokens = draw(output.logits[:, -1, :pad_id], uniforms[:, step], temperature)
         responses[:, step] = tokens
+        logprobs[:, step] = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
         finished |= tokens == eos_id
         if bool(finished.all()):
             break
@@ -242,7 +253,7 @@ def sample(
             "attention_mask": attention_mask.long(),
             "position_ids": inputs["position_ids"][:, -1:] + 1,
         }
-    return responses
+    return responses, logprobs
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:

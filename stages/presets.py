@@ -147,6 +147,8 @@ def make_config(
     # A section changes at once: its numbers are checked together.
     changed = {one: replace(getattr(config, one), **values) for one, values in changes.items()}
     config = replace(config, **changed)
+    for name in changes.get("ppo", {}).keys() & config.ppo.quirks:
+        raise UserError(f"ppo.{name} has no effect: ppo.compat={config.ppo.compat} sets it")
     renaming = [override for override in asked if override.split(".")[0] not in SAME_RUN]
     if (renaming or upstream) and name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")

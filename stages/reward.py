@@ -44,7 +44,8 @@ def train_reward_model(config: Config) -> None:
         tokenizer = load_tokenizer(sft / "model")
         train = load_split(data, "comparisons_train")
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
-        reward_model = new_reward_model(sft / "model", stream(config.seed, "reward head"))
+        generator = stream(config.seed, "reward head")
+        reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
         use_gradient_checkpointing(reward_model, config.memory)
         optimizer = make_optimizer(
             reward_model.parameters(), config.rm.learning_rate, config.optimizer

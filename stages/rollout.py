@@ -5,6 +5,7 @@ Episodes are what was sampled and measured; a Rollout adds what the update learn
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from stages import functional
 from stages.config import Ppo
 from stages.runs import Run
-from stages.training import global_sum
+from stages.text_metrics import copied_title_words, distinct
+from stages.training import gather_rows, global_sum
 
 SAMPLES_LOGGED = 8
 WHOLE_EPISODE = ("queries", "scores")  # the other tensors have one column per response token
@@ -82,18 +84,22 @@ def concatenate(parts: list[Episodes], queries: Tensor) -> Episodes:
 def describe(accelerator: Accelerator, rollout: Rollout, ppo: Ppo, eos_id: int) -> dict[str, float]:
     """What the rollout looked like: means over all episodes of the batch; names as in TRL.
 
-    KL and entropy are in nats per episode; only real tokens enter a sum.
+    KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
+    estimate that is trained on (ppo.kl_estimator).
     """
 
     def per_episode(x: Tensor) -> Tensor:
         return torch.where(rollout.response_mask, x, 0.0).sum(dim=1)
 
-    kl = per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs))
-    k3 = per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs, "k3"))
-    penalty = -ppo.kl_coef * kl
+    def kl(kind: str) -> Tensor:
+        return per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs, kind))
+
+    trained_on = kl(ppo.kl_estimator)
+    penalty = -ppo.kl_coef * trained_on if ppo.kl_in == "reward" else torch.zeros_like(trained_on)
     columns = {
-        "objective/kl": kl,
-        "objective/kl_k3": k3,
+        "objective/kl": trained_on,
+        "objective/kl_k1": kl("k1"),
+        "objective/kl_k3": kl("k3"),
         "objective/entropy": per_episode(-rollout.logprobs),
         "objective/non_score_reward": penalty,
         "objective/rlhf_reward": rollout.scores + penalty,
@@ -108,6 +114,23 @@ def describe(accelerator: Accelerator, rollout: Rollout, ppo: Ppo, eos_id: int) 
     return means | {
         "val/num_eos_tokens": means["policy/eos_rate"] * ppo.batch_size,
         "val/explained_variance": explained.item(),
+        "objective/kl_coef": ppo.kl_coef,
+    }
+
+
+def describe_texts(
+    accelerator: Accelerator, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """What the batch's texts look like: words copied from titles, and how varied they are."""
+    decode = partial(tokenizer.batch_decode, skip_special_tokens=True)
+    pairs = list(zip(decode(rollout.queries), decode(rollout.responses), strict=True))
+    everything = gather_rows(accelerator, pairs)
+    texts = [response for _, response in everything]
+    copied = [copied_title_words(*pair) for pair in everything]
+    return {
+        "text/copied_title_words": sum(copied) / len(copied),
+        "text/distinct_1": distinct(texts, 1),
+        "text/distinct_2": distinct(texts, 2),
     }
 
 

@@ -105,11 +105,14 @@ class Sft:
     epochs: int = 1
     loss_on_query: bool = True
     """Whether the query's tokens are learned too, as in P1; P2 learns the summary only."""
+    dropout: float = 0.0
+    """Probability while learning; P1 detail 7: off."""
     evaluations: int = 4
     """How often the validation loss is measured on the way (and once before, once after)."""
 
     def __post_init__(self) -> None:
         positive(self, "sft", "learning_rate", "batch_size", "epochs", "evaluations")
+        in_range(self, "sft", "dropout", 0, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +123,12 @@ class Rm:
     batch_size: int = 64
     """Pairs per update, over all devices."""
     epochs: int = 1
+    dropout: float = 0.0
+    """Probability while learning; P1 detail 7: off."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
+        in_range(self, "rm", "dropout", 0, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)

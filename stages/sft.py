@@ -5,18 +5,17 @@ One update: a global batch of query + summary, the mean negative log-likelihood 
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, UserError, fail
-from stages.data import TokenizedSplit, load_split, pad_left, pad_right
-from stages.functional import token_logprobs
-from stages.models import load_policy, load_tokenizer, response_logits, save_model
+from stages.data import TokenizedSplit, load_split
+from stages.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.models import load_policy, load_tokenizer, save_model
 from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress
 from stages.text_metrics import rouge
@@ -37,8 +36,6 @@ from stages.training import (
     use_gradient_checkpointing,
 )
 
-NO_TOKEN = -1
-
 
 def train_sft(config: Config) -> None:
     """Run the stage."""
@@ -49,7 +46,7 @@ def train_sft(config: Config) -> None:
         train = load_split(base / "data", "sft_train")
         validation = load_split(base / "data", "sft_validation")
         check_batch("sft", config.sft.batch_size, len(train), accelerator)
-        policy = load_policy(base / "model")
+        policy = load_policy(base / "model", config.sft.dropout)
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.sft.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
@@ -98,43 +95,6 @@ def take_step(
     optimizer.step()
     optimizer.zero_grad()
     return total / count
-
-
-def sequence_length(split: TokenizedSplit, row: int) -> int:
-    """Tokens of query and summary together."""
-    return len(split.columns["queries"][row]) + len(split.columns["summaries"][row])
-
-
-def counted_tokens(split: TokenizedSplit, rows: list[int], loss_on_query: bool) -> int:
-    """How many tokens of these rows the loss counts; the very first one is not predicted."""
-    if loss_on_query:
-        return sum(sequence_length(split, row) - 1 for row in rows)
-    return sum(len(split.columns["summaries"][row]) for row in rows)
-
-
-def summed_loss(
-    policy: nn.Module,
-    split: TokenizedSplit,
-    rows: Sequence[int],
-    loss_on_query: bool,
-    device: torch.device,
-) -> Tensor:
-    """Negative log-likelihood summed over the counted tokens of some rows, [] nats.
-
-    Each row is a prefix that is only read (the query, or its first token) and the tokens that are
-    learned; logits exist at the positions that predict the latter, and at no others.
-    """
-    prefixes, learned = [], []
-    for row in rows:
-        tokens = torch.cat([split.columns["queries"][row], split.columns["summaries"][row]])
-        start = 1 if loss_on_query else len(split.columns["queries"][row])
-        prefixes.append(tokens[:start])
-        learned.append(tokens[start:])
-    targets = pad_right(learned, NO_TOKEN).to(device)
-    tokens = torch.cat([pad_left(prefixes, NO_TOKEN).to(device), targets], dim=1)
-    logits = response_logits(policy, tokens, tokens != NO_TOKEN, targets.shape[1])
-    logprobs = token_logprobs(logits, targets.clamp(min=0), temperature=1.0)
-    return -torch.where(targets != NO_TOKEN, logprobs, 0.0).sum()
 
 
 @torch.no_grad()

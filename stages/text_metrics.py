@@ -1,8 +1,11 @@
 """Measures of generated text that need no model."""
 
+import re
 from collections.abc import Sequence
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
+TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)
+WORD = re.compile(r"\w+")
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -17,3 +20,25 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     pairs = zip(texts, references, strict=True)
     scores = [scorer.score(reference, text) for text, reference in pairs]
     return {kind: sum(one[kind].fmeasure for one in scores) / len(scores) for kind in ROUGE_TYPES}
+
+
+def copied_title_words(query: str, summary: str) -> float:
+    """Share of the title's distinct words that the summary repeats; 0 without a title.
+
+    Case and punctuation do not matter. Policies over-optimised on TL;DR copy the title.
+    """
+    title = TITLE.search(query)
+    words = set(WORD.findall(title[1].lower())) if title else set()
+    return len(words & set(WORD.findall(summary.lower()))) / len(words) if words else 0.0
+
+
+def distinct(texts: Sequence[str], n: int) -> float:
+    """Distinct n-grams of words over all n-grams, in all texts together; 0 where there are none.
+
+    Source: Li et al. 2016, "A Diversity-Promoting Objective Function" (distinct-1 and -2).
+    """
+    grams = []
+    for text in texts:
+        words = WORD.findall(text.lower())
+        grams += [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0

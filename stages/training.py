@@ -75,9 +75,9 @@ def linear_rate(update: int, updates: int) -> float:
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    """Set it in every parameter group."""
+    """Set it in every parameter group, times the group's `lr_scale` where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
 def batch_rows(rows: int, batch_size: int, update: int, seed: int, purpose: str) -> list[int]:
@@ -186,7 +186,7 @@ def respond(
         batch = pad_left([queries[row] for row in part], pad_id).to(accelerator.device)
         with accelerator.autocast():
             uniforms = noise[list(part)].to(accelerator.device)
-            drawn = sample(policy, batch, uniforms, config.eval.temperature, eos_id, pad_id)
+            drawn, _ = sample(policy, batch, uniforms, config.eval.temperature, eos_id, pad_id)
         for row, response in zip(part, truncate_after(drawn, eos_id, pad_id).tolist(), strict=True):
             found[row] = [token for token in response if token != pad_id]
     return [found[row] for row in mine]

@@ -1,7 +1,5 @@
 """Every formula, against the paper's own numbers, hand-made tables and independent formulas."""
 
-import copy
-import inspect
 import math
 from typing import Any
 
@@ -11,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages import functional
 from stages.functional import (
     entropy,
     first_true_index,
@@ -179,7 +176,8 @@ def test_entropy_is_log_v_of_even_logits_and_0_of_certainty():
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_kl_of_a_policy_to_itself_is_0(kind):
-    assert torch.equal(kl_estimate(X, X, kind), torch.zeros_like(X))
+    x = random_case(5)["values"]
+    assert torch.equal(kl_estimate(x, x, kind), torch.zeros_like(x))
 
 
 def test_kl_estimates_of_one_token():
@@ -338,10 +336,11 @@ def test_the_value_loss_takes_the_worse_of_value_and_clipped_value():
 
 
 def test_the_value_loss_is_clipped_around_the_old_value():
+    one = torch.ones(1, 1, dtype=torch.bool)
     two, five, six = (torch.full((1, 1), number) for number in (2.0, 5.0, 6.0))
-    loss, _ = value_loss(six, five, six, ONE, cliprange_value=0.5)
+    loss, _ = value_loss(six, five, six, one, cliprange_value=0.5)
     close(loss, 0.5 * 0.25)
-    same, clipfrac = value_loss(five, five, two, ONE, cliprange_value=0.5)
+    same, clipfrac = value_loss(five, five, two, one, cliprange_value=0.5)
     close(torch.stack([same, clipfrac]), [0.5 * 9.0, 0.0])
 
 
@@ -351,50 +350,3 @@ def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
     pair = torch.tensor([LN3, 0.0]), torch.tensor([0.0, LN3])
     close(preference_loss(*pair), (-math.log(3 / 4) - math.log(1 / 4)) / 2)
     close(preference_loss(torch.tensor([-500.0]), torch.tensor([500.0])), 1000.0)
-
-
-# -- promises of all of them -----------------------------------------------------------------------
-
-ONE = torch.ones(1, 1, dtype=torch.bool)
-X = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -0.2]])
-MASK = torch.tensor([[True, True, False], [True, True, True]])
-TOKENS = torch.tensor([[1, 0, 2], [1, 2, 1]])
-LOGITS = torch.linspace(-1, 1, 18).view(2, 3, 3)
-CALLS: dict[str, tuple[Any, ...]] = {
-    "first_true_index": (MASK,),
-    "truncate_after": (TOKENS, 0, 9),
-    "response_masks": (TOKENS, 2),
-    "penalize_missing_eos": (X[:, 0], TOKENS, 0, -1.0),
-    "token_logprobs": (LOGITS, TOKENS, 0.7),
-    "entropy": (LOGITS,),
-    "shape_rewards": (X, X[:, 0], MASK, 0.1),
-    "explained_variance": (X, X.flip(0), MASK),
-    **dict.fromkeys(("masked_mean", "masked_whiten", "sequence_logprobs"), (X, MASK)),
-    "gae": (X, X.flip(0), 0.9, 0.9),
-    **dict.fromkeys(("policy_loss", "value_loss"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
-    **dict.fromkeys(("kl_estimate", "preference_loss"), (X, X.flip(0))),
-    "implicit_rewards": (X, X.flip(0), 0.05),
-    "dpo_loss": (X, X.flip(0), X.flip(1), X, 0.05),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_no_argument_is_changed(name):
-    before = copy.deepcopy(CALLS[name])
-    getattr(functional, name)(*CALLS[name])
-    for one, other in zip(before, CALLS[name], strict=True):
-        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
-
-
-def test_every_public_formula_is_among_these_tests():
-    functions = dict(inspect.getmembers(functional, inspect.isfunction))
-    assert {name for name in functions if not name.startswith("_")} == set(CALLS)
-
-
-def test_unknown_choices_and_empty_masks_are_refused():
-    with pytest.raises(ValueError, match="k4"):
-        kl_estimate(X, X, "k4")
-    with pytest.raises(ValueError, match="before"):
-        shape_rewards(X, X[:, 0], MASK, 0.1, "before")
-    with pytest.raises(ValueError, match="no position"):
-        masked_mean(X, torch.zeros_like(MASK))

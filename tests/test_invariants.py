@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stages import functional, invariants, ppo
+from stages import functional, invariants, ppo, ppo_models
 from stages.config import Ppo, UserError
 from stages.data import pad_left, pad_right
 from stages.models import PolicyAndCritic, score_responses
@@ -28,7 +28,7 @@ def start(networks):
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
     responses = pad_right(rows, pad_id, length=5)
-    models = ppo.Models(
+    models = ppo_models.Models(
         trained=PolicyAndCritic(policy, reward_model),
         policy=policy,
         critic=reward_model,
@@ -111,12 +111,12 @@ def test_known_answers_are_replayed_and_a_changed_model_is_caught(
         scores = score_responses(reward_model, start.queries, start.responses, pad_id)
     path = tmp_path / "known.json"
     invariants.save_known_answers(path, queries, responses, scores)
-    invariants.replay_known_answers(reward_model, path, tokenizer, TOLERANCE)
+    invariants.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
     bias = reward_model.classifier.bias
     try:
         bias.data += 0.1
         with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
-            invariants.replay_known_answers(reward_model, path, tokenizer, TOLERANCE)
+            invariants.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
     finally:
         bias.data -= 0.1
 

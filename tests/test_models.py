@@ -61,7 +61,8 @@ def writer():
 
 
 def write(writer: torch.nn.Module, queries: Tensor, uniforms: Tensor, eos_id: int = 0) -> Tensor:
-    return sample(writer, queries, uniforms, temperature=0.9, eos_id=eos_id, pad_id=7)
+    responses, _ = sample(writer, queries, uniforms, temperature=0.9, eos_id=eos_id, pad_id=7)
+    return responses
 
 
 def queries_and_noise(rows: int = 6, length: int = 40) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,19 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from eval import judge, summaries, win_rate
 from reports import page, run_page
-from stages import base, config, dpo, normalize, ppo, presets, reward, rollout, runs, sft
+from stages import (
+    base,
+    config,
+    dpo,
+    normalize,
+    ppo,
+    ppo_models,
+    presets,
+    reward,
+    rollout,
+    runs,
+    sft,
+)
 from stages.data import load_split
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.training import make_optimizer
@@ -193,7 +205,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = runs.Run(settings, "ppo")
-    models, optimizer = ppo.prepare(run, accelerator, tokenizer)
+    models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         episodes, _ = ppo.roll_out(accelerator, models, queries, settings, update)
@@ -227,11 +239,11 @@ def test_batch_sizes_in_memory_change_no_weight(study):
     assert (whole - start).abs().max() > 1e-4
 
 
-def first_rollout(study: Path) -> tuple[ppo.Models, rollout.Rollout, config.Config]:
+def first_rollout(study: Path) -> tuple[ppo_models.Models, rollout.Rollout, config.Config]:
     settings = mini_config()
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    models, _ = ppo.prepare(runs.Run(settings, "ppo"), accelerator, tokenizer)
+    models, _ = ppo_models.load_models(runs.Run(settings, "ppo"), accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     return models, ppo.roll_out(accelerator, models, queries, settings, 0)[0], settings
 

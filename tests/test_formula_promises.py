@@ -1,0 +1,62 @@
+"""What all formulas promise: no argument is changed, none goes untested, choices are refused."""
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from stages import functional
+from stages.functional import kl_estimate, loss_weights, masked_mean, shape_rewards
+
+X = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -0.2]])
+MASK = torch.tensor([[True, True, False], [True, True, True]])
+TOKENS = torch.tensor([[1, 0, 2], [1, 2, 1]])
+LOGITS = torch.linspace(-1, 1, 18).view(2, 3, 3)
+CALLS: dict[str, tuple[Any, ...]] = {
+    "first_true_index": (MASK,),
+    "truncate_after": (TOKENS, 0, 9),
+    "response_masks": (TOKENS, 2),
+    "penalize_missing_eos": (X[:, 0], TOKENS, 0, -1.0),
+    "subtract_missing_eos": (X[:, 0], TOKENS, 0, -1.0),
+    **dict.fromkeys(("token_logprobs", "paper_token_logprobs"), (LOGITS, TOKENS, 0.7)),
+    "entropy": (LOGITS,),
+    "kl_estimate": (X, X.flip(0)),
+    "shape_rewards": (X, X[:, 0], MASK, 0.1),
+    "explained_variance": (X, X.flip(0), MASK),
+    **dict.fromkeys(("masked_mean", "masked_whiten", "sequence_logprobs"), (X, MASK)),
+    "gae": (X, X.flip(0), 0.9, 0.9),
+    "adapt_kl_coef": (0.1, 3.0, 6.0, 64, 1000),
+    **dict.fromkeys(("policy_loss", "policy_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
+    **dict.fromkeys(("value_loss", "value_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
+    "loss_weights": (MASK, "sequences"),
+    "weighted_sum": (X, X.abs()),
+    "preference_loss": (X[:, 0], X[:, 1]),
+    "implicit_rewards": (X, X.flip(0), 0.05),
+    "dpo_loss": (X, X.flip(0), X.flip(1), X, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_argument_is_changed(name):
+    before = copy.deepcopy(CALLS[name])
+    getattr(functional, name)(*CALLS[name])
+    for one, other in zip(before, CALLS[name], strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_every_public_formula_is_among_these_tests():
+    functions = dict(inspect.getmembers(functional, inspect.isfunction))
+    assert {name for name in functions if not name.startswith("_")} == set(CALLS)
+
+
+def test_unknown_choices_and_empty_masks_are_refused():
+    with pytest.raises(ValueError, match="k4"):
+        kl_estimate(X, X, "k4")
+    with pytest.raises(ValueError, match="before"):
+        shape_rewards(X, X[:, 0], MASK, 0.1, "before")
+    with pytest.raises(ValueError, match="batches"):
+        loss_weights(MASK, "batches")
+    with pytest.raises(ValueError, match="no position"):
+        masked_mean(X, torch.zeros_like(MASK))
