@@ -3,6 +3,7 @@
 #
 #   make sft rm ppo eval                          the default preset, on any laptop
 #   make sft rm ppo eval PRESET=pythia-1b         the paper's study at 1B, on a GPU
+#   make dpo eval                                 DPO as well, beside PPO
 #   make ppo eval NAME=kl0.1 UPSTREAM=tiny SET="ppo.kl_coef=0.1"
 #   make check test                               what CI runs
 
@@ -35,7 +36,7 @@ ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
 	$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
 	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
-PIPELINE := sft rm ppo eval base normalize
+PIPELINE := sft rm ppo dpo eval base normalize
 .PHONY: $(PIPELINE) scaling install check test help
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -51,7 +52,7 @@ DATA_FILES := $(if $(DATA),$(wildcard $(DATA)/*.jsonl $(DATA)/*.parquet))
 endif
 
 help:
-	@sed -n '4,7s/^# *//p' Makefile
+	@sed -n '4,8s/^# *//p' Makefile
 
 install: $(INSTALLED)
 
@@ -65,6 +66,7 @@ base: $(FIRST)/base/manifest.json
 sft: $(FIRST)/sft/manifest.json
 rm normalize: $(FIRST)/normalize/manifest.json
 ppo: $(RUN)/ppo/manifest.json
+dpo: $(RUN)/dpo/manifest.json
 eval: $(RUN)/headline.txt
 	@cat $<
 
@@ -89,7 +91,13 @@ endif
 $(RUN)/ppo/manifest.json: $(FIRST)/normalize/manifest.json $(RUN)/settings/ppo.json
 	$(LAUNCH) -m stages.ppo $(ARGS) $(OWN)
 
-$(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(RUN)/settings/summaries.json
+$(RUN)/dpo/manifest.json: $(FIRST)/sft/manifest.json $(RUN)/settings/dpo.json
+	$(LAUNCH) -m stages.dpo $(ARGS) $(OWN)
+
+# DPO is evaluated beside PPO where it is asked for now, or was before.
+DPO := $(if $(filter dpo,$(MAKECMDGOALS)),$(RUN)/dpo/manifest.json)
+DPO := $(or $(DPO),$(wildcard $(RUN)/dpo/manifest.json))
+$(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(DPO) $(RUN)/settings/summaries.json
 	$(LAUNCH) -m eval.summaries $(ARGS) $(OWN)
 
 $(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge.json

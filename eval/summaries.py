@@ -1,7 +1,7 @@
-"""Summaries of held-out posts by the SFT and the PPO policy, one row a post (P1 section E.1).
+"""Summaries of held-out posts by the SFT, the PPO and, if there is one, the DPO policy (P1 E.1).
 
-Sampled at eval.temperature, cut after EOS, and scored by the run's own reward model beside the
-reference. What is written here is all that a judge gets to see.
+One row a post: sampled at eval.temperature, cut after EOS, and scored by the run's own reward model
+beside the reference. What is written here is all that a judge gets to see.
 """
 
 from typing import Any
@@ -15,11 +15,12 @@ from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
 from stages.presets import config_from_arguments
-from stages.runs import Run, open_stage, progress
+from stages.runs import Run, open_stage, progress, read_manifest, stage_folder
 from stages.text_metrics import rouge
 from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
 
-POLICIES = ("sft", "ppo")
+ALWAYS = ("sft", "ppo")
+WHERE_MADE = ("dpo",)
 
 
 def write_summaries(config: Config) -> None:
@@ -34,7 +35,7 @@ def write_summaries(config: Config) -> None:
         reference_scores = score_all(accelerator, reward_model, posts, references, config)
         results: dict[str, Any] = {"posts": len(posts), "policies": {}}
         results["reference_tokens"] = sum(map(len, references)) / len(references)
-        for name in POLICIES:
+        for name in policies_of(config):
             policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
             mine = respond(
                 accelerator,
@@ -43,6 +44,7 @@ def write_summaries(config: Config) -> None:
                 tokenizer,
                 config,
                 f"{name} summaries",
+                max_tokens=longest(config, name),
             )
             responses = gather_rows(accelerator, mine)
             scores = score_all(accelerator, reward_model, posts, responses, config)
@@ -51,6 +53,17 @@ def write_summaries(config: Config) -> None:
                 run.append(f"{name}.jsonl", row)
             results["policies"][name] = describe(rows)
         run.finish(results)
+
+
+def policies_of(config: Config) -> list[str]:
+    """The stages whose policies are compared: a finished DPO stage of this run joins the others."""
+    made = (name for name in WHERE_MADE if read_manifest(stage_folder(config, name)) is not None)
+    return [*ALWAYS, *made]
+
+
+def longest(config: Config, name: str) -> int:
+    """Most tokens of a policy's summary: P1 lets DPO's be longer than PPO's."""
+    return config.eval.dpo_summary_tokens if name == "dpo" else config.data.max_summary_tokens
 
 
 def held_out(run: Run, count: int) -> TokenizedSplit:

@@ -14,10 +14,17 @@ import pandas as pd
 
 from reports.verdict import shown
 from stages import config as settings
-from stages.config import RANDOM, STAGE_SECTIONS, TOY, UPSTREAM_STAGES, Config, UserError
+from stages.config import (
+    OPTIONAL_STAGES,
+    RANDOM,
+    STAGE_SECTIONS,
+    TOY,
+    UPSTREAM_STAGES,
+    Config,
+    UserError,
+)
 from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
 
-STAGES = tuple(STAGE_SECTIONS)
 POLICIES = ("sft", "ppo")
 
 
@@ -50,7 +57,7 @@ def load_run(config: Config) -> Record:
     Raises UserError, with the make command to run, where a stage is missing or was made from
     another version of an earlier stage than the one that lies there now.
     """
-    folders = {stage: stage_folder(config, stage) for stage in STAGES}
+    folders = _part_of_the_run({stage: stage_folder(config, stage) for stage in STAGE_SECTIONS})
     for stage, folder in folders.items():
         if read_manifest(folder) is None:
             raise UserError(f"stage {stage} is missing: run `{make_command(config, stage)}`")
@@ -69,8 +76,8 @@ def find_runs(name: str) -> tuple[list[Record], list[str]]:
     """
     found, left_out = [], []
     for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
-        folders = _folders(folder)
-        missing = [stage for stage in STAGES if read_manifest(folders[stage]) is None]
+        folders = _part_of_the_run(_folders(folder))
+        missing = [stage for stage in folders if read_manifest(folders[stage]) is None]
         stale = None if missing else _stale(folders)
         if missing:
             left_out.append(f"{name} {folder.name} is left out: stage {missing[0]} is missing.")
@@ -195,9 +202,9 @@ def _read(folders: dict[str, Path]) -> Record:
 
 def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for stage, sections in STAGE_SECTIONS.items():
+    for stage in folders:
         saved = json.loads((folders[stage] / "config.json").read_text(encoding="utf-8"))
-        for section in sections:
+        for section in STAGE_SECTIONS[stage]:
             found[section] = saved[section]
         if stage == "ppo":
             found["memory"] = saved["memory"]
@@ -206,12 +213,19 @@ def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
 
 def _folders(seed_folder: Path) -> dict[str, Path]:
     """Where the stages of a seed lie; its last stage knows the upstream run."""
-    own = {stage: seed_folder / stage for stage in STAGES}
+    own = {stage: seed_folder / stage for stage in STAGE_SECTIONS}
     upstream = (read_manifest(own["win_rate"]) or {}).get("upstream")
     if not upstream:
         return own
     elsewhere = settings.RUNS / upstream / seed_folder.name
     return own | {stage: elsewhere / stage for stage in UPSTREAM_STAGES}
+
+
+def _part_of_the_run(folders: dict[str, Path]) -> dict[str, Path]:
+    """Without the optional stages whose policies were not summarised."""
+    summarised = (read_manifest(folders["summaries"]) or {}).get("inputs", {})
+    left_out = {stage for stage in OPTIONAL_STAGES if stage not in summarised}
+    return {stage: folder for stage, folder in folders.items() if stage not in left_out}
 
 
 def _stale(folders: dict[str, Path]) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from stages.sections import (
     TRAIN_TOKENIZER,
     Base,
     Data,
+    Dpo,
     Eval,
     Memory,
     Optimizer,
@@ -32,6 +33,7 @@ from stages.sections import (
 # One address for whoever needs a setting.
 __all__ = [
     "HUB",
+    "OPTIONAL_STAGES",
     "RANDOM",
     "RUNS",
     "SECTIONS",
@@ -42,6 +44,7 @@ __all__ = [
     "Base",
     "Config",
     "Data",
+    "Dpo",
     "Eval",
     "Judge",
     "Memory",
@@ -78,6 +81,7 @@ class Config:
     sft: Sft = field(default_factory=Sft)
     rm: Rm = field(default_factory=Rm)
     ppo: Ppo = field(default_factory=Ppo)
+    dpo: Dpo = field(default_factory=Dpo)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
     memory: Memory = field(default_factory=Memory)
@@ -95,10 +99,12 @@ STAGE_SECTIONS = {
     "rm": ("optimizer", "rm"),
     "normalize": (),
     "ppo": ("optimizer", "ppo"),
+    "dpo": ("optimizer", "dpo"),
     "summaries": ("eval",),
     "judge": ("judge",),
     "win_rate": (),
 }
+OPTIONAL_STAGES = ("dpo",)  # a run may finish without them
 UPSTREAM_STAGES = ("base", "sft", "rm", "normalize")
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
 

@@ -334,6 +334,46 @@ def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     return -F.logsigmoid(chosen_scores - rejected_scores).mean()
 
 
+def sequence_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Log-probability of each whole sequence: the sum over its tokens that count.
+
+    Shapes: logprobs [B, T], mask [B, T] bool -> [B], nats.
+    Source: P1 section B.4 (a sum over the completion with its EOS, not a mean).
+    """
+    return torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(dim=-1)
+
+
+def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
+    """The rewards that a policy trained by DPO stands for: beta * (logprobs - ref_logprobs).
+
+    Right up to a constant of the query, which a comparison of two responses does not see.
+
+    Shapes: logprobs, ref_logprobs [B] nats, of whole responses -> [B]. beta > 0.
+    Raises ValueError for a beta that is not positive. Source: Rafailov et al. 2023 section 4.
+    """
+    _require_positive("beta", beta)
+    return beta * (logprobs - ref_logprobs)
+
+
+def dpo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss of the policy as its own reward model, and its implicit rewards, chosen and rejected.
+
+    mean of -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).
+
+    Shapes: all [B], nats, of whole responses; -> loss [] nats, chosen and rejected rewards [B].
+    Source: Rafailov et al. 2023 equation 7; P1 section B.4 (beta 0.05, no label smoothing).
+    """
+    chosen_rewards = implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta)
+    rejected_rewards = implicit_rewards(rejected_logprobs, ref_rejected_logprobs, beta)
+    return preference_loss(chosen_rewards, rejected_rewards), chosen_rewards, rejected_rewards
+
+
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

@@ -25,6 +25,8 @@ from stages.config import (
     Base,
     Config,
     Data,
+    Dpo,
+    Eval,
     Judge,
     Memory,
     Optimizer,
@@ -70,6 +72,8 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),
         ppo=Ppo(learning_rate=1.5e-4, total_episodes=1920, batch_size=64, samples_every=10),
+        dpo=Dpo(learning_rate=2e-4, batch_size=16),
+        eval=Eval(dpo_summary_tokens=28),
         judge=Judge(kind="facts"),
         memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
     )
@@ -87,6 +91,7 @@ def posts() -> Config:
         sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
         ppo=Ppo(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
+        dpo=Dpo(learning_rate=1e-4, batch_size=32),
         judge=Judge(kind="reward_model"),
         memory=Memory(microbatch_size=8, forward_batch_size=32, mixed_precision="no"),
     )

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
-from stages.intervals import wilson
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
+from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
 from stages.training import (
@@ -24,7 +24,6 @@ from stages.training import (
     check_batch,
     chunks,
     cosine_rate,
-    gather_rows,
     global_sum,
     local_share,
     make_accelerator,
@@ -35,8 +34,6 @@ from stages.training import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-
-CALIBRATION_BIN = 0.5  # reward units, as in P1's figure
 
 
 def train_reward_model(config: Config) -> None:
@@ -100,13 +97,6 @@ def take_step(
     return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
 
 
-def pair_length(split: TokenizedSplit, row: int) -> int:
-    """Tokens of the longer of the two sequences."""
-    columns = split.columns
-    longer = max(len(columns["chosen"][row]), len(columns["rejected"][row]))
-    return len(columns["queries"][row]) + longer
-
-
 def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -133,65 +123,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
     reward_model.eval()
-    mine = local_share(range(len(split)), accelerator)
-    by_length = sorted(range(len(mine)), key=lambda index: pair_length(split, mine[index]))
-    gaps = [0.0] * len(mine)
-    parts = chunks(by_length, max(1, config.memory.forward_batch_size // 2))
-    for part in progress(parts, "rm validation", len(parts)):
-        with accelerator.autocast():
-            rows = [mine[index] for index in part]
-            chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
-        for index, gap in zip(part, (chosen - rejected).tolist(), strict=True):
-            gaps[index] = gap
-    return summarize_gaps(gather_rows(accelerator, gaps), split.rows)
 
+    def gaps(rows: list[int]) -> list[float]:
+        chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
+        return (chosen - rejected).tolist()
 
-def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracy from score gaps (chosen minus rejected, reward units) of held-out pairs.
-
-    A pair counts as right where the gap is above 0. The interval is Wilson's at 95 %.
-    """
-    right = [gap > 0 for gap in gaps]
-    low, high = wilson(sum(right), len(right))
-    zeros = torch.zeros(len(gaps), dtype=torch.float64)
-    return {
-        "accuracy": sum(right) / len(right),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "pairs": len(right),
-        "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
-        **{
-            f"by_{key}": accuracy_by([row[key] for row in rows], right)
-            for key in ("split", "batch", "confidence", "policies")
-        },
-        "calibration": calibration(gaps),
-    }
-
-
-def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:
-    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
-    found: dict[str, list[bool]] = {}
-    for group, one in zip(groups, right, strict=True):
-        if group is not None:
-            found.setdefault(str(group), []).append(one)
-    return {
-        name: {"accuracy": sum(ones) / len(ones), "pairs": len(ones)}
-        for name, ones in sorted(found.items())
-    }
-
-
-def calibration(gaps: list[float]) -> list[list[float]]:
-    """How often the higher score is on the preferred summary, by size of the gap (P1 detail 18).
-
-    Rows [centre of the bin in reward units, share, pairs].
-    """
-    bins: dict[int, list[bool]] = {}
-    for gap in gaps:
-        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
-    return [
-        [(index + 0.5) * CALIBRATION_BIN, sum(ones) / len(ones), len(ones)]
-        for index, ones in sorted(bins.items())
-    ]
+    size = config.memory.forward_batch_size
+    return summarize_gaps(over_pairs(accelerator, split, size, "rm validation", gaps), split.rows)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The settings of data, SFT, reward model, evaluation and memory; defaults are the paper's.
+"""The settings of data, SFT, reward model, DPO, evaluation and memory; defaults are the paper's.
 
 PPO's and the judge's are in `ppo_settings.py` and `judge_settings.py`. A field's docstring stands
 under it, with its unit. Standard library only.
@@ -87,7 +87,7 @@ class Optimizer:
     adam_beta2: float = 0.999
     weight_decay: float = 0.01
     warmup_fraction: float = 0.0
-    """Share of the updates in which the learning rate rises linearly from 0 (sft and rm)."""
+    """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
     def __post_init__(self) -> None:
         positive(self, "optimizer", "adam_eps")
@@ -132,15 +132,32 @@ class Rm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dpo:
+    """Direct preference optimization on the reward model's comparisons (P1 section B.4)."""
+
+    beta: float = 0.05
+    """Nats to reward units; smaller lets the policy move further from the SFT model."""
+    learning_rate: float = 3e-6
+    batch_size: int = 64
+    """Pairs per update, over all devices."""
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Eval:
     """Summaries of held-out posts (P1 section E.1)."""
 
     posts: int = 0
     """Held-out posts that are summarised and judged; 0: all of the validation split."""
     temperature: float = 0.01
+    dpo_summary_tokens: int = 128
+    """Longest summary of the DPO policy; the others get data.max_summary_tokens, as in P1."""
 
     def __post_init__(self) -> None:
-        positive(self, "eval", "temperature")
+        positive(self, "eval", "temperature", "dpo_summary_tokens")
         require(self.posts >= 0, "eval.posts", "be at least 0")
 
 

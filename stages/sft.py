@@ -126,7 +126,13 @@ def finish(
         save_model(policy, tokenizer, run.partial / "model")
     policy.eval()
     responses = respond(
-        accelerator, policy, validation.columns["queries"], tokenizer, run.config, "sft validation"
+        accelerator,
+        policy,
+        validation.columns["queries"],
+        tokenizer,
+        run.config,
+        "sft validation",
+        max_tokens=run.config.data.max_summary_tokens,
     )
     texts = [tokenizer.decode(one, skip_special_tokens=True).strip() for one in responses]
     texts = gather_rows(accelerator, texts)

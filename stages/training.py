@@ -168,15 +168,15 @@ def respond(
     tokenizer: PreTrainedTokenizerBase,
     config: Config,
     purpose: str,
+    max_tokens: int,
     show: Callable[..., Any] = progress,
 ) -> list[list[int]]:
     """This process's responses to its share of the queries, each cut after its EOS.
 
-    Sampled at eval.temperature, up to data.max_summary_tokens; row order as `local_share`.
+    Sampled at eval.temperature, up to max_tokens; row order as `local_share`.
     """
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    length = config.data.max_summary_tokens
-    noise = sampling_noise(config.seed, purpose, 0, len(queries), length)
+    noise = sampling_noise(config.seed, purpose, 0, len(queries), max_tokens)
     mine = local_share(range(len(queries)), accelerator)
     # Neighbours in length share a batch, so that little of it is padding.
     by_length = sorted(mine, key=lambda row: len(queries[row]))

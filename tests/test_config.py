@@ -41,7 +41,7 @@ def test_the_papers_settings_are_the_defaults():
     config = make_config("pythia-1b")
     assert config.base.checkpoint == "EleutherAI/pythia-1b-deduped"
     assert config.seed == 44413
-    expected: dict[str, dict[str, Any]] = {  # paper.md B.0 to B.3
+    expected: dict[str, dict[str, Any]] = {  # paper.md B.0 to B.4
         "sft": {"learning_rate": 3e-6, "batch_size": 128, "epochs": 1, "loss_on_query": True},
         "rm": {"learning_rate": 3e-6, "batch_size": 64, "epochs": 1},
         "ppo": {
@@ -74,7 +74,8 @@ def test_the_papers_settings_are_the_defaults():
             "max_comparison_tokens": 169,
             "max_query_comparison_tokens": 638,
         },
-        "eval": {"temperature": 0.01, "posts": 0},
+        "dpo": {"beta": 0.05, "learning_rate": 3e-6, "batch_size": 64, "epochs": 1},
+        "eval": {"temperature": 0.01, "posts": 0, "dpo_summary_tokens": 128},
     }
     for section, values in expected.items():
         found = dataclasses.asdict(getattr(config, section))
@@ -253,7 +254,8 @@ def test_memory_knobs_change_no_settings_hash():
         ("sft.epochs=9", {"sft"}),
         ("rm.epochs=9", {"rm"}),
         ("ppo.kl_coef=0.01", {"ppo"}),
-        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo"}),
+        ("dpo.beta=0.5", {"dpo"}),
+        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
         ("judge.model=x", {"judge"}),
     ],

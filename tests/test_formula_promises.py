@@ -25,7 +25,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "kl_estimate": (X, X.flip(0)),
     "shape_rewards": (X, X[:, 0], MASK, 0.1),
     "explained_variance": (X, X.flip(0), MASK),
-    **dict.fromkeys(("masked_mean", "masked_whiten"), (X, MASK)),
+    **dict.fromkeys(("masked_mean", "masked_whiten", "sequence_logprobs"), (X, MASK)),
     "gae": (X, X.flip(0), 0.9, 0.9),
     "adapt_kl_coef": (0.1, 3.0, 6.0, 64, 1000),
     **dict.fromkeys(("policy_loss", "policy_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
@@ -33,6 +33,8 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "loss_weights": (MASK, "sequences"),
     "weighted_sum": (X, X.abs()),
     "preference_loss": (X[:, 0], X[:, 1]),
+    "implicit_rewards": (X, X.flip(0), 0.05),
+    "dpo_loss": (X, X.flip(0), X.flip(1), X, 0.05),
 }
 
 

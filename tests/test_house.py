@@ -40,6 +40,7 @@ RANKS = {
     "stages.data": 5,
     "stages.likelihood": 6,
     "stages.training": 6,
+    "stages.preferences": 7,
     "stages.rollout": 7,
     "stages.invariants": 8,
     "stages.ppo_loss": 8,
@@ -49,6 +50,7 @@ RANKS = {
     "stages.reward": 9,
     "stages.normalize": 9,
     "stages.ppo": 9,
+    "stages.dpo": 9,
     "eval.summaries": 10,
     "eval.judge": 10,
     "eval.win_rate": 10,
@@ -98,6 +100,8 @@ SIGNATURES = {
     "value_loss": "new_values values returns value_mask cliprange_value",
     "entropy": "logits",
     "preference_loss": "chosen_scores rejected_scores",
+    "sequence_logprobs": "logprobs mask",
+    "implicit_rewards": "logprobs ref_logprobs beta",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,7 +15,19 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from eval import judge, summaries, win_rate
 from reports import page, run_page
-from stages import base, config, normalize, ppo, ppo_models, presets, reward, rollout, runs, sft
+from stages import (
+    base,
+    config,
+    dpo,
+    normalize,
+    ppo,
+    ppo_models,
+    presets,
+    reward,
+    rollout,
+    runs,
+    sft,
+)
 from stages.data import load_split
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.training import make_optimizer
@@ -26,9 +38,10 @@ MINI = """
     world.train_comparisons=640 world.validation_comparisons=200
     sft.epochs=2 rm.learning_rate=0.002
     ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
+    dpo.learning_rate=0.0005
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
-MAINS = (base, sft, reward, normalize, ppo, summaries, judge, win_rate, run_page)
+MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, win_rate, run_page)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +72,7 @@ def column(study: Path, stage: str, key: str) -> list[float]:
 
 def test_every_stage_leaves_a_manifest_with_its_inputs_and_nothing_partial(study):
     stages = "base sft rm normalize ppo summaries judge win_rate".split()
-    for earlier, stage in pairwise(stages):
+    for earlier, stage in [*pairwise(stages), ("sft", "dpo"), ("dpo", "summaries")]:
         found = manifest(study, stage)
         assert earlier in found["inputs"]
         assert found["outputs"]
@@ -105,6 +118,26 @@ def test_the_reported_rlhf_reward_is_score_minus_kl_penalty(study):
         assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
+    losses = column(study, "dpo", "loss/train")
+    margins = column(study, "dpo", "rewards/margins")
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert margins[0] == pytest.approx(0, abs=1e-5)
+    assert sum(losses[-5:]) / 5 < math.log(2)
+    assert sum(margins[-5:]) / 5 > 0.05
+    found = results(study, "dpo")
+    assert found["accuracy"] > 0.55
+    assert found["loss"] < math.log(2)
+    assert found["margin"] == pytest.approx(found["rewards/chosen"] - found["rewards/rejected"])
+    for key in ("by_split", "by_batch", "by_confidence", "by_policies"):
+        groups = results(study, "rm")[key]
+        assert {name: group["pairs"] for name, group in groups.items()} == {
+            name: group["pairs"] for name, group in found[key].items()
+        }
+    load_policy(study / "dpo" / "model")  # strictly
+    assert "normalize" not in manifest(study, "dpo")["inputs"]
+
+
 def test_samples_are_a_table_of_query_response_score_and_kl(study):
     rows = runs.read_lines(study / "ppo" / "samples.jsonl")
     assert {row["step"] for row in rows} == {1, 5, 8}
@@ -134,10 +167,10 @@ def test_the_critic_that_ppo_saves_has_moved_from_the_reward_model(study):
 
 
 def test_all_held_out_posts_are_summarised_and_judged_in_both_orders(study):
-    for policy in ("sft", "ppo"):
+    for policy in ("sft", "ppo", "dpo"):
         assert len(runs.read_lines(study / "summaries" / f"{policy}.jsonl")) == 40
     judgements = runs.read_lines(study / "judge" / "judgements.jsonl")
-    assert len(judgements) == 2 * 2 * 40
+    assert len(judgements) == 3 * 2 * 40
     assert all("not an LLM" in row["judge"] for row in judgements)
 
 
@@ -309,6 +342,6 @@ def test_at_the_start_the_critic_at_eos_is_the_score(study):
 
 
 def test_metrics_hold_no_number_that_is_not_finite(study):
-    for stage in ("sft", "rm", "ppo"):
+    for stage in ("sft", "rm", "ppo", "dpo"):
         for row in runs.read_lines(study / stage / "metrics.jsonl"):
             assert all(math.isfinite(value) for value in row.values()), json.dumps(row)

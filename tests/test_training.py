@@ -216,14 +216,14 @@ def queries() -> Ragged:
 def answer(
     policy: Any, tokenizer: Any, queries: Ragged, process: Process, forward: int = 2
 ) -> list[list[int]]:
-    settings = ("data.max_summary_tokens=6", f"memory.forward_batch_size={forward}")
     hot = "eval.temperature=1"  # so that the noise matters
-    config = make_config("tiny", name="mine", overrides=(*settings, hot))
+    overrides = (f"memory.forward_batch_size={forward}", hot)
+    config = make_config("tiny", name="mine", overrides=overrides)
 
     def show(items, label, total):
         return items
 
-    return respond(process, policy, queries, tokenizer, config, "test", show)
+    return respond(process, policy, queries, tokenizer, config, "test", 6, show)
 
 
 def test_responses_depend_on_neither_batches_nor_processes(policy, tokenizer, queries):

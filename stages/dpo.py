@@ -1,0 +1,225 @@
+"""Direct preference optimization (`make dpo`): a policy from comparisons alone (P1 section B.4).
+
+From the SFT model that PPO starts from, on the pairs that the reward model learns. First, once: the
+log-probabilities of both summaries of every pair under the policy as it starts, which is the
+reference; no second model is held. One update: both summaries of a global batch of pairs in one
+forward pass, log-probabilities summed over the summary and its EOS, the loss
+-log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))), one AdamW step, cosine
+schedule.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from stages.config import Config, UserError, fail
+from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
+from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
+from stages.preferences import over_pairs, pair_length, summarize_gaps
+from stages.presets import config_from_arguments
+from stages.runs import Run, open_stage, progress
+from stages.training import (
+    batch_rows,
+    check_batch,
+    chunks,
+    cosine_rate,
+    global_sum,
+    local_share,
+    make_accelerator,
+    make_optimizer,
+    refuse_non_finite,
+    set_learning_rate,
+    synchronized_last,
+    use_gradient_checkpointing,
+)
+
+NO_TOKEN = -1
+# How far the first batch's loss may be from ln 2 and its mean rewards from 0. In bfloat16 the
+# log-probability of a whole summary moves by some tenths of a nat with the batch's shape; beta
+# takes a twentieth of it.
+TOLERANCES = {"no": 1e-3, "bf16": 0.02}
+
+
+def train_dpo(config: Config) -> None:
+    """Run the stage."""
+    accelerator = make_accelerator(config)
+    with open_stage(config, "dpo", accelerator.is_main_process) as run:
+        splits = load_splits(run.require("base") / "data")
+        check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
+        sft = run.require("sft") / "model"
+        tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
+        references = {
+            name: split_logprobs(accelerator, policy, split, config, f"dpo reference, {name}")
+            for name, split in splits.items()
+        }
+        use_gradient_checkpointing(policy, config.memory)
+        optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
+        policy, optimizer = accelerator.prepare(policy, optimizer)
+        learn(run, accelerator, policy, optimizer, splits["train"], references["train"])
+        trained = accelerator.unwrap_model(policy)
+        if accelerator.is_main_process:
+            save_model(trained, tokenizer, run.partial / "model")
+        found = {
+            name: evaluate(accelerator, trained, splits[name], references[name], config)
+            for name in splits
+            if name != "train"
+        }
+        run.finish({**found["validation"], "cnndm": found.get(CNNDM)})
+
+
+def load_splits(data: Path) -> dict[str, TokenizedSplit]:
+    """The comparisons to learn (`train`), held-out ones, and those on news articles if any."""
+    splits = {one: load_split(data, f"comparisons_{one}") for one in ("train", "validation")}
+    if (data / f"{CNNDM}.jsonl").exists():
+        splits[CNNDM] = load_split(data, CNNDM)
+    return splits
+
+
+def learn(
+    run: Run,
+    accelerator: Accelerator,
+    policy: nn.Module,
+    optimizer: Any,
+    train: TokenizedSplit,
+    reference: Tensor,
+) -> None:
+    """All updates. Raises UserError where the first batch shows that the reference is wrong."""
+    config, dpo = run.config, run.config.dpo
+    updates = dpo.epochs * len(train) // dpo.batch_size
+    for update in progress(range(updates), "dpo", updates):
+        rate = dpo.learning_rate * cosine_rate(update, updates, config.optimizer.warmup_fraction)
+        set_learning_rate(optimizer, rate)
+        rows = batch_rows(len(train), dpo.batch_size, update, config.seed, "dpo")
+        stats = take_step(accelerator, policy, optimizer, train, reference, rows, config)
+        if update == 0:
+            check_start(stats, TOLERANCES[config.memory.mixed_precision])
+        run.log(update + 1, **stats, lr=rate)
+
+
+def take_step(
+    accelerator: Accelerator,
+    policy: nn.Module,
+    optimizer: Any,
+    train: TokenizedSplit,
+    reference: Tensor,
+    rows: list[int],
+    config: Config,
+) -> dict[str, float]:
+    """One optimizer step on a global batch of pairs; its means before the step, named as in TRL.
+
+    Shapes: reference [pairs of the split, 2], as `split_logprobs` returns it.
+    """
+    policy.train()
+    mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
+    summed: dict[str, float] = {}
+    # A pair is two sequences of the forward pass.
+    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
+    for part in synchronized_last(accelerator, policy, parts):
+        chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
+        ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
+        loss, chosen_rewards, rejected_rewards = dpo_loss(
+            chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
+        )
+        # Devices average their gradients; the global mean wants their sum.
+        accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
+        columns = {
+            "loss/train": loss.detach().expand(len(part)),
+            "rewards/chosen": chosen_rewards,
+            "rewards/rejected": rejected_rewards,
+            "rewards/accuracies": chosen_rewards > rejected_rewards,
+            "rewards/margins": chosen_rewards - rejected_rewards,
+            "logps/chosen": chosen,
+            "logps/rejected": rejected,
+        }
+        summed = {key: summed.get(key, 0.0) + x.sum().item() for key, x in columns.items()}
+    totals = global_sum(accelerator, *summed.values())
+    stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
+    refuse_non_finite("dpo", stats)
+    optimizer.step()
+    optimizer.zero_grad()
+    return stats
+
+
+def check_start(stats: dict[str, float], tolerance: float) -> None:
+    """Before the first step the policy is its reference: the loss is ln 2 and every reward 0."""
+    distances = {
+        "loss/train": abs(stats["loss/train"] - math.log(2)),
+        "rewards/chosen": abs(stats["rewards/chosen"]),
+        "rewards/rejected": abs(stats["rewards/rejected"]),
+    }
+    for key, distance in distances.items():
+        if not distance <= tolerance:  # a NaN is not small either
+            raise UserError(
+                f"step 0: {key} is {stats[key]:.4g}, off by {distance:.3g} (at most {tolerance}) "
+                "from what a policy equal to its reference gives. Stage at fault: dpo: the "
+                "reference belongs to other rows or another model, or dropout was left on"
+            )
+
+
+def pair_logprobs(
+    policy: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the chosen and the rejected summaries of some rows, each [rows] nats.
+
+    Summed over the summary's tokens with its EOS; of the query nothing is counted.
+    """
+    queries = pad_left([split.columns["queries"][row] for row in rows], NO_TOKEN)
+    names = ("chosen", "rejected")
+    responses = pad_right([split.columns[name][row] for name in names for row in rows], NO_TOKEN)
+    tokens = torch.cat([queries.repeat(2, 1), responses], dim=1).to(device)
+    real, length = tokens != NO_TOKEN, responses.shape[1]
+    logprobs = response_logprobs(
+        policy, tokens.masked_fill(~real, 0), real, length, temperature=1.0
+    )
+    summed = sequence_logprobs(logprobs, real[:, -length:])
+    chosen, rejected = summed.view(2, len(rows)).unbind(0)
+    return chosen, rejected
+
+
+@torch.no_grad()
+def split_logprobs(
+    accelerator: Accelerator, policy: nn.Module, split: TokenizedSplit, config: Config, label: str
+) -> Tensor:
+    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it."""
+    policy.eval()
+
+    def measure(rows: list[int]) -> list[list[float]]:
+        return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
+
+    size = config.memory.forward_batch_size
+    found = over_pairs(accelerator, split, size, label, measure)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def evaluate(
+    accelerator: Accelerator,
+    policy: nn.Module,
+    split: TokenizedSplit,
+    reference: Tensor,
+    config: Config,
+) -> dict[str, Any]:
+    """The policy as a reward model of held-out pairs: loss, margin, and accuracy by group."""
+    logprobs = split_logprobs(accelerator, policy, split, config, "dpo validation")
+    rewards = implicit_rewards(logprobs, reference, config.dpo.beta)
+    chosen, rejected = rewards.mean(dim=0).tolist()
+    gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
+    means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
+    return means | summarize_gaps(gaps, split.rows)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    try:
+        train_dpo(config_from_arguments(argv, "DPO, beside PPO"))
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

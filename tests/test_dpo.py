@@ -1,0 +1,302 @@
+"""DPO: formula, log-probabilities of whole summaries, first loss, two updates by hand."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages import dpo
+from stages.config import UserError
+from stages.data import TokenizedSplit, make_ragged
+from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages.models import load_policy
+from stages.presets import make_config
+from stages.runs import open_stage
+from stages.training import batch_rows, make_optimizer
+
+ROOT = Path(__file__).parents[1]
+EOS = 0
+NATS = st.floats(-300, 0)
+
+
+def settings(microbatch_size=64, **changes):
+    config = make_config("tiny")
+    memory = replace(config.memory, microbatch_size=microbatch_size, forward_batch_size=6)
+    changes = {"batch_size": 8, "learning_rate": 1e-3, **changes}
+    return replace(config, memory=memory, dpo=replace(config.dpo, **changes))
+
+
+@pytest.fixture
+def pairs():
+    """Eleven comparisons of different lengths, each summary with its EOS."""
+    generator = torch.Generator().manual_seed(4)
+
+    def texts(shortest: int, longest: int, end: list[int]) -> list[list[int]]:
+        lengths = torch.randint(shortest, longest, (11,), generator=generator).tolist()
+        return [torch.randint(1, 250, (n,), generator=generator).tolist() + end for n in lengths]
+
+    columns = {
+        "queries": make_ragged(texts(3, 12, [])),
+        "chosen": make_ragged(texts(1, 9, [EOS])),
+        "rejected": make_ragged(texts(1, 9, [EOS])),
+    }
+    rows = [
+        {"split": "valid", "batch": str(i % 2), "confidence": None, "policies": "a--b"}
+        for i in range(11)
+    ]
+    return TokenizedSplit(columns=columns, rows=rows)
+
+
+def alone(policy, query, response):
+    """Log-probability of one response, without padding, by a softmax over the whole text."""
+    logits = policy(input_ids=torch.cat([query, response]).unsqueeze(0)).logits[0]
+    predicting = logits[len(query) - 1 : -1].double().log_softmax(dim=-1)
+    return predicting[torch.arange(len(response)), response].sum()
+
+
+# -- formula ---------------------------------------------------------------------------------------
+
+
+def test_the_loss_by_hand():
+    chosen, rejected = torch.tensor([-1.0, -4.0]), torch.tensor([-3.0, -4.0])
+    ref_chosen, ref_rejected = torch.tensor([-2.0, -1.0]), torch.tensor([-2.0, -3.0])
+    # Above the reference: chosen by 1 and -3, rejected by -1 and -1; gaps 2 and -2; beta halves.
+    loss, chosen_rewards, rejected_rewards = dpo_loss(
+        chosen, rejected, ref_chosen, ref_rejected, 0.5
+    )
+    assert chosen_rewards.tolist() == [0.5, -1.5]
+    assert rejected_rewards.tolist() == [-0.5, -0.5]
+    expected = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(1))) / 2
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    right, *_ = dpo_loss(chosen[:1], rejected[:1], ref_chosen[:1], ref_rejected[:1], 0.5)
+    assert right.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-6)
+
+
+def test_loss_and_gradient_are_those_of_an_independent_computation_in_float64():
+    rng = np.random.default_rng(3)
+    raw = rng.normal(-60, 20, (4, 9))
+    beta, n = 0.07, 9
+    x = beta * (raw[0] - raw[2] - raw[1] + raw[3])
+    tensors = [torch.tensor(row, requires_grad=True) for row in raw]
+    chosen, rejected, ref_chosen, ref_rejected = tensors
+    loss, *_ = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+    assert loss.item() == pytest.approx(np.logaddexp(0, -x).mean(), rel=1e-12)
+    loss.backward()
+    slope = -beta / (1 + np.exp(x)) / n
+    for tensor, sign in zip(tensors, (1, -1, -1, 1), strict=True):
+        assert tensor.grad is not None
+        np.testing.assert_allclose(tensor.grad.numpy(), sign * slope, rtol=1e-9)
+
+
+@given(NATS, NATS, NATS, NATS, st.floats(0.01, 2))
+def test_taking_chosen_for_rejected_adds_the_margin_to_the_loss(c, r, rc, rr, beta):
+    one, other, ref_one, ref_other = (
+        torch.tensor([x], dtype=torch.float64) for x in (c, r, rc, rr)
+    )
+    loss, chosen, rejected = dpo_loss(one, other, ref_one, ref_other, beta)
+    swapped, *_ = dpo_loss(other, one, ref_other, ref_one, beta)
+    assert (swapped - loss).item() == pytest.approx((chosen - rejected).item(), abs=1e-9)
+    # What policy and reference share (a harder query, say) is no reward.
+    same, *_ = dpo_loss(one - 7, other - 5, ref_one - 7, ref_other - 5, beta)
+    assert same.item() == pytest.approx(loss.item(), abs=1e-9)
+
+
+def test_a_sequence_is_the_sum_of_what_counts_whatever_stands_beside():
+    logprobs = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, math.nan, math.inf]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    assert sequence_logprobs(logprobs, mask).tolist() == [-3.0, -0.5]
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.1])
+def test_a_beta_that_is_not_positive_is_refused(beta):
+    with pytest.raises(ValueError, match="beta must be above 0"):
+        implicit_rewards(torch.zeros(1), torch.zeros(1), beta)
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_log_probabilities_of_a_batch_are_those_of_each_summary_alone(policy, pairs):
+    rows = [4, 0, 7, 9]
+    found = dpo.pair_logprobs(policy, pairs, rows, torch.device("cpu"))
+    for name, column in zip(("chosen", "rejected"), found, strict=True):
+        for row, value in zip(rows, column, strict=True):
+            expected = alone(policy, pairs.columns["queries"][row], pairs.columns[name][row])
+            assert value.item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_eos_counts_in_a_summarys_log_probability(policy, pairs):
+    without = {
+        name: make_ragged([column[row][:-1].tolist() for row in range(11)])
+        for name, column in pairs.columns.items()
+        if name != "queries"
+    }
+    shorter = replace(pairs, columns={**pairs.columns, **without})
+    rows, device = list(range(11)), torch.device("cpu")
+    with torch.no_grad():
+        whole = dpo.pair_logprobs(policy, pairs, rows, device)[0]
+        cut = dpo.pair_logprobs(policy, shorter, rows, device)[0]
+    assert (whole < cut).all()
+
+
+@pytest.mark.parametrize("forward", [1, 3, 100])
+def test_a_splits_log_probabilities_stand_in_its_order_for_any_batch(policy, pairs, forward):
+    config = settings()
+    config = replace(config, memory=replace(config.memory, forward_batch_size=forward))
+    found = dpo.split_logprobs(Accelerator(cpu=True), policy, pairs, config, "test")
+    assert found.shape == (11, 2)
+    with torch.no_grad():
+        expected = dpo.pair_logprobs(policy, pairs, list(range(11)), torch.device("cpu"))
+    assert (found - torch.stack(expected, dim=1)).abs().max() < 1e-4
+
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
+def two_updates(policy_folder, pairs, microbatch_size):
+    accelerator = Accelerator(cpu=True)
+    config = settings(microbatch_size)
+    policy = load_policy(policy_folder)
+    reference = dpo.split_logprobs(accelerator, policy, pairs, config, "test")
+    optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
+    stats = [
+        dpo.take_step(
+            accelerator,
+            policy,
+            optimizer,
+            pairs,
+            reference,
+            batch_rows(len(pairs), 8, update, 1, "dpo"),
+            config,
+        )
+        for update in range(2)
+    ]
+    return torch.cat([one.detach().flatten() for one in policy.parameters()]), stats
+
+
+def two_updates_by_hand(policy_folder, pairs):
+    """The same from the definition: a second model as reference, one text at a time, no padding."""
+    policy = load_policy(policy_folder).eval()
+    frozen = copy.deepcopy(policy).requires_grad_(False)
+    config = settings()
+    adam = torch.optim.AdamW(policy.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.01)
+    for update in range(2):
+        rows = batch_rows(len(pairs), 8, update, 1, "dpo")
+        losses = []
+        for row in rows:
+            query = pairs.columns["queries"][row]
+            above = [
+                alone(policy, query, pairs.columns[name][row])
+                - alone(frozen, query, pairs.columns[name][row])
+                for name in ("chosen", "rejected")
+            ]
+            losses.append(F.softplus(-config.dpo.beta * (above[0] - above[1])))
+        torch.stack(losses).mean().backward()
+        adam.step()
+        adam.zero_grad()
+    return torch.cat([one.detach().flatten() for one in policy.parameters()])
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2, 6, 8, 64])
+def test_two_updates_are_those_of_the_definition_for_any_microbatch(
+    policy_folder, pairs, microbatch_size
+):
+    found, stats = two_updates(policy_folder, pairs, microbatch_size)
+    assert (found - two_updates_by_hand(policy_folder, pairs)).abs().max() < 1e-5
+    start = torch.cat([one.flatten() for one in load_policy(policy_folder).parameters()])
+    assert (found - start).abs().max() > 1e-3
+    assert stats[1]["rewards/chosen"] != 0
+
+
+def test_before_the_first_step_the_loss_is_ln_2_and_every_reward_0(policy_folder, pairs):
+    _, (first, _) = two_updates(policy_folder, pairs, 4)
+    assert first["loss/train"] == pytest.approx(math.log(2), abs=1e-6)
+    for key in ("rewards/chosen", "rewards/rejected", "rewards/margins"):
+        assert first[key] == pytest.approx(0, abs=1e-6)
+    assert first["logps/chosen"] < -1
+
+
+# -- what stops the stage --------------------------------------------------------------------------
+
+
+def start(policy_folder, pairs, wrong):
+    """The stage's updates with a reference that `wrong` has spoiled."""
+    accelerator, config = Accelerator(cpu=True), settings()
+    policy = load_policy(policy_folder)
+    reference = wrong(dpo.split_logprobs(accelerator, policy, pairs, config, "test"))
+    optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
+    with open_stage(config, "dpo") as run:
+        dpo.learn(run, accelerator, policy, optimizer, pairs, reference)
+        run.finish({})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda reference: reference.roll(1, dims=0),  # of other rows
+        lambda reference: reference.flip(1),  # of the other summary
+        lambda reference: reference + 1.0,  # of another model
+        lambda reference: torch.full_like(reference, math.nan),
+    ],
+    ids=["rows", "sides", "model", "nan"],
+)
+def test_a_wrong_reference_stops_the_stage_at_its_first_batch(policy_folder, pairs, runs, wrong):
+    with pytest.raises(UserError) as refusal:
+        start(policy_folder, pairs, wrong)
+    assert "\n" not in str(refusal.value)
+    assert "dpo" in str(refusal.value)
+    assert not list(runs.glob("*/*/dpo*"))
+
+
+def test_the_right_reference_lets_the_stage_begin(policy_folder, pairs, runs):
+    start(policy_folder, pairs, lambda reference: reference)
+    (row,) = list(runs.glob("*/*/dpo/metrics.jsonl"))
+    assert '"rewards/accuracies"' in row.read_text()
+
+
+def test_the_first_loss_is_named_where_it_is_not_ln_2():
+    stats = {"loss/train": 0.75, "rewards/chosen": 0.0, "rewards/rejected": 0.0}
+    with pytest.raises(UserError, match=r"step 0: loss/train is 0\.75, off by 0\.0569 .* dpo:"):
+        dpo.check_start(stats, 1e-3)
+    dpo.check_start(stats, 0.1)
+
+
+# -- make ------------------------------------------------------------------------------------------
+
+
+def planned(folder, *goals):
+    """The stages that make would run, in order."""
+    command = ["make", "-n", "-f", str(ROOT / "Makefile"), *goals]
+    command += ["VENV=", f"PYTHON={sys.executable}", "LAUNCH=python"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, check=True
+    )
+    words = found.stdout.split()
+    return [words[i + 1] for i, word in enumerate(words) if word == "-m"]
+
+
+def test_make_evaluates_dpo_where_it_is_asked_for_or_was_made(tmp_path):
+    without = planned(tmp_path, "eval")
+    assert "eval.summaries" in without
+    assert "stages.dpo" not in without
+    both = planned(tmp_path, "dpo", "eval")
+    assert both.index("stages.sft") < both.index("stages.dpo") < both.index("eval.summaries")
+    assert "stages.reward" not in planned(tmp_path, "dpo")
+    made = tmp_path / "runs" / "tiny" / "seed44413" / "dpo" / "manifest.json"
+    made.parent.mkdir()
+    made.write_text("{}")
+    later = planned(tmp_path, "eval")
+    assert later.index("stages.dpo") < later.index("eval.summaries")
