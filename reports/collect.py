@@ -205,7 +205,8 @@ def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     for stage in folders:
         saved = json.loads((folders[stage] / "config.json").read_text(encoding="utf-8"))
         for section in STAGE_SECTIONS[stage]:
-            found[section] = saved[section]
+            if section in saved:  # not in what an earlier version wrote
+                found[section] = saved[section]
         if stage == "ppo":
             found["memory"] = saved["memory"]
     return found

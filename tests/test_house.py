@@ -39,6 +39,7 @@ RANKS = {
     "stages.data": 5,
     "stages.likelihood": 6,
     "stages.training": 6,
+    "stages.lora": 7,
     "stages.preferences": 7,
     "stages.rollout": 7,
     "stages.invariants": 8,
