@@ -114,6 +114,27 @@ NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	$(PY) -m reports.scaling --names $(NAMES)
 
+# One switch at a time against the preset, every seed: make -j2 ablations PRESET=tiny
+ifneq ($(filter ablations ablate/%,$(MAKECMDGOALS)),)
+SEEDS ?= 44413 55513 66613
+ABLATIONS ?= $(shell $(PYTHON) -m stages.ablations)
+STUDY = PRESET=$(PRESET) VENV=$(VENV) PYTHON=$(PYTHON) LAUNCH="$(LAUNCH)"
+ABLATED := $(foreach seed,$(SEEDS),$(addprefix ablate/$(seed)/,$(ABLATIONS)))
+.PHONY: ablations $(ABLATED) $(addprefix ablate/,$(SEEDS))
+ablations: $(ABLATED)
+	$(PY) -m reports.ablations --preset $(PRESET) --ablations $(ABLATIONS)
+
+$(addprefix ablate/,$(SEEDS)): ablate/%: $(INSTALLED)
+	$(MAKE) sft rm ppo eval $(STUDY) SEED=$*
+
+define ABLATE
+ablate/$(1)/$(2): ablate/$(1)
+	$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(PRESET)-$(2) UPSTREAM=$(PRESET) \
+		SET="$$(shell $(PYTHON) -m stages.ablations $(2))"
+endef
+$(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))
+endif
+
 check: $(INSTALLED)
 	$(BIN)ruff check .
 	$(BIN)ruff format --check .

@@ -362,7 +362,7 @@ def take_step(
 def summarize(history: Sequence[dict[str, float]], ppo: Ppo) -> dict[str, float]:
     """The stage's results: means over the last updates."""
     last = history[-max(1, round(FINAL_SHARE * len(history))) :]
-    keys = "objective/kl objective/scores policy/eos_rate policy/response_length"
+    keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
     keys += " text/copied_title_words text/distinct_2"
     means = {key: sum(metrics[key] for metrics in last) / len(last) for key in keys.split()}
     return means | {"updates": len(history), "episodes": len(history) * ppo.batch_size}

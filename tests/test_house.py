@@ -32,6 +32,7 @@ RANKS = {
     "stages.ppo_settings": 1,
     "stages.judge_settings": 1,
     "stages.config": 2,
+    "stages.ablations": 3,
     "stages.presets": 3,
     "stages.runs": 3,
     "stages.models": 3,
@@ -65,7 +66,14 @@ RANKS = {
 }
 WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
 WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]
-WITHOUT_TORCH = ["stages.config", "stages.presets", "stages.runs", "stages.toy", "eval.judge"]
+WITHOUT_TORCH = [
+    "stages.config",
+    "stages.ablations",
+    "stages.presets",
+    "stages.runs",
+    "stages.toy",
+    "eval.judge",
+]
 WITHOUT_TORCH += ["eval.win_rate", *(name for name in RANKS if name.startswith("reports."))]
 
 FILE_LINES = 400

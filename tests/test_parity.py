@@ -1,28 +1,55 @@
 """`ppo.optimize` against an independent implementation that shares no code with functional.py.
 
-Loops over tokens, the losses as written in the papers, AdamW by hand; in float64.
+Loops over tokens, the losses as written in the papers, AdamW by hand; in float64. Every setting
+that changes what an update learns is one of the variants.
 """
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from stages.config import Optimizer, Ppo
+from stages.data import TokenizedSplit, make_ragged
 from stages.models import PolicyAndCritic
 from stages.ppo import optimize
+from stages.ppo_loss import Pretraining
+from stages.ppo_models import parameter_groups
 from stages.rollout import Rollout
-from stages.training import make_optimizer
+from stages.training import batch_rows, make_optimizer
 
-PPO = Ppo(cliprange=0.1, cliprange_value=0.15, vf_coef=0.3, num_ppo_epochs=3, temperature=0.7)
 RATE = 2e-3
+PLAIN: dict[str, Any] = {
+    "learning_rate": RATE,
+    "cliprange": 0.1,
+    "cliprange_value": 0.15,
+    "vf_coef": 0.3,
+    "num_ppo_epochs": 3,
+    "temperature": 0.7,
+    "batch_size": 4,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "mean over sequences": {"loss_mean": "sequences"},
+    "mean of microbatch means": {"loss_mean": "microbatches"},
+    "values not clipped": {"clip_values": False},
+    "k2 in the loss": {"kl_in": "loss", "kl_estimator": "k2", "kl_coef": 0.3},
+    "k3 in the loss": {"kl_in": "loss", "kl_estimator": "k3", "kl_coef": 0.3},
+    "entropy bonus": {"entropy_coef": 0.2},
+    "critic's own rate": {"critic_learning_rate": 5e-4},
+    "norms clipped": {"max_grad_norm": 0.05, "critic_max_grad_norm": 0.02},
+    "pretraining mix": {"ptx_coef": 0.5},
+    "two minibatches": {"num_minibatches": 2},
+}
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
+TEXTS = [([4, 9, 2], [7, 7, 3]), ([11], [5, 6]), ([3, 1], [8]), ([2, 2], [9, 10, 12, 1])]
 
 
-def make_rollout(seed: int, pad_id: int) -> Rollout:
+def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
     """Random numbers where the update reads them, NaN where nothing may be read."""
     generator = torch.Generator().manual_seed(seed)
     shape = len(LENGTHS), RESPONSE
@@ -44,7 +71,7 @@ def make_rollout(seed: int, pad_id: int) -> Rollout:
         queries=queries,
         responses=responses,
         logprobs=torch.where(mask, -3.4 + 0.3 * noise(), nan),
-        ref_logprobs=noise() * nan,
+        ref_logprobs=torch.where(mask & kl_in_loss, -3.3 + 0.3 * noise(), nan),
         values=torch.where(value_mask, 0.2 * noise(), nan),
         scores=noise()[:, 0] * nan,
         response_mask=mask,
@@ -54,76 +81,179 @@ def make_rollout(seed: int, pad_id: int) -> Rollout:
     )
 
 
-def loss_by_hand(policy, critic, rollout: Rollout, pad_id: int) -> torch.Tensor:
-    """Mean over tokens of the clipped policy loss, plus vf_coef times the clipped value loss."""
+def policy_term(logits, token, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
+    """One token's clipped policy loss, with the KL and entropy terms that the settings ask for."""
+    everything = logits.log_softmax(-1)
+    logprob = everything[token]
+    ratio = math.e ** (logprob - rollout.logprobs[row, t])
+    advantage = rollout.advantages[row, t]
+    clipped = min(max(ratio.item(), 0.9), 1.1)
+    inside = ratio if clipped == ratio.item() else torch.tensor(clipped)
+    term = -torch.min(ratio * advantage, inside * advantage)
+    if ppo.kl_in == "loss":
+        log_ratio = rollout.ref_logprobs[row, t] - logprob  # Schulman's log r
+        k2, k3 = log_ratio**2 / 2, math.e**log_ratio - 1 - log_ratio
+        term = term + 0.3 * (k2 if ppo.kl_estimator == "k2" else k3)
+    return term + ppo.entropy_coef * (everything.exp() * everything).sum()
+
+
+def value_term(value, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
+    """One position's value loss."""
+    old, target = rollout.values[row, t], rollout.returns[row, t]
+    if not ppo.clip_values:
+        return (value - target) ** 2 / 2
+    near = old + torch.clip(value - old, -0.15, 0.15)
+    return torch.max((value - target) ** 2, (near - target) ** 2) / 2
+
+
+def mean_as_asked(terms: list[list[torch.Tensor]], loss_mean: str, size: int) -> torch.Tensor:
+    """terms[sequence][token], in the order of the microbatches of so many sequences."""
+    flat = [one for sequence in terms for one in sequence]
+    if loss_mean == "tokens":
+        return torch.stack(flat).mean()
+    if loss_mean == "sequences":
+        return torch.stack([torch.stack(one).mean() for one in terms]).mean()
+    parts = [terms[at : at + size] for at in range(0, len(terms), size)]
+    means = [torch.stack([one for each in part for one in each]).mean() for part in parts]
+    return torch.stack(means).mean()
+
+
+def loss_by_hand(policy, critic, rollout: Rollout, rows, ppo: Ppo, size: int) -> torch.Tensor:
+    """The clipped policy loss plus vf_coef times the value loss, over these sequences."""
     policy_terms, value_terms = [], []
-    for row, (query, response) in enumerate(LENGTHS):
+    for row in rows:
+        query, response = LENGTHS[row]
         tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
         tokens = tokens[: query + response].unsqueeze(0)  # no padding at all
-        logits = policy(input_ids=tokens).logits[0] / PPO.temperature
+        logits = policy(input_ids=tokens).logits[0] / ppo.temperature
         values = critic(input_ids=tokens).logits[0, :, 0]
-        for t in range(response):
-            logprob = logits[query - 1 + t].log_softmax(-1)[tokens[0, query + t]]
-            ratio = math.e ** (logprob - rollout.logprobs[row, t])
-            advantage = rollout.advantages[row, t]
-            clipped = min(max(ratio.item(), 0.9), 1.1)
-            inside = ratio if clipped == ratio.item() else torch.tensor(clipped)
-            policy_terms.append(-torch.min(ratio * advantage, inside * advantage))
-        for t in range(min(response + 1, RESPONSE)):
-            value, old = values[query - 1 + t], rollout.values[row, t]
-            near = old + torch.clip(value - old, -0.15, 0.15)
-            error = torch.max(
-                (value - rollout.returns[row, t]) ** 2, (near - rollout.returns[row, t]) ** 2
-            )
-            value_terms.append(error / 2)
-    return torch.stack(policy_terms).mean() + 0.3 * torch.stack(value_terms).mean()
+        policy_terms.append(
+            [
+                policy_term(logits[query - 1 + t], tokens[0, query + t], rollout, row, t, ppo)
+                for t in range(response)
+            ]
+        )
+        value_terms.append(
+            [
+                value_term(values[query - 1 + t], rollout, row, t, ppo)
+                for t in range(min(response + 1, RESPONSE))
+            ]
+        )
+    means = (mean_as_asked(terms, ppo.loss_mean, size) for terms in (policy_terms, value_terms))
+    policy_loss, value_loss = means
+    return policy_loss + 0.3 * value_loss
+
+
+def text_loss(policy, rows: list[int]) -> torch.Tensor:
+    """Mean negative log-likelihood of the summaries of some texts."""
+    terms = []
+    for query, summary in (TEXTS[row] for row in rows):
+        logits = policy(input_ids=torch.tensor([query + summary])).logits[0].log_softmax(-1)
+        terms += [-logits[len(query) - 1 + t, token] for t, token in enumerate(summary)]
+    return torch.stack(terms).mean()
 
 
 class AdamWByHand:
-    def __init__(self, parameters):
-        self.parameters = list(parameters)
+    def __init__(self, parameters, rate: float):
+        self.parameters, self.rate = list(parameters), rate
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.count = 0
 
     @torch.no_grad()
-    def step(self, gradients):
+    def step(self, loss, largest_norm: float):
+        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=True)
+        norm = sum((one**2).sum().item() for one in gradients) ** 0.5
+        scale = min(1.0, largest_norm / norm) if largest_norm else 1.0
         self.count += 1
         for parameter, gradient, (first, second) in zip(
             self.parameters, gradients, self.moments, strict=True
         ):
-            first.mul_(0.9).add_(0.1 * gradient)
-            second.mul_(0.999).add_(0.001 * gradient**2)
+            first.mul_(0.9).add_(0.1 * scale * gradient)
+            second.mul_(0.999).add_(0.001 * (scale * gradient) ** 2)
             mean = first / (1 - 0.9**self.count)
             deviation = (second / (1 - 0.999**self.count)).sqrt()
-            parameter.mul_(1 - RATE * 0.01).sub_(RATE * mean / (deviation + 1e-5))
+            parameter.mul_(1 - self.rate * 0.01).sub_(self.rate * mean / (deviation + 1e-5))
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 3, 4])
+def update_by_hand(networks, optimizers, rollout, ppo: Ppo, update: int, size: int) -> None:
+    """num_ppo_epochs passes; minibatches dealt by the generator that `optimize` documents."""
+    generator = torch.Generator().manual_seed(update)
+    step = update * 3 * ppo.num_minibatches
+    for _ in range(3):
+        order = torch.randperm(len(LENGTHS), generator=generator).tolist()
+        share = len(order) // ppo.num_minibatches
+        for at in range(0, len(order), share):
+            rows = order[at : at + share]
+            loss = loss_by_hand(networks.policy, networks.critic, rollout, rows, ppo, size)
+            if ppo.ptx_coef:
+                texts = batch_rows(len(TEXTS), share, step, 5, "ptx")
+                loss = loss + ppo.ptx_coef * text_loss(networks.policy, texts)
+            norms = ppo.max_grad_norm, ppo.critic_max_grad_norm
+            for optimizer, norm in zip(optimizers, norms, strict=True):
+                optimizer.step(loss, norm)
+            step += 1
+
+
+def texts_to_mix_in(update: int, ppo: Ppo) -> Pretraining | None:
+    columns = {
+        "queries": make_ragged([query for query, _ in TEXTS]),
+        "summaries": make_ragged([summary for _, summary in TEXTS]),
+    }
+    return Pretraining(
+        split=TokenizedSplit(columns=columns, rows=[{}] * len(TEXTS)),
+        loss_on_query=False,
+        batch_size=4 // ppo.num_minibatches,
+        seed=5,
+        first_step=update * 3 * ppo.num_minibatches,
+    )
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_two_updates_give_the_weights_of_an_independent_implementation(
-    policy, reward_model, tokenizer, microbatch_size
+    policy, reward_model, tokenizer, microbatch_size, variant
 ):
+    ppo = Ppo(**PLAIN | VARIANTS[variant])
     pad_id = tokenizer.pad_token_id
     ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
-    hand = copy.deepcopy(ours)
-    start = copy.deepcopy(ours)
-    optimizer = make_optimizer(ours.parameters(), RATE, Optimizer())
-    by_hand = AdamWByHand(hand.parameters())
+    hand, start = copy.deepcopy(ours), copy.deepcopy(ours)
+    optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
+    for group in optimizer.param_groups:
+        group["lr"] = RATE * group["lr_scale"]
+    by_hand = [
+        AdamWByHand(hand.policy.parameters(), RATE),
+        AdamWByHand(hand.critic.parameters(), ppo.critic_learning_rate or RATE),
+    ]
     for update in range(2):
-        rollout = make_rollout(update, pad_id)
+        rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         optimize(
             Accelerator(cpu=True),
             ours,
             optimizer,
             rollout,
-            PPO,
+            ppo,
             pad_id=pad_id,
             microbatch_size=microbatch_size,
             seed=update,
+            ptx=texts_to_mix_in(update, ppo) if ppo.ptx_coef else None,
         )
-        for _ in range(3):
-            loss = loss_by_hand(hand.policy, hand.critic, rollout, pad_id)
-            by_hand.step(torch.autograd.grad(loss, by_hand.parameters))
+        update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
     moved = zip(ours.parameters(), start.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in moved) > 1e-3
+
+
+@pytest.mark.parametrize(("target_kl", "epochs"), [(0.0, 3.0), (1e-6, 1.0), (1e6, 3.0)])
+def test_epochs_end_after_the_one_that_passed_the_target_kl(
+    policy, reward_model, tokenizer, target_kl, epochs
+):
+    ppo = Ppo(**PLAIN | {"num_minibatches": 2, "target_kl": target_kl})
+    networks = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+    optimizer = make_optimizer(networks.parameters(), RATE, Optimizer())
+    pad_id = tokenizer.pad_token_id
+    rollout = make_rollout(1, pad_id, kl_in_loss=False)
+    sizes = {"pad_id": pad_id, "microbatch_size": 4, "seed": 1}
+    stats = optimize(Accelerator(cpu=True), networks, optimizer, rollout, ppo, **sizes)
+    assert stats["policy/epochs"] == epochs
+    assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs

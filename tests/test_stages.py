@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -237,6 +238,71 @@ def test_batch_sizes_in_memory_change_no_weight(study):
         ]
     )
     assert (whole - start).abs().max() > 1e-4
+
+
+def networks_of(study: Path, **changes: Any) -> tuple[ppo_models.Models, Any]:
+    settings = mini_config()
+    settings = replace(settings, ppo=replace(settings.ppo, **changes))
+    tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
+    return ppo_models.load_models(runs.Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
+
+
+def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):
+    raw, normalized = (
+        load_reward_model(study / stage / "model").classifier.bias.item()
+        for stage in ("rm", "normalize")
+    )
+    assert abs(raw - normalized) > 0.01
+    for wanted, expected in ((True, normalized), (False, raw)):
+        models, _ = networks_of(study, reward_normalization=wanted)
+        for network in (models.critic, models.reward_model):
+            assert network.classifier.bias.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_critic_from_the_sft_model_has_its_backbone_and_a_new_head(study):
+    models, optimizer = networks_of(study, critic_init="sft", critic_learning_rate=3e-3)
+    sft_model = load_policy(study / "sft" / "model")
+    pairs = zip(
+        models.critic.base_model.parameters(), sft_model.base_model.parameters(), strict=True
+    )
+    assert all(torch.equal(one, two) for one, two in pairs)
+    heads = models.critic.classifier.weight, models.reward_model.classifier.weight
+    assert not torch.equal(*heads)
+    assert heads[0].std().item() == pytest.approx(65**-0.5, rel=0.5)  # 64 wide
+    assert [group["lr_scale"] for group in optimizer.param_groups] == [1.0, pytest.approx(3.0)]
+
+
+def test_dropout_is_in_the_trained_networks_alone(study):
+    models, _ = networks_of(study, dropout=0.2)
+    for network, expected in (
+        (models.policy, 0.2),
+        (models.critic, 0.2),
+        (models.ref_policy, 0.0),
+        (models.reward_model, 0.0),
+    ):
+        found = {one.p for one in network.modules() if isinstance(one, torch.nn.Dropout)}
+        assert found == {expected}
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        "ppo.dropout=0.1 ppo.critic_init=sft ppo.eos_trick=subtract ppo.entropy_coef=0.01 "
+        "ppo.kl_in=loss ppo.kl_estimator=k3 ppo.ptx_coef=0.1 ppo.loss_mean=sequences",
+        "ppo.compat=paper ppo.reward_normalization=false ppo.score_at=eos ppo.whiten_rewards=true "
+        "ppo.kl_target=3 ppo.target_kl=0.01 ppo.clip_values=false ppo.max_grad_norm=1",
+    ],
+)
+def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
+    folder = study.parents[1] / "switched" / "seed44413"
+    for stage in config.UPSTREAM_STAGES:
+        shutil.copytree(study / stage, folder / stage, dirs_exist_ok=True)
+    overrides = [*MINI, "ppo.total_episodes=32", "ppo.batch_size=16", *switches.split()]
+    ppo.main(["--preset", "tiny", "--name", "switched", "--set", *overrides])
+    rows = runs.read_lines(folder / "ppo" / "metrics.jsonl")
+    assert len(rows) == 2
+    assert ("loss/ptx" in rows[0]) == ("ptx" in switches)
+    assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
 
 
 def first_rollout(study: Path) -> tuple[ppo_models.Models, rollout.Rollout, config.Config]:

@@ -1,0 +1,300 @@
+"""Every switch of PPO that acts before the update: its formula by hand, and that it is obeyed."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from stages import models, ppo, ppo_models
+from stages.config import Ppo, UserError
+from stages.data import make_ragged
+from stages.functional import (
+    adapt_kl_coef,
+    loss_weights,
+    paper_token_logprobs,
+    policy_losses,
+    subtract_missing_eos,
+    value_losses,
+    weighted_sum,
+)
+from stages.models import PolicyAndCritic, load_policy
+from stages.ppo_settings import CHOICES, PAPER_QUIRKS
+from stages.presets import make_config
+from stages.rollout import Episodes, describe
+from stages.text_metrics import copied_title_words, distinct
+
+EOS, PAD = 0, 9
+RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
+LENGTHS = [3, 5, 1]
+NAN = float("nan")
+
+
+def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
+    wanted = torch.as_tensor(expected, dtype=found.dtype)
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=0, equal_nan=True)
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def test_trl_subtracts_where_the_paper_replaces():
+    scores = torch.tensor([2.0, 0.5, -3.0])
+    close(subtract_missing_eos(scores, RESPONSES, EOS, -1.0), [2.0, -0.5, -3.0])
+
+
+def test_the_papers_logprobs_have_the_digits_of_bf16():
+    logits = torch.tensor([[[1.0, 2.0, 4.0]]])
+    found = paper_token_logprobs(logits, torch.tensor([[1]]), 0.5)
+    exact = 4.0 - math.log(math.exp(2) + math.exp(4) + math.exp(8))
+    assert found.dtype == torch.float32
+    assert found.item() == torch.tensor(found.item()).bfloat16().item()
+    assert found.item() == pytest.approx(exact, rel=2**-8)
+    assert found.item() != pytest.approx(exact, rel=1e-6)
+    with pytest.raises(ValueError, match="above 0"):
+        paper_token_logprobs(logits, torch.tensor([[1]]), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(6.0, 0.15), (6.6, 0.15 * 1.01), (60.0, 0.15 * 1.02), (0.0, 0.15 * 0.98)]
+)
+def test_the_kl_coefficient_follows_the_clipped_error(kl, expected):
+    assert adapt_kl_coef(0.15, kl, 6.0, 1000, 10_000) == pytest.approx(expected)
+
+
+def test_loss_weights_count_tokens_sequences_or_calls_alike():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    close(loss_weights(mask, "tokens"), [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    close(loss_weights(mask, "sequences"), [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    close(loss_weights(mask, "microbatches"), [[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
+
+
+def test_a_weighted_sum_ignores_what_has_no_weight():
+    close(weighted_sum(torch.tensor([2.0, NAN, 3.0]), torch.tensor([0.5, 0.0, 2.0])), 7.0)
+
+
+def test_losses_stand_at_their_tokens_and_are_0_elsewhere():
+    mask = torch.tensor([[True, True, False]])
+    new = torch.tensor([[math.log(2), 0.0, NAN]])
+    losses, clipped = policy_losses(
+        new, torch.zeros(1, 3), torch.tensor([[1.0, 3.0, NAN]]), mask, 0.2
+    )
+    close(losses, [[-1.2, -3.0, 0.0]])
+    close(clipped, [[1.0, 0.0, 0.0]])
+    values = torch.tensor([[1.0, 0.1, NAN]]), torch.zeros(1, 3), torch.tensor([[2.0, 0.0, NAN]])
+    losses, clipped = value_losses(*values, mask, 0.2)
+    close(losses, [[0.5 * 3.24, 0.5 * 0.01, 0.0]])
+    losses, clipped = value_losses(*values, mask, math.inf)
+    close(losses, [[0.5 * 1.0, 0.5 * 0.01, 0.0]])
+    close(clipped, [[0.0, 0.0, 0.0]])
+
+
+def test_copied_words_are_those_of_the_title_and_distinct_n_counts_all_texts():
+    query = "SUBREDDIT: r/x\n\nTITLE: My dog, my CAT\n\nPOST: the dog ran\n\nTL;DR:"
+    assert copied_title_words(query, "a dog and my hamster ran") == pytest.approx(2 / 3)
+    assert copied_title_words("no title here", "title") == 0
+    assert distinct(["a b a", "b a"], 1) == pytest.approx(2 / 5)
+    assert distinct(["a b a", "b a"], 2) == pytest.approx(2 / 3)
+    assert distinct([""], 2) == 0
+
+
+# -- rewards and advantages ------------------------------------------------------------------------
+
+
+def episodes() -> Episodes:
+    generator = torch.Generator().manual_seed(3)
+
+    def noise() -> torch.Tensor:
+        return torch.randn(RESPONSES.shape, generator=generator)
+
+    return Episodes(
+        queries=torch.ones(3, 2, dtype=torch.long),
+        responses=RESPONSES,
+        logprobs=noise(),
+        ref_logprobs=noise(),
+        values=noise(),
+        scores=torch.tensor([1.5, -1.0, 0.3]),
+    )
+
+
+def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
+    """Advantages of the real tokens, by loops over tokens as the paper describes them."""
+    rewards = []
+    for row, length in enumerate(LENGTHS):
+        kls = []
+        for t in range(length):
+            d = (case.logprobs[row, t] - case.ref_logprobs[row, t]).item()
+            kls.append(
+                {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[settings.kl_estimator]
+            )
+        weight = 0.0 if settings.kl_in == "loss" else settings.kl_coef
+        one = [-weight * kl for kl in kls] + [0.0] * (5 - length)
+        at = length - 1 if settings.score_at == "eos" or length == 5 else length
+        one[at] += case.scores[row].item()
+        rewards.append(one)
+    counted = [range(min(length + 1, 5)) for length in LENGTHS]
+    if settings.whiten_rewards:
+        flat = torch.tensor([rewards[row][t] for row in range(3) for t in counted[row]])
+        deviation = (flat.var(unbiased=False) + 1e-8).sqrt().item()
+        mean = flat.mean().item()
+        for row in range(3):
+            for t in counted[row]:
+                rewards[row][t] = (rewards[row][t] - mean) / deviation + mean
+    found = []
+    for row, length in enumerate(LENGTHS):
+        values = [case.values[row, t].item() if t in counted[row] else 0.0 for t in range(5)] + [0]
+        running = 0.0
+        advantages: list[float] = []
+        for t in reversed(range(5)):
+            running = rewards[row][t] + values[t + 1] - values[t] + 0.95 * running
+            advantages.insert(0, running)
+        found.append(advantages[:length])
+    if settings.whiten_advantages:
+        flat = torch.tensor([x for one in found for x in one])
+        mean, deviation = flat.mean().item(), (flat.var(unbiased=False) + 1e-8).sqrt().item()
+        found = [[(x - mean) / deviation for x in one] for one in found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"score_at": "eos"},
+        {"whiten_rewards": True},
+        {"whiten_advantages": False},
+        {"kl_estimator": "k2"},
+        {"kl_estimator": "k3"},
+        {"kl_in": "loss", "kl_estimator": "k3"},
+    ],
+    ids=str,
+)
+def test_advantages_are_those_of_a_loop_over_tokens(changes):
+    settings = Ppo(kl_coef=0.5, **changes)
+    rollout = ppo.credit(Accelerator(cpu=True), episodes(), settings, PAD)
+    for row, expected in enumerate(credit_by_hand(episodes(), settings)):
+        close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
+    raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False))
+    for row, expected in enumerate(raw):  # the critic's targets are never whitened
+        returns = torch.tensor(expected) + rollout.values[row, : LENGTHS[row]]
+        close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
+
+
+@pytest.mark.parametrize("over", ["batch", "process"])
+def test_whitening_is_over_all_processes_or_over_each_apart(over):
+    other = torch.full((1, 2), 10.0)
+
+    def gather(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, other if x.is_floating_point() else torch.ones(1, 2).bool()])
+
+    process: Any = SimpleNamespace(gather=gather, process_index=0)
+    mine, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2).bool()
+    found = ppo.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
+    together = [-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]  # mean 6, variance (25+9+16+16)/4
+    close(found, [together] if over == "batch" else [[-1.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("trick", "expected"),
+    [("replace", [2.0, -1.5, 0.1]), ("subtract", [2.0, 2.5, 0.1]), ("off", [2.0, 4.0, 0.1])],
+)
+def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
+    settings = Ppo(eos_trick=trick, missing_eos_penalty=-1.5)
+    scores = torch.tensor([2.0, 4.0, 0.1])
+    close(ppo.eos_trick(scores, RESPONSES, EOS, settings), expected)
+
+
+def test_the_reported_kl_is_the_one_that_is_trained_on():
+    for kind in ("k1", "k2", "k3"):
+        settings = Ppo(kl_estimator=kind, kl_coef=0.5, batch_size=3)
+        rollout = ppo.credit(Accelerator(cpu=True), episodes(), settings, PAD)
+        found = describe(Accelerator(cpu=True), rollout, settings, EOS)
+        d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
+        sums = {"k1": d.sum(), "k2": (d**2 / 2).sum(), "k3": ((-d).exp() - 1 + d).sum()}
+        assert found["objective/kl"] == pytest.approx(sums[kind].item() / 3, abs=1e-5)
+        assert found["objective/kl_k1"] == pytest.approx(sums["k1"].item() / 3, abs=1e-5)
+        assert found["objective/kl_k3"] == pytest.approx(sums["k3"].item() / 3, abs=1e-5)
+        assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
+    in_loss = replace(settings, kl_in="loss")
+    assert describe(Accelerator(cpu=True), rollout, in_loss, EOS)["objective/non_score_reward"] == 0
+
+
+def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
+    adaptive = Ppo(kl_coef=0.1, kl_target=2.0, kl_horizon=1024, batch_size=512)
+    assert ppo.steer_kl(adaptive, 2.2).kl_coef == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
+    assert ppo.steer_kl(Ppo(kl_coef=0.1), 2.2).kl_coef == 0.1
+
+
+# -- sampling and networks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", ["recomputed", "sampled"])
+def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
+    monkeypatch, policy, reward_model, tokenizer, kept
+):
+    real = models.sample
+
+    def off_by_a_quarter(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        responses, logprobs = real(*args)
+        return responses, logprobs + 0.25
+
+    monkeypatch.setattr(ppo, "sample", off_by_a_quarter)
+    config = make_config(
+        "tiny", name="mine", overrides=("ppo.batch_size=4", f"ppo.logprobs={kept}")
+    )
+    networks = ppo_models.Models(
+        trained=PolicyAndCritic(policy, reward_model),
+        policy=policy,
+        critic=reward_model,
+        ref_policy=policy,
+        reward_model=reward_model,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+    )
+    queries = make_ragged([[5, 6, 7], [8], [3, 4], [9, 9, 9, 9]])
+    rollout, metrics = ppo.roll_out(Accelerator(cpu=True), networks, queries, config, 0)
+    gap = (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask]
+    close(gap, torch.full_like(gap, 0.25 if kept == "sampled" else 0.0), 1e-4)
+    assert metrics["val/sampler_mismatch"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_dropout_is_off_unless_asked_for(policy_folder):
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    for probability in (0.0, 0.3):
+        model = load_policy(policy_folder, probability).train()
+        modules = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)]
+        assert set(modules) == {probability}
+        with torch.no_grad():
+            same = torch.equal(model(tokens).logits, model(tokens).logits)
+        assert same == (probability == 0)
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_compat_paper_sets_the_quirks_and_nothing_else():
+    plain, paper = Ppo(), Ppo(compat="paper")
+    changed = {name for name in vars(plain) if vars(plain)[name] != vars(paper)[name]}
+    assert changed == {"compat", *PAPER_QUIRKS}
+    assert {name: getattr(paper, name) for name in PAPER_QUIRKS} == PAPER_QUIRKS
+    assert replace(paper, lam=0.9).loss_mean == "microbatches"
+
+
+def test_a_quirk_that_compat_sets_cannot_be_asked_for_beside_it():
+    asked = ("ppo.compat=paper", "ppo.loss_mean=tokens")
+    with pytest.raises(UserError, match=r"ppo\.loss_mean has no effect: ppo\.compat=paper sets it"):
+        make_config("tiny", name="mine", overrides=asked)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_unknown_choice_is_refused_with_the_known_ones(name):
+    with pytest.raises(UserError, match=rf"ppo\.{name} must be one of .*, not 'other'"):
+        make_config("tiny", name="mine", overrides=(f"ppo.{name}=other",))
+
+
+def test_k1_in_the_loss_is_refused_for_its_gradient_is_0_on_average():
+    with pytest.raises(UserError, match="k2 or k3"):
+        Ppo(kl_in="loss")
