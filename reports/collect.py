@@ -25,6 +25,7 @@ from stages.config import (
 )
 from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
 
+STAGES = tuple(STAGE_SECTIONS)
 POLICIES = ("sft", "ppo")
 
 
@@ -57,7 +58,7 @@ def load_run(config: Config) -> Record:
     Raises UserError, with the make command to run, where a stage is missing or was made from
     another version of an earlier stage than the one that lies there now.
     """
-    folders = _part_of_the_run({stage: stage_folder(config, stage) for stage in STAGE_SECTIONS})
+    folders = _part_of_the_run({stage: stage_folder(config, stage) for stage in STAGES})
     for stage, folder in folders.items():
         if read_manifest(folder) is None:
             raise UserError(f"stage {stage} is missing: run `{make_command(config, stage)}`")
@@ -205,7 +206,8 @@ def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     for stage in folders:
         saved = json.loads((folders[stage] / "config.json").read_text(encoding="utf-8"))
         for section in STAGE_SECTIONS[stage]:
-            found[section] = saved[section]
+            if section in saved:  # not in what an earlier version wrote
+                found[section] = saved[section]
         if stage == "ppo":
             found["memory"] = saved["memory"]
     return found
@@ -213,7 +215,7 @@ def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
 
 def _folders(seed_folder: Path) -> dict[str, Path]:
     """Where the stages of a seed lie; its last stage knows the upstream run."""
-    own = {stage: seed_folder / stage for stage in STAGE_SECTIONS}
+    own = {stage: seed_folder / stage for stage in STAGES}
     upstream = (read_manifest(own["win_rate"]) or {}).get("upstream")
     if not upstream:
         return own

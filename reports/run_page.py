@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports import made_with, page, paper, plots, verdict
+from reports import dpo_section, made_with, page, paper, plots, verdict
 from reports.collect import POLICIES, Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
 from reports.verdict import MISSING, interval, number, percent, whole
@@ -36,7 +36,12 @@ PPO_PANELS = (
     ("objective/entropy", "Entropy, nats"),
     ("policy/approxkl_avg", "Approximate KL per update"),
 )
-SHARES = ("policy/eos_rate", "policy/clipfrac_avg")
+DPO_PANELS = (
+    ("loss/train", "DPO loss"),
+    ("rewards/accuracies", "DPO accuracy on training pairs"),
+    ("rewards/margins", "DPO margin, reward units"),
+)
+SHARES = ("policy/eos_rate", "policy/clipfrac_avg", "rewards/accuracies")
 RM_GROUPS = (
     ("by_split", "split"),
     ("by_confidence", "confidence"),
@@ -70,6 +75,7 @@ def blocks(record: Record) -> list[Block]:
         *_judge(record, numbers),
         *_curves(record),
         *_reward_model(record),
+        *dpo_section.blocks(record),
         *_samples(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
@@ -234,7 +240,20 @@ def _curves(record: Record) -> list[Block]:
             [plots.lines("SFT loss, nats per token", loss), *reward_panels],
         ),
         _figure("ppo", f"PPO, update by update. {lines}", ppo_panels),
+        *_dpo_curves(record),
     ]
+
+
+def _dpo_curves(record: Record) -> list[Block]:
+    if "dpo" not in record.manifests:
+        return []
+    rows = record.rows("dpo")
+    panels = [
+        plots.lines(title, [plots.curve(rows, key, key, plots.PAPER)], share=key in SHARES)
+        for key, title in DPO_PANELS
+    ]
+    caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
+    return [_figure("dpo", caption, panels)]
 
 
 def _figure(

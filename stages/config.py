@@ -23,6 +23,7 @@ from stages.sections import (
     Data,
     Dpo,
     Eval,
+    Lora,
     Memory,
     Optimizer,
     Rm,
@@ -47,6 +48,7 @@ __all__ = [
     "Dpo",
     "Eval",
     "Judge",
+    "Lora",
     "Memory",
     "Optimizer",
     "Ppo",
@@ -82,6 +84,7 @@ class Config:
     rm: Rm = field(default_factory=Rm)
     ppo: Ppo = field(default_factory=Ppo)
     dpo: Dpo = field(default_factory=Dpo)
+    lora: Lora = field(default_factory=Lora)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
     memory: Memory = field(default_factory=Memory)
@@ -95,11 +98,11 @@ class Config:
 # What each stage's result depends on, beside the stages before it. Memory knobs are not among it.
 STAGE_SECTIONS = {
     "base": ("base", "world", "data"),
-    "sft": ("optimizer", "sft"),
-    "rm": ("optimizer", "rm"),
+    "sft": ("optimizer", "sft", "lora"),
+    "rm": ("optimizer", "rm", "lora"),
     "normalize": (),
-    "ppo": ("optimizer", "ppo"),
-    "dpo": ("optimizer", "dpo"),
+    "ppo": ("optimizer", "ppo", "lora"),
+    "dpo": ("optimizer", "dpo", "lora"),
     "summaries": ("eval",),
     "judge": ("judge",),
     "win_rate": (),
@@ -116,6 +119,10 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if stage == "base" and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
+    if stage not in config.lora.adapted_stages:
+        sections.pop("lora", None)
+    else:
+        del sections["lora"]["stages"]  # what other stages learn is theirs
     return {"seed": config.seed, **sections}
 
 

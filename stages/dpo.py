@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
@@ -58,11 +59,13 @@ def train_dpo(config: Config) -> None:
             name: split_logprobs(accelerator, policy, split, config, f"dpo reference, {name}")
             for name, split in splits.items()
         }
+        adapt(policy, config, "dpo")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
         learn(run, accelerator, policy, optimizer, splits["train"], references["train"])
         trained = accelerator.unwrap_model(policy)
+        merge(trained)
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
         found = {

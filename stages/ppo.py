@@ -25,6 +25,7 @@ from stages import functional
 from stages.config import Config, Ppo, UserError, fail
 from stages.data import Ragged, TokenizedSplit, load_split, pad_left
 from stages.invariants import KNOWN_ANSWERS, check_start
+from stages.lora import merge
 from stages.models import (
     load_tokenizer,
     response_logprobs,
@@ -101,6 +102,8 @@ def train_ppo(config: Config) -> None:
             if update % config.ppo.samples_every == 0 or update + 1 == updates:
                 log_samples(run, rollout, tokenizer, update + 1)
             config = replace(config, ppo=steer_kl(config.ppo, metrics["objective/kl"]))
+        merge(models.policy)
+        merge(models.critic)
         if accelerator.is_main_process:
             save_model(models.policy, tokenizer, run.partial / "model")
             save_model(models.critic, tokenizer, run.partial / "critic")

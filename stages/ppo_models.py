@@ -1,7 +1,8 @@
 """PPO's networks and their optimizer, as the settings switch them.
 
 Policy and ref_policy start as the SFT model, critic and reward model as the normalised reward model
-(P1 detail 22). All four are in float32 without dropout unless a setting says otherwise.
+(P1 detail 22). All four are in float32 without dropout unless a setting says otherwise. Under LoRA
+there are three: the ref_policy is the policy with its adapter off.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.config import Ppo
+from stages.lora import WithoutAdapter, adapt
 from stages.models import PolicyAndCritic, load_policy, load_reward_model, new_reward_model
 from stages.runs import Run, read_manifest
 from stages.training import make_optimizer, stream, use_gradient_checkpointing
@@ -26,7 +28,8 @@ class Models:
     """`PolicyAndCritic`, wrapped by the accelerator; `policy` and `critic` are its parts."""
     policy: PreTrainedModel
     critic: PreTrainedModel
-    ref_policy: PreTrainedModel
+    ref_policy: nn.Module
+    """Called like the policy; under LoRA it is the policy with its adapter off."""
     reward_model: PreTrainedModel
     eos_id: int
     pad_id: int
@@ -35,29 +38,36 @@ class Models:
 def load_models(
     run: Run, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Models, Any]:
-    """Load the four networks and the optimizer."""
+    """Load the networks and the optimizer."""
     ppo, memory = run.config.ppo, run.config.memory
     sft = run.require("sft") / "model"
     networks = PolicyAndCritic(load_policy(sft, ppo.dropout), load_critic(run))
+    adapt(networks.policy, run.config, "ppo", "policy")
+    adapt(networks.critic, run.config, "ppo", "critic")
     use_gradient_checkpointing(networks.policy, memory)
     use_gradient_checkpointing(networks.critic, memory)
     groups = parameter_groups(networks, ppo)
     optimizer = make_optimizer(groups, ppo.learning_rate, run.config.optimizer)
     trained, optimizer = accelerator.prepare(networks, optimizer)
-    frozen = [
-        network.to(accelerator.device).eval().requires_grad_(False)
-        for network in (load_policy(sft), load_scorer(run))
-    ]
+    reward_model = load_scorer(run).to(accelerator.device)
     models = Models(
         trained=trained,
         policy=networks.policy,
         critic=networks.critic,
-        ref_policy=frozen[0],
-        reward_model=frozen[1],
+        ref_policy=load_reference(run, networks.policy),
+        reward_model=reward_model.eval().requires_grad_(False),
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
     return models, optimizer
+
+
+def load_reference(run: Run, policy: PreTrainedModel) -> nn.Module:
+    """The SFT model, frozen: a copy of its own, or the adapted policy with its adapter off."""
+    if "ppo" in run.config.lora.adapted_stages:
+        return WithoutAdapter(policy)
+    reference = load_policy(run.require("sft") / "model").to(policy.device)
+    return reference.eval().requires_grad_(False)
 
 
 def load_scorer(run: Run, dropout: float = 0.0) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
+from stages.lora import adapt, merge
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
@@ -46,6 +47,7 @@ def train_reward_model(config: Config) -> None:
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
         generator = stream(config.seed, "reward head")
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
+        adapt(reward_model, config, "rm")
         use_gradient_checkpointing(reward_model, config.memory)
         optimizer = make_optimizer(
             reward_model.parameters(), config.rm.learning_rate, config.optimizer
@@ -61,6 +63,7 @@ def train_reward_model(config: Config) -> None:
             stats = take_step(accelerator, reward_model, optimizer, train, rows, config)
             run.log(update + 1, **stats, lr=rate)
         trained = accelerator.unwrap_model(reward_model)
+        merge(trained)
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
         results = evaluate(accelerator, trained, load_split(data, "comparisons_validation"), config)

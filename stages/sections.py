@@ -1,4 +1,4 @@
-"""The settings of data, SFT, reward model, DPO, evaluation and memory; defaults are the paper's.
+"""The settings of data, SFT, RM, DPO, LoRA, evaluation and memory; defaults are the paper's.
 
 PPO's and the judge's are in `ppo_settings.py` and `judge_settings.py`. A field's docstring stands
 under it, with its unit. Standard library only.
@@ -12,6 +12,7 @@ TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
+ADAPTABLE_STAGES = ("sft", "rm", "ppo", "dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,33 @@ class Dpo:
 
     def __post_init__(self) -> None:
         positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Adapters in place of all weights; merged when a model is saved. Off by default, as in P1."""
+
+    rank: int = 0
+    """Width of an adapter; 0: none, all weights are learned."""
+    alpha: int = 32
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: str = "all-linear"
+    """`all-linear`: every linear layer but the head; or names of layers, with commas."""
+    stages: str = "sft,rm,ppo,dpo"
+    """The stages that learn adapters, with commas."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", "be at least 0")
+        positive(self, "lora", "alpha")
+        names = self.target_modules.split(",")
+        require(all(names), "lora.target_modules", "be all-linear or names with commas")
+        known = set(self.stages.split(",")) <= set(ADAPTABLE_STAGES)
+        require(known, "lora.stages", f"be some of {','.join(ADAPTABLE_STAGES)}")
+
+    @property
+    def adapted_stages(self) -> tuple[str, ...]:
+        """The stages that learn adapters; none where the rank is 0."""
+        return tuple(self.stages.split(",")) if self.rank else ()
 
 
 @dataclass(frozen=True, kw_only=True)

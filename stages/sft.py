@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split
 from stages.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, save_model
 from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress
@@ -47,6 +48,7 @@ def train_sft(config: Config) -> None:
         validation = load_split(base / "data", "sft_validation")
         check_batch("sft", config.sft.batch_size, len(train), accelerator)
         policy = load_policy(base / "model", config.sft.dropout)
+        adapt(policy, config, "sft")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.sft.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
@@ -122,6 +124,7 @@ def finish(
     validation: TokenizedSplit,
 ) -> None:
     """Save first, then measure ROUGE on the validation split, then close the stage."""
+    merge(policy)
     if accelerator.is_main_process:
         save_model(policy, tokenizer, run.partial / "model")
     policy.eval()

@@ -40,6 +40,7 @@ RANKS = {
     "stages.data": 5,
     "stages.likelihood": 6,
     "stages.training": 6,
+    "stages.lora": 7,
     "stages.preferences": 7,
     "stages.rollout": 7,
     "stages.invariants": 8,
@@ -60,8 +61,9 @@ RANKS = {
     "reports.verdict": 11,
     "reports.collect": 12,
     "reports.made_with": 12,
-    "reports.run_page": 13,
-    "reports.scaling": 13,
+    "reports.dpo_section": 13,
+    "reports.run_page": 14,
+    "reports.scaling": 14,
 }
 WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
 WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]

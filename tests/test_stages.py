@@ -182,6 +182,14 @@ def test_the_headline_fits_a_terminal_and_names_the_report(study):
     assert page.GENERATED in Path(lines[-1]).parents
 
 
+def test_the_report_sets_dpos_accuracy_beside_the_reward_models(study):
+    lines = (study / "headline.txt").read_text().splitlines()
+    page_text = (study.parents[2] / lines[-1]).read_text()
+    for label, stage in (("reward model", "rm"), ("DPO's implicit reward", "dpo")):
+        (row,) = [line for line in page_text.splitlines() if line.startswith(f"| {label} |")]
+        assert f" {100 * results(study, stage)['accuracy']:.1f}% [" in row
+
+
 def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for module in (base, sft):

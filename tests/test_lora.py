@@ -1,0 +1,362 @@
+"""LoRA: nothing changes at the start, the base never does, off is SFT, merged says the same."""
+
+import copy
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from stages import base, dpo, normalize, ppo, ppo_models, presets, reward, runs, sft
+from stages.config import Lora, UserError, settings_hash
+from stages.data import load_split
+from stages.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
+from stages.models import (
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    response_logprobs,
+    save_model,
+    token_scalars,
+)
+from stages.presets import make_config
+from stages.training import batch_rows, make_optimizer
+
+RANK = 3
+TOKENS = torch.arange(1, 25).view(2, 12)
+MASK = torch.ones_like(TOKENS, dtype=torch.bool)
+
+
+def config_with(**lora: Any) -> Any:
+    return replace(make_config("tiny"), lora=Lora(**{"rank": RANK, "alpha": 6, **lora}))
+
+
+def stir(model, seed=5):
+    """Stands for training: an adapter whose product is not 0, and another head."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for one in model.parameters():
+            if one.requires_grad:
+                one.add_(torch.randn(one.shape, generator=generator), alpha=0.1)
+
+
+@torch.no_grad()
+def outputs(model):
+    return model(input_ids=TOKENS).logits
+
+
+@pytest.fixture(params=["policy", "reward_model"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+def stage_of(model):
+    return "rm" if hasattr(model, "classifier") else "dpo"
+
+
+@pytest.fixture
+def adapted(model):
+    adapt(model, config_with(), stage_of(model))
+    return model
+
+
+# -- put in ----------------------------------------------------------------------------------------
+
+
+def test_a_fresh_adapter_changes_no_output(model):
+    before = outputs(model)
+    adapt(model, config_with(), stage_of(model))
+    assert len(list(adapter_layers(model))) == 2 * 4  # of both layers, every linear one
+    assert torch.equal(outputs(model), before)
+
+
+def test_only_the_adapter_and_the_head_of_a_reward_model_learn(adapted):
+    learned = {name for name, one in adapted.named_parameters() if one.requires_grad}
+    heads = {name for name in learned if "lora_" not in name}
+    expected = {"classifier.weight", "classifier.bias"} if stage_of(adapted) == "rm" else set()
+    assert heads == expected
+    # Two matrices a linear layer: [rank, in] and [out, rank].
+    sizes = ((32, 96), (32, 32), (32, 64), (64, 32))
+    counted = sum(one.numel() for name, one in adapted.named_parameters() if "lora_" in name)
+    assert counted == 2 * sum(RANK * (inner + outer) for inner, outer in sizes)
+
+
+def test_an_adapter_is_a_function_of_seed_stage_and_part(policy_folder):
+    def first(seed=1, part="policy", noise=0):
+        model = load_policy(policy_folder)
+        torch.manual_seed(noise)
+        adapt(model, replace(config_with(), seed=seed), "ppo", part)
+        assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(noise))
+        (_, layer), *_ = adapter_layers(model)
+        return layer.lora_A["default"].weight
+
+    assert torch.equal(first(), first(noise=9))
+    assert not torch.equal(first(), first(seed=2))
+    assert not torch.equal(first(), first(part="critic"))
+
+
+@pytest.mark.parametrize("lora", [{"rank": 0}, {"stages": "sft,ppo"}])
+def test_without_a_rank_or_in_another_stage_nothing_happens(policy, lora):
+    adapt(policy, config_with(**lora), "dpo")
+    assert not list(adapter_layers(policy))
+    assert all(one.requires_grad for one in policy.parameters())
+
+
+def test_named_layers_alone_are_adapted(policy):
+    adapt(policy, config_with(target_modules="query_key_value, dense"), "sft")
+    found = {name.rsplit(".", 1)[-1] for name, _ in adapter_layers(policy)}
+    assert found == {"query_key_value", "dense"}
+
+
+def test_layers_that_do_not_exist_are_refused_with_one_line(policy):
+    with pytest.raises(UserError, match=r"lora\.target_modules: .*q_proj") as refusal:
+        adapt(policy, config_with(target_modules="q_proj"), "sft")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_library_is_named_with_the_mend(policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"lora\.rank is 3 but peft is missing: run `pip install"):
+        adapt(policy, config_with(), "sft")
+    adapt(policy, config_with(rank=0), "sft")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lora.rank=-1", "be at least 0"),
+        ("lora.alpha=0", "lora.alpha"),
+        ("lora.stages=sft,judge", "be some of sft,rm,ppo,dpo"),
+        ("lora.target_modules=", "be all-linear or names"),
+    ],
+)
+def test_bad_settings_are_refused(text, expected):
+    with pytest.raises(UserError, match=expected):
+        make_config("tiny", name="x", overrides=(text,))
+
+
+def test_adapters_are_a_setting_of_the_stages_that_learn_them_alone():
+    plain, off = make_config("tiny"), config_with(rank=0)
+    some, more = config_with(stages="ppo"), config_with(stages="dpo,ppo")
+    for stage in ("base", "sft", "rm", "normalize", "ppo", "dpo", "judge"):
+        assert settings_hash(off, stage) == settings_hash(plain, stage)
+        assert (settings_hash(some, stage) != settings_hash(plain, stage)) == (stage == "ppo")
+    assert settings_hash(some, "ppo") == settings_hash(more, "ppo")
+    assert settings_hash(some, "ppo") != settings_hash(config_with(rank=4), "ppo")
+
+
+# -- off -------------------------------------------------------------------------------------------
+
+
+def test_off_is_the_model_as_it_was_and_on_again_it_learns(policy, policy_folder):
+    before = outputs(load_policy(policy_folder).eval())
+    adapt(policy, config_with(), "ppo")
+    stir(policy)
+    with adapter_off(policy):
+        assert torch.equal(outputs(policy), before)
+    after = outputs(policy)
+    assert (after - before).abs().max() > 0.01
+    with pytest.raises(KeyError), adapter_off(policy):
+        raise KeyError
+    assert torch.equal(outputs(policy), after)
+    layers = [layer for _, layer in adapter_layers(policy)]
+    for one in (matrix for layer in layers for matrix in (layer.lora_A, layer.lora_B)):
+        assert one["default"].weight.requires_grad
+
+
+def test_the_reference_is_no_second_copy(policy):
+    adapt(policy, config_with(), "ppo")
+    before = outputs(policy)
+    reference = WithoutAdapter(policy)
+    ours = {id(one) for one in policy.parameters()}
+    assert {id(one) for one in reference.parameters()} == ours
+    stir(policy)
+    assert torch.equal(reference(input_ids=TOKENS).logits, before)
+    assert not reference(input_ids=TOKENS).logits.requires_grad
+
+
+# -- merged ----------------------------------------------------------------------------------------
+
+
+def test_merged_weights_are_the_base_plus_the_scaled_product(policy, policy_folder):
+    plain = load_policy(policy_folder).state_dict()
+    adapt(policy, config_with(), "sft")
+    stir(policy)
+    products = {
+        f"{name}.weight": 6 / RANK * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+        for name, layer in adapter_layers(policy)
+    }
+    merge(policy)
+    merged = policy.state_dict()
+    assert merged.keys() == plain.keys()
+    for name, weight in plain.items():
+        expected = weight + products.get(name, torch.zeros_like(weight))
+        torch.testing.assert_close(merged[name], expected, rtol=0, atol=1e-6)
+    assert len(products) == 8
+
+
+def test_a_saved_model_is_plain_loads_strictly_and_says_the_same(adapted, tokenizer, tmp_path):
+    stir(adapted)
+    before = outputs(adapted)
+    merge(adapted)
+    assert not list(adapter_layers(adapted))
+    save_model(adapted, tokenizer, tmp_path)
+    load = load_reward_model if stage_of(adapted) == "rm" else load_policy
+    again = outputs(load(tmp_path).eval())
+    assert (again - before).abs().max() < 1e-5 * before.abs().max().clamp(min=1)
+
+
+def test_merging_a_plain_model_changes_nothing(policy):
+    before = copy.deepcopy(policy.state_dict())
+    merge(policy)
+    assert all(torch.equal(one, before[name]) for name, one in policy.state_dict().items())
+
+
+# -- in the stages ---------------------------------------------------------------------------------
+
+MINI = """
+    base.hidden_size=32 base.num_layers=2
+    world.train_posts=320 world.validation_posts=20
+    world.train_comparisons=160 world.validation_comparisons=40
+    ppo.total_episodes=64 ppo.batch_size=32 ppo.learning_rate=0.002
+    dpo.learning_rate=0.002
+    lora.rank=3 lora.alpha=6
+""".split()
+ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
+MODELS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic", "dpo/model")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Every training stage with an adapter, made by the stages' own command lines."""
+    root = tmp_path_factory.mktemp("lora")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for module in (base, sft, reward, normalize, ppo, dpo):
+            module.main(ARGUMENTS)
+        yield root / "runs" / "mini" / "seed44413"
+
+
+def weights(study, model):
+    load = load_policy if model in ("base/model", "sft/model", "ppo/model", "dpo/model") else None
+    return (load or load_reward_model)(study / model).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("base/model", "sft/model"),
+        ("sft/model", "rm/model"),
+        ("sft/model", "ppo/model"),
+        ("normalize/model", "ppo/critic"),
+        ("sft/model", "dpo/model"),
+    ],
+)
+def test_a_stage_moves_linear_layers_by_a_matrix_of_the_rank_and_nothing_else(study, start, end):
+    before, after = weights(study, start), weights(study, end)
+    linear = ("query_key_value", "attention.dense", "dense_h_to_4h", "dense_4h_to_h")
+    for name in after.keys() & before.keys() - {"classifier.weight", "classifier.bias"}:
+        moved = after[name] - before[name]
+        if name.endswith("weight") and any(part in name for part in linear):
+            values = torch.linalg.svdvals(moved.double())
+            assert values[0] > 1e-4
+            assert values[RANK] < 1e-3 * values[0]
+        else:
+            assert not moved.any(), name
+    if end in ("rm/model", "ppo/critic") and start != "sft/model":
+        assert (after["classifier.weight"] - before["classifier.weight"]).abs().max() > 1e-4
+
+
+def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
+    losses = [row.get("loss/validation") for row in runs.read_lines(study / "sft/metrics.jsonl")]
+    measured = [loss for loss in losses if loss is not None]
+    assert measured[-1] < measured[0] - 0.3
+    kl = [row["objective/kl"] for row in runs.read_lines(study / "ppo/metrics.jsonl")]
+    assert kl[0] == pytest.approx(0, abs=1e-5)
+    assert kl[-1] != pytest.approx(0, abs=1e-4)
+    margins = [row["rewards/margins"] for row in runs.read_lines(study / "dpo/metrics.jsonl")]
+    assert margins[0] == pytest.approx(0, abs=1e-5)
+    assert margins[-1] > 0.01
+
+
+def mini_config(microbatch_size):
+    made = presets.make_config("tiny", name="mini", overrides=tuple(MINI))
+    memory = replace(made.memory, microbatch_size=microbatch_size)
+    return replace(made, memory=memory, ppo=replace(made.ppo, batch_size=16, num_ppo_epochs=2))
+
+
+def ppo_updates(study, microbatch_size):
+    """The networks and the second rollout after two updates."""
+    config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
+    run = runs.Run(config, "ppo")
+    tokenizer = load_tokenizer(study / "sft" / "model")
+    models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
+    queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
+    for update in range(2):
+        rollout, _ = ppo.roll_out(accelerator, models, queries, config, update)
+        ppo.optimize(
+            accelerator,
+            models.trained,
+            optimizer,
+            rollout,
+            config.ppo,
+            pad_id=models.pad_id,
+            microbatch_size=microbatch_size,
+            seed=update,
+        )
+    return models, rollout
+
+
+def flat(model):
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
+    models, rollout = ppo_updates(study, 16)
+    independent = load_policy(study / "sft" / "model").eval()
+    start = load_reward_model(study / "normalize" / "model").eval()
+    tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
+    real, length = tokens != models.pad_id, rollout.responses.shape[1]
+    tokens = tokens.masked_fill(~real, 0)
+    temperature = mini_config(1).ppo.temperature
+    with torch.no_grad():
+        expected = response_logprobs(independent, tokens, real, length, temperature)
+        # The critic has an adapter of its own: its scalars at the start were the reward model's.
+        moved = token_scalars(models.critic, tokens, real) - token_scalars(start, tokens, real)
+    distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
+    assert distance.max() < 1e-5
+    assert (rollout.logprobs - expected).abs()[rollout.response_mask].max() > 1e-3
+    frozen = {id(one) for one in models.ref_policy.parameters()}
+    assert frozen == {id(one) for one in models.policy.parameters()}
+    for name, layer in adapter_layers(models.policy):
+        untouched = independent.get_submodule(name).weight
+        assert torch.equal(layer.get_base_layer().weight, untouched)
+    assert moved[real].abs().max() > 1e-3
+
+
+def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
+    whole, _ = ppo_updates(study, 16)
+    for microbatch_size in (1, 2, 8):
+        parts, _ = ppo_updates(study, microbatch_size)
+        assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
+
+
+def dpo_updates(study, microbatch_size):
+    config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
+    train = load_split(study / "base" / "data", "comparisons_train")
+    policy = load_policy(study / "sft" / "model")
+    reference = dpo.split_logprobs(accelerator, policy, train, config, "test")
+    adapt(policy, config, "dpo")
+    optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
+    for update in range(2):
+        rows = batch_rows(len(train), 16, update, 1, "dpo")
+        dpo.take_step(accelerator, policy, optimizer, train, reference, rows, config)
+    return flat(policy)
+
+
+def test_batch_sizes_in_memory_change_no_adapter_in_dpo(study):
+    whole = dpo_updates(study, 32)
+    for microbatch_size in (2, 8):
+        assert (dpo_updates(study, microbatch_size) - whole).abs().max() < 1e-5
