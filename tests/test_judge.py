@@ -13,17 +13,10 @@ from typing import Any
 
 import pytest
 
-from eval.judge import (
-    Choice,
-    FactsJudge,
-    Reply,
-    RewardModelJudge,
-    judge_one,
-    judge_summaries,
-    main,
-    make_judge,
-    parse_choice,
-)
+from eval.judge import comparison_of, judge_summaries, judgement, main, make_judge
+from eval.offline_judges import FactsJudge, RewardModelJudge
+from eval.reply_parser import parse_choice
+from eval.verdicts import Choice, Judge, Reply, judge_pair
 from stages import config as settings
 from stages.config import UserError
 from stages.presets import make_config
@@ -52,6 +45,12 @@ def told(**wrong: str) -> str:
 
 def row(post_id: str, summary: str, reference: str) -> dict[str, Any]:
     return {"id": post_id, "query": f"POST: {post_id}", "summary": summary, "reference": reference}
+
+
+def judge_one(judge: Judge, policy: str, one: dict[str, Any], order: str) -> dict[str, Any]:
+    """What the stage does with one summary in one order."""
+    reply = judge_pair(judge, *comparison_of(one, order))
+    return judgement(judge.about, policy, one, order, reply)
 
 
 def finish_summaries(config, **policies) -> None:
@@ -111,10 +110,10 @@ def test_a_verdict_names_the_author_whichever_was_shown_first_even_of_an_empty_t
 
 def test_identical_texts_tie_without_a_question():
     judge, one = Fixed("A"), row("p", "the  same\ntext", "the same text ")
-    judgement = judge_one(judge, "ppo", one, "policy_first")
-    assert judgement["verdict"] == "tie"
+    judged = judge_one(judge, "ppo", one, "policy_first")
+    assert judged["verdict"] == "tie"
     assert judge.shown == []
-    assert "identical" in judgement["reply"]
+    assert "identical" in judged["reply"]
 
 
 def test_the_facts_judge_prefers_more_right_facts_fewer_wrong_ones_and_no_rambling():
@@ -164,10 +163,10 @@ def test_judges_that_are_no_llm_say_so_in_every_row():
     for judge in (FactsJudge(), RewardModelJudge([one])):
         assert not judge.about.is_llm
         for summary in (told(), "Nothing."):
-            judgement = judge_one(judge, "ppo", {**one, "summary": summary}, "policy_first")
-            assert "not an LLM" in judgement["judge"]
-            assert "not an LLM" in judgement["reply"]
-            assert judgement["model"] == ""
+            judged = judge_one(judge, "ppo", {**one, "summary": summary}, "policy_first")
+            assert "not an LLM" in judged["judge"]
+            assert "not an LLM" in judged["reply"]
+            assert judged["model"] == ""
         assert "not an LLM" in judge.about.note
     assert "optimistic proxy" in RewardModelJudge.about.note
 
@@ -243,9 +242,9 @@ def test_a_truncated_or_unusable_reply_is_asked_once_more_with_twice_the_budget(
 def test_a_reply_that_stays_unusable_is_unjudged():
     with serving(lambda number, body: chat("Both have merit.")) as server:
         judge = make_judge(llm_config(server), {})
-        judgement = judge_one(judge, "ppo", row("p", "ours", "theirs"), "policy_first")
-    assert judgement["verdict"] == "unjudged"
-    assert judgement["reply"] == "Both have merit."
+        judged = judge_one(judge, "ppo", row("p", "ours", "theirs"), "policy_first")
+    assert judged["verdict"] == "unjudged"
+    assert judged["reply"] == "Both have merit."
     assert len(server.requests) == 2
 
 
@@ -310,7 +309,7 @@ def test_a_refusal_stops_at_once_with_one_line(status, hint):
 
 
 def test_an_outage_stops_the_evaluation_instead_of_counting_as_unjudged(monkeypatch):
-    monkeypatch.setattr("eval.judge.MAX_RETRIES", 2)
+    monkeypatch.setattr("eval.openai_judge.MAX_RETRIES", 2)
     outage = (500, {"error": {"message": "down"}})
     with serving(lambda number, body: outage) as server, pytest.raises(UserError, match="again"):
         ask(server)
