@@ -36,7 +36,7 @@ ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
 OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
 	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
 PIPELINE := sft rm ppo eval base normalize
-.PHONY: $(PIPELINE) scaling install check test help
+.PHONY: $(PIPELINE) scaling verdict-analysis install check test help
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -105,6 +105,12 @@ $(RUN)/headline.txt: $(RUN)/win_rate/manifest.json
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	$(PY) -m reports.scaling --names $(NAMES)
+
+# Published verdicts, analysed as our own: make verdict-analysis DATA=folder POLICY=ppo_1.3b
+POLICY ?= ppo_1.3b
+verdict-analysis: $(INSTALLED)
+	@$(PY) -m eval.verdict_analysis --comparisons $(DATA) --policy $(POLICY) \
+		$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
 check: $(INSTALLED)
 	$(BIN)ruff check .

@@ -46,11 +46,15 @@ RANKS = {
     "stages.normalize": 9,
     "stages.ppo": 9,
     "eval.verdicts": 3,
+    "eval.statistics": 3,
+    "eval.length_control": 4,
     "eval.prompt": 4,
     "eval.reply_parser": 4,
     "eval.reply_cache": 4,
     "eval.offline_judges": 4,
     "eval.openai_judge": 9,
+    "eval.analysis": 5,
+    "eval.verdict_analysis": 6,
     "eval.summaries": 10,
     "eval.judge": 10,
     "eval.win_rate": 10,
@@ -66,7 +70,11 @@ RANKS = {
 WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
 WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]
 WITHOUT_TORCH = ["stages.config", "stages.presets", "stages.runs", "stages.toy", "eval.judge"]
-WITHOUT_TORCH += ["eval.win_rate", *(name for name in RANKS if name.startswith("reports."))]
+WITHOUT_TORCH += [
+    "eval.win_rate",
+    "eval.verdict_analysis",
+    *(name for name in RANKS if name.startswith("reports.")),
+]
 
 FILE_LINES = 400
 FUNCTION_LINES = 50  # without the docstring
