@@ -35,8 +35,8 @@ ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
 	$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
 	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
-PIPELINE := sft rm ppo eval base normalize
-.PHONY: $(PIPELINE) scaling verdict-analysis install check test help
+PIPELINE := sft rm ppo eval base normalize judge-calibration
+.PHONY: $(PIPELINE) scaling versus verdict-analysis install check test help
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -98,13 +98,31 @@ $(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge
 $(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_rate.json
 	$(PY) -m eval.win_rate $(ARGS) $(OWN)
 
-$(RUN)/headline.txt: $(RUN)/win_rate/manifest.json
+$(RUN)/controls/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/controls.json
+	$(PY) -m eval.controls $(ARGS) $(OWN)
+
+# A calibration of the judge, once made, is part of what the report says of it.
+CALIBRATION := $(RUN)/calibration/manifest.json
+$(RUN)/headline.txt: $(RUN)/win_rate/manifest.json $(RUN)/controls/manifest.json \
+		$(wildcard $(CALIBRATION))
 	@$(PY) -m reports.run_page $(ARGS) $(OWN) > /dev/null
 
 # Runs side by side, all seeds that are there: make scaling NAMES="tiny-s tiny tiny-l"
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	$(PY) -m reports.scaling --names $(NAMES)
+
+# The judge beside labelled comparisons, and what follows for the win rates of this run.
+$(CALIBRATION): $(RUN)/settings/calibration.json $(DATA_FILES) | $(INSTALLED)
+	$(PY) -m eval.calibration $(ARGS) $(OWN)
+
+judge-calibration: $(CALIBRATION)
+	@$(PY) -m reports.calibration_page $(ARGS) $(OWN)
+
+# Two policies on the same posts: make versus A=tiny:ppo B=tiny:sft (name[/seed][:policy])
+versus: $(INSTALLED)
+	$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
+	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
 
 # Published verdicts, analysed as our own: make verdict-analysis DATA=folder POLICY=ppo_1.3b
 POLICY ?= ppo_1.3b
