@@ -63,7 +63,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Heading("The judge"),
         Text(_who(numbers)),
         _counts(numbers),
-        *rates(numbers["policies"], {one: _given(numbers, one) for one in numbers["policies"]}),
+        *rates({one.upper(): _given(numbers, one) for one in numbers["policies"]}),
         _leanings_table(numbers),
         _differences(numbers),
         Heading("Controls of the judge"),
@@ -103,21 +103,21 @@ def _counts(numbers: Row) -> Table:
     return Table(["", "wins", "ties", "losses", "unjudged", "worst case"], rows, caption)
 
 
-def rates(names: list[str], found: dict[str, Row]) -> list[Block]:
-    """Every rate of each policy side by side, what the model says, and the rates by length."""
-    rows = [[one.upper(), *(estimate(found[one].get(key)) for key, _ in RATES)] for one in names]
+def rates(found: dict[str, Row]) -> list[Block]:
+    """Every rate side by side, what the model says, and the rates by length; `found` by name."""
+    rows = [[one, *(estimate(found[one].get(key)) for key, _ in RATES)] for one in found]
     said: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
-    for one in names:
+    for one in found:
         note = _about_the_model(found[one].get("length_controlled"))
-        said += [Text(f"{one.upper()} at equal length: {note}")] if note else []
+        said += [Text(f"{one} at equal length: {note}")] if note else []
     bins = [
         [
-            one.upper(),
+            one,
             f"{part['from']:.2f} to {part['to']:.2f}",
             whole(part["judgements"]),
             estimate(part | {"estimate": part["rate"]}),
         ]
-        for one in names
+        for one in found
         for part in found[one].get("length_bins", [])
     ]
     header = ("", "words, summary over other", "judgements", "win rate")
@@ -230,8 +230,8 @@ def calibration(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list
     caption = (
         f"{whole(found['pairs'])} of {whole(found['of_pairs'])} labelled pairs"
         f" ({found['source']}), {whole(found['ties'])} ties. People agree with each other on"
-        f" {100 * low:.0f} to {100 * high:.0f}% of such pairs (P2): no judge can be shown to do"
-        " better by such labels."
+        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (P2): with labels by people, that is"
+        " the ceiling for any judge."
     )
     if found["source"] == "built-in world":
         caption += " The built-in world's labels come from its own noisy labeller, not from people."

@@ -193,7 +193,7 @@ def means_table(frame: pd.DataFrame) -> Table:
         ["seeds", *(str(len(seeds)) for _, seeds in groups)],
     ]
     for key, title, form in MEASURED:
-        rows.append([title, *(_spread(seeds[key].tolist(), form) for _, seeds in groups)])
+        rows.append([title, *(_spread(seeds[key].dropna().tolist(), form) for _, seeds in groups)])
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
     return Table(["", *(name for name, _ in groups)], rows, caption, strong=True)
 
@@ -213,20 +213,26 @@ def spreads_table(frame: pd.DataFrame) -> Table:
                     policy.upper(),
                     str(len(values)),
                     percent(given[f"{policy}/win_rate"].mean()),
-                    verdict.interval(*bounds) if bounds else verdict.MISSING,
+                    _within_limits(bounds) if bounds else verdict.MISSING,
                     percent(given[f"{policy}/win_rate"].std()),
                     percent(halves.mean()),
                 ]
             )
     header = "run|policy|seeds|win rate|95% over seeds|spread of seeds|of posts, 95% half-width"
     caption = (
-        "Over seeds: Student's t interval of the mean, and the standard deviation of the seeds. Over"
+        "Over seeds: Student's t interval of the mean, and the seeds' standard deviation. Over"
         " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
     )
     return Table(header.split("|"), rows, caption)
 
 
+def _within_limits(bounds: tuple[float, float]) -> str:
+    return verdict.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
+
+
 def _spread(values: list[float], form: Callable[[float], str]) -> str:
+    if not values:
+        return verdict.MISSING
     mean = form(sum(values) / len(values))
     return mean if len(values) < 2 else f"{mean} ({form(min(values))} to {form(max(values))})"
 

@@ -5,8 +5,9 @@ disappoint they say so as plainly as where they please.
 """
 
 import json
+from math import isnan
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from eval.analysis import MOST_UNJUDGED
 
@@ -15,20 +16,16 @@ MISSING = "–"
 NO_GUESS = 0.5  # what a coin would get
 
 
-def _is_missing(value: float | None) -> TypeGuard[None]:
-    return value is None or value != value  # nan, from a table
-
-
 def percent(share: float | None) -> str:
     """A fraction as a percentage with one digit."""
-    return MISSING if _is_missing(share) else f"{100 * share:.1f}%"
+    return MISSING if share is None or isnan(share) else f"{100 * share:.1f}%"
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """A number with so many digits after the point."""
-    return (
-        MISSING if _is_missing(value) else f"{round(value, digits) + 0.0:,.{digits}f}"
-    )  # never -0.0
+    if value is None or isnan(value):
+        return MISSING
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
 
 
 def whole(value: float | None) -> str:
@@ -51,7 +48,7 @@ def estimate(found: dict[str, Any] | None) -> str:
 def rate(row: Row, policy: str) -> str:
     """A policy's win rate with its interval; none where too many posts are unjudged."""
     found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
-    if _is_missing(found):
+    if found is None or isnan(found):  # nan: from a table of runs
         return f"{MISSING} ({percent(row[f'{policy}/unjudged'])} unjudged)"
     return f"{percent(found)} {interval(low, high)}"
 

@@ -82,7 +82,7 @@ def blocks(found: dict[str, Any], flags: Sequence[str] = ()) -> list[Block]:
         Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
         Table(header.split("|"), [cells], caption),
         Heading("Every rate"),
-        *rates([found["a"]], {found["a"]: given}),
+        *rates({found["a"]: given}),
     ]
 
 
