@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError, fail, require
-from stages.judge_settings import Judge
+from stages.judge_settings import HOW_ONLY, Judge
 from stages.ppo_settings import Ppo
 from stages.sections import (
     HUB,
@@ -106,6 +106,9 @@ SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_datac
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in STAGE_SECTIONS[stage]}
+    if stage == "judge":
+        for name in HOW_ONLY:
+            del sections["judge"][name]
     if stage == "base" and config.data.source != TOY:
         sections.pop("world")
     if stage == "base" and config.data.source != HUB:
