@@ -7,8 +7,8 @@ afterwards, so that a kill in between can lose a reply under way but never a cen
 """
 
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import RLock
@@ -34,6 +34,7 @@ COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
     *("text", "prompt_tokens", "completion_tokens", "raw"),
 )
+NEW_TRY = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
 UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
@@ -49,7 +50,6 @@ class ReplyCache:
         self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
         self.connection.row_factory = sqlite3.Row
         self.connection.execute("PRAGMA journal_mode=WAL")
-        self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.executescript(SCHEMA)
 
     def close(self) -> None:
@@ -65,18 +65,15 @@ class ReplyCache:
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
         row = (key, usd, UNDER_WAY, now())
-        with self.lock, self.connection:
-            found = self.connection.execute(
-                "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)", row
-            )
-            return found.lastrowid or 0
+        with self._transaction(durable=False):
+            return self.connection.execute(NEW_TRY, row).lastrowid or 0
 
     def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
         """What became of a try and what it cost, with its reply in the same transaction.
 
         A reply that is there already, from another process, stands.
         """
-        with self.lock, self.connection:
+        with self._transaction(durable=reply is not None):
             self._keep(reply)
             self.connection.execute(
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
@@ -84,12 +81,9 @@ class ReplyCache:
 
     def enter(self, key: str, usd: float, outcome: str, reply: Row | None = None) -> None:
         """Enter a try that is over, with its reply in the same transaction."""
-        with self.lock, self.connection:
+        with self._transaction(durable=reply is not None):
             self._keep(reply)
-            self.connection.execute(
-                "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)",
-                (key, usd, outcome, now()),
-            )
+            self.connection.execute(NEW_TRY, (key, usd, outcome, now()))
 
     def _keep(self, reply: Row | None) -> None:
         if reply is None:
@@ -119,11 +113,19 @@ class ReplyCache:
 
     def set_note(self, name: str, value: str | None) -> None:
         """Note a value under a name; None forgets it."""
-        with self.lock, self.connection:
+        with self._transaction(durable=True):
             if value is None:
                 self.connection.execute("DELETE FROM notes WHERE name = ?", (name,))
             else:
                 self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+
+    @contextmanager
+    def _transaction(self, durable: bool) -> Iterator[None]:
+        """Nothing of what is written is lost by a kill; if durable, nor by a power cut."""
+        with self.lock:
+            self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with self.connection:
+                yield
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
         with self.lock, closing(self.connection.execute(query, values)) as cursor:

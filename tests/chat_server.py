@@ -17,6 +17,13 @@ from stages.presets import make_config
 GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 
 
+class Server(ThreadingHTTPServer):
+    """Does not print that a client has hung up."""
+
+    def handle_error(self, request, client_address):
+        pass
+
+
 @contextmanager
 def serving(answer: Callable[[int, Any], Any]) -> Iterator[SimpleNamespace]:
     """A chat server's `url` and `requests`; `answer(number, request)` gives status, body and, if
@@ -44,7 +51,7 @@ def serving(answer: Callable[[int, Any], Any]) -> Iterator[SimpleNamespace]:
         def log_message(self, *args):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    with Server(("127.0.0.1", 0), Handler) as http:
         server.url = f"http://127.0.0.1:{http.server_port}/v1"
         threading.Thread(target=http.serve_forever, args=(0.01,)).start()
         try:
