@@ -1,10 +1,11 @@
 """Judge: compare every policy's summary with the reference, in both orders.
 
 python -m eval.judge --preset tiny --seed 44413
+python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 """
 
-import re
-from dataclasses import asdict
+import argparse
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,11 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
         return FactsJudge()
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
-    log = settings.RUNS / "judge_cache" / (re.sub(r"[^\w.-]+", "_", config.judge.model) + ".jsonl")
-    return OpenAIJudge(config.judge, log)
+    if config.judge.kind == "local":
+        from eval.local_judge import LocalJudge  # needs torch, which no other judge does
+
+        return LocalJudge(config.judge.model, config.memory.forward_batch_size)
+    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
 
 
 def comparison_of(row: Row, order: str) -> Comparison:
@@ -103,7 +107,13 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """Judge a run's summaries."""
     try:
-        config = config_from_arguments(argv, "judge each policy's summaries in both orders")
+        own = argparse.ArgumentParser(add_help=False)
+        own.add_argument("--max-cost", type=float)
+        given, others = own.parse_known_args(argv)
+        what = "judge each policy's summaries in both orders; also takes --max-cost USD"
+        config = config_from_arguments(others, what)
+        if given.max_cost is not None:
+            config = replace(config, judge=replace(config.judge, max_cost=given.max_cost))
         results = judge_summaries(config)
     except UserError as error:
         fail(error)

@@ -1,6 +1,8 @@
 """What a reply prefers: a reader of the judge's own words, never of what it was shown."""
 
+import json
 import re
+import unicodedata
 
 from eval.verdicts import Choice
 
@@ -15,19 +17,47 @@ REASON = (
 CHOICE = re.compile(rf"(?:{NAMED}|{TIE}){REASON}")
 BARE_CHOICE = re.compile(rf"(?:{NAMED}|{TIE})\W*$")
 
+KEYS = ("preferred", "preference", "verdict", "winner")
+# A flat object; braces within its strings do not end it.
+OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
+OPEN_OBJECT = re.compile(r'\{\s*"')
+# What a reasoning model thinks aloud is not its answer.
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+
 
 def parse_choice(text: str) -> Choice | None:
-    """What a reply prefers: what follows its last `Preferred:`, else a last line that is bare.
+    """What a reply prefers: its JSON object's word, what follows its last `Preferred:`, or a last
+    line that is bare.
 
-    Quotes, bold, brackets, case, "Summary" and a reason after the letter do no harm; whatever
-    names both or neither is None.
+    Quotes, bold, brackets, fences, case, "Summary" and a reason after the letter do no harm;
+    whatever names both or neither, and an object that is cut off, is None.
     """
+    text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
+    words = [word for word in map(_preferred, OBJECT.findall(text)) if word is not None]
+    if words:
+        return _choice(BARE_CHOICE.match(words[-1]))
+    if OPEN_OBJECT.search(OBJECT.sub("", text)):
+        return None
     plain = re.sub(r"[*_`\"'‘’“”]", "", text).lower().strip()
     markers = list(MARKER.finditer(plain))
     if markers:
-        found = CHOICE.match(plain[markers[-1].end() :].split("\n")[0])
-    else:
-        found = BARE_CHOICE.match(plain.split("\n")[-1])
+        return _choice(CHOICE.match(plain[markers[-1].end() :].split("\n")[0]))
+    return _choice(BARE_CHOICE.match(plain.split("\n")[-1]))
+
+
+def _preferred(text: str) -> str | None:
+    """The verdict in a JSON object, in lower case; "" where it is no word or is there twice."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+    except ValueError:
+        return None
+    found = [value for key, value in pairs if key.lower() in KEYS]
+    if not found:
+        return None
+    return found[0].lower() if len(found) == 1 and isinstance(found[0], str) else ""
+
+
+def _choice(found: re.Match[str] | None) -> Choice | None:
     if not found:
         return None
     letters: dict[str | None, Choice] = {"a": "A", "b": "B", None: "tie"}

@@ -17,12 +17,12 @@ from eval.analysis import MOST_UNJUDGED
 from reports.verdict import shown
 from stages import config as settings
 from stages.config import RANDOM, STAGE_SECTIONS, TOY, UPSTREAM_STAGES, Config, UserError
+from stages.judge_settings import HOW_ONLY
 from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
 
 STAGES = tuple(STAGE_SECTIONS)
 SIDE = "calibration"  # beside the run: shown where it is there
 RATES = ("/win_rate", "/low", "/high", "/controlled")
-WHO_JUDGES = ("kind", "model", "base_url", "temperature")
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _results_of(folder: Path, judge: dict[str, Any]) -> dict[str, Any] | None:
     if manifest is None:
         return None
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    same = all(saved["judge"].get(key) == judge.get(key) for key in WHO_JUDGES)
+    same = all(saved["judge"].get(key) == judge[key] for key in judge.keys() - set(HOW_ONLY))
     return manifest["results"] if same else None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError, fail, require
-from stages.judge_settings import Judge
+from stages.judge_settings import HOW_ONLY, Judge
 from stages.ppo_settings import Ppo
 from stages.sections import (
     HUB,
@@ -115,6 +115,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
     names = (STAGE_SECTIONS | SIDE_SECTIONS)[stage]
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in names}
+    for name in HOW_ONLY if "judge" in sections else ():
+        del sections["judge"][name]
     if stage in READ_THE_DATA and config.data.source != TOY:
         sections.pop("world")
     if stage in READ_THE_DATA and config.data.source != HUB:
