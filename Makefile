@@ -127,7 +127,7 @@ versus: $(INSTALLED)
 # Published verdicts, analysed as our own: make verdict-analysis DATA=folder POLICY=ppo_1.3b
 POLICY ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
-	@$(PY) -m eval.verdict_analysis --comparisons $(DATA) --policy $(POLICY) \
+	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(POLICY) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 
 check: $(INSTALLED)

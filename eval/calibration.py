@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import analyse, verdict_table
+from eval.analysis import MOST_UNJUDGED, analyse, verdict_table
 from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
 from eval.judge import make_judge
@@ -189,6 +189,8 @@ def flags(found: dict[str, Any]) -> list[str]:
     first = statistics["share_first"]
     if first and abs(first["estimate"] - 0.5) > FAR_FROM_EVEN and not _holds(first, 0.5):
         said.append(f"it prefers the text shown first in {_percent(first)} of its choices")
+    if statistics["unjudged"] > MOST_UNJUDGED:
+        said.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
     same = statistics["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:
         said.append(f"its verdict survives a swap of the order in only {_percent(same)}")

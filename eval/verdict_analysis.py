@@ -32,7 +32,9 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
     """
     paths = sorted(folder.glob("comparisons_*.jsonl"))
     if not paths:
-        raise UserError(f"{folder} holds no comparisons_*.jsonl: correct --comparisons")
+        raise UserError(
+            f"{folder} holds no comparisons_*.jsonl: correct --comparisons (make: DATA=)"
+        )
     rows = []
     for path in paths:
         try:

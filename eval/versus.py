@@ -181,8 +181,8 @@ def main(argv: list[str] | None = None) -> None:
         config, results = compare(args.a, args.b, args.overrides)
     except UserError as error:
         fail(error)
-    rate, low, high = (100 * results[key] for key in ("estimate", "low", "high"))
-    print(f"{results['a']} over {results['b']}: {rate:.1f}% [{low:.1f}, {high:.1f}]"[:80])
+    judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"
+    print(f"{judged}, {results['unjudged']:.1%} not"[:80])
     print(stage_folder(config, "versus"))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import POINTS, analyse, verdict_table
+from eval.analysis import MOST_UNJUDGED, POINTS, analyse, verdict_table
 from eval.statistics import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from stages.config import Config, UserError, fail
 from stages.presets import config_from_arguments
@@ -176,14 +176,22 @@ def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
     print(f"win rate against the reference, judged by {results['judge']['name']}"[:80])
     for name, row in results["policies"].items():
-        bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
-        print(
-            f"  {name[:16]:16} {row['win_rate']:6.1%} {bounds}"
-            f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
-        )
+        print(f"  {name[:16]:16} {_said_of(row)}"[:80])
     for name, row in results["differences"].items():
+        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in name.split("-")):
+            continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
         print(f"  {name[:16]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+
+
+def _said_of(row: dict[str, Any]) -> str:
+    """A policy's rate; where too much is unjudged none, and how far it could be off."""
+    if row["unjudged"] > MOST_UNJUDGED:
+        low, high = row["worst_case"]
+        return f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
+    bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
+    unjudged = f"{row['posts']} posts, {row['unjudged']:.1%} unjudged"
+    return f"{row['win_rate']:6.1%} {bounds}  {unjudged}"
 
 
 def main(argv: list[str] | None = None) -> None:

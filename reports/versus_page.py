@@ -5,6 +5,7 @@
 writes reports/generated/versus-<a>-<b>.md and .html from what `eval.versus` left on disk.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from stages.config import UserError, fail
 from stages.runs import read_manifest, stage_folder
+
+COLUMNS = 80
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -32,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     found = manifest["results"]
     flags = flags_beside(read_side(args.a).folder.parent, vars(config.judge))
     path = page.write(config.name, f"{found['a']} against {found['b']}", blocks(found, flags))
-    print(f"{verdict(found)}\nreport: {path}")
+    print("\n".join([*textwrap.wrap(verdict(found), COLUMNS), "report:", str(path)]))
 
 
 def verdict(found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from eval import judge, summaries, win_rate
+from eval import controls, judge, summaries, win_rate
 from reports import page, run_page
 from stages import base, config, normalize, ppo, presets, reward, rollout, runs, sft
 from stages.data import load_split
@@ -27,7 +27,7 @@ MINI = """
     ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
-MAINS = (base, sft, reward, normalize, ppo, summaries, judge, win_rate, run_page)
+MAINS = (base, sft, reward, normalize, ppo, summaries, judge, controls, win_rate, run_page)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
 """Published verdicts: counted by hand, beside what others published of them, and fast enough."""
 
 import json
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -100,20 +97,3 @@ def test_length_can_be_counted_in_characters_and_tokens(tokenizer_folder):
     assert 1 <= tokens("My boss sold my bike.") < len("My boss sold my bike.")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         token_counter(str(tokenizer_folder / "no"))
-
-
-def test_a_thousand_pairs_in_both_orders_are_analysed_in_seconds(tmp_path):
-    rows = []
-    for k in range(1000):
-        mine = ("mine", " word" * (20 + k % 23))
-        ref = ("ref", " word" * (15 + k % 17))
-        rows += [comparison(k, mine, ref, int(k % 3 == 0)), comparison(k, ref, mine, int(k % 2))]
-    write(tmp_path, rows)
-    command = [sys.executable, "-m", "eval.verdict_analysis", "--comparisons", str(tmp_path)]
-    started = time.time()
-    done = subprocess.run(
-        [*command, "--policy", "mine"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2,000 verdicts on 1,000 posts" in done.stdout
-    assert time.time() - started < 10

@@ -44,6 +44,7 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(places, capsys):
     assert list(manifest["inputs"]) == ["tiny/seed44413/summaries"]
     versus_page.main(["--a", "tiny:sft", "--b", "tiny"])
     said = capsys.readouterr().out
+    assert max(len(line) for line in said.splitlines()[-4:-1]) <= 80
     assert "tiny-44413-ppo is preferred to tiny-44413-sft" in said
     text = (places / GENERATED / "versus-tiny-44413-sft-tiny-44413-ppo.md").read_text()
     assert "NOT an LLM" in text
