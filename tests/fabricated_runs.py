@@ -63,10 +63,12 @@ def interval(value, half=0.03):
     return {"estimate": value, "low": value - half, "high": value + half, "posts": 600}
 
 
-def statistics(value, unjudged):
+def statistics(value, unjudged, at_length=None, first=0.523):
     """What `eval.analysis.analyse` says of one policy, in its form."""
     names = ("raw", "order_balanced", "shown_first", "shown_second", "length_controlled")
     found: dict[str, Any] = {name: interval(value - k / 100) for k, name in enumerate(names)}
+    if at_length is not None:
+        found["length_controlled"] = interval(at_length)
     found["length_controlled"] |= {
         "order_logits": [0.41, 0.2, 0.6],
         "log_length_logits": [2.0, 1.5, 2.5],
@@ -78,7 +80,7 @@ def statistics(value, unjudged):
         "posts": 600,
         "unjudged": unjudged,
         "worst_case": [value - unjudged, value],
-        "share_first": interval(0.523),
+        "share_first": interval(first),
         "swap_consistency": interval(0.912),
         "length_bins": [part],
         "median_length_ratio": 1.07,
@@ -92,20 +94,20 @@ def make_controls(passed):
     return {"posts": 50, "controls": controls, "failed": [] if passed else ["title"]}
 
 
-def rate(value, unjudged):
+def rate(value, unjudged, **leanings):
     counts = {"wins": round(600 * value), "ties": 0, "losses": 600 - round(600 * value)}
     judged = value * (1 - unjudged)
     bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
     found = {"win_rate": value, "unjudged": unjudged, "swap_consistency": 0.97, "p_value": 0.0001}
-    return found | counts | bounds | {"statistics": statistics(value, unjudged)}
+    return found | counts | bounds | {"statistics": statistics(value, unjudged, **leanings)}
 
 
-def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass):
+def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings):
     gap = interval(ppo - sft, 0.04) | {"p_value": 0.0001}
     win_rate = {
         "judge": judge,
         "posts": 600,
-        "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged)},
+        "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged, **leanings)},
         "differences": {"ppo-sft": gap},
     }
     spread = {"accuracy_low": accuracy - 0.02, "accuracy_high": accuracy + 0.02}
@@ -146,9 +148,10 @@ def fabricate(
     unjudged=0.0,
     size=930_432,
     controls_pass=True,
+    **leanings,
 ):
     """A finished run on disk; returns its results by stage."""
-    results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass)
+    results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings)
     inputs: dict[str, str] = {}
     for stage in STAGES:
         folder = settings.RUNS / config.name / f"seed{config.seed}" / stage

@@ -12,6 +12,7 @@ from eval.verdicts import About, Reply
 from stages.config import Checks, Data, Judge, UserError
 from stages.presets import make_config
 from stages.runs import read_lines, read_manifest
+from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
 SMALL_WORLD += ["world.validation_posts=300", "world.validation_comparisons=700"]
@@ -113,6 +114,21 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
     assert "not clearly more than 60%" in found["flags"][0]
     assert any("shown first" in flag for flag in found["flags"]) == flagged
     assert abs(found["kappa"]) < 0.2
+
+
+def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda number, request: chat(GOOD if "POST: S" in str(request) else "?")) as url:
+        judge = Judge(model="judge", base_url=url.url, asks=1)
+        found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=60)))
+    assert found["statistics"]["share_first"]["estimate"] == 1.0
+    assert found["agreement"]["estimate"] == 0.5
+    assert found["kappa"] is None  # both orders of each pair contradict each other
+    assert 0 < found["judged"] < found["pairs"]
+    said = " ".join(found["flags"])
+    assert "100.0% [" in said
+    assert "of its replies say nothing usable" in said
+    assert "survives a swap of the order in only 0.0%" in said
 
 
 def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):

@@ -21,6 +21,33 @@ REPLIES: dict[Choice | None, str] = {
 }
 
 
+OBJECTS: list[tuple[str, Choice | None]] = [
+    ('{"comparison": "x", "preferred": "A"}', "A"),
+    ('```json\n{\n  "comparison": "x",\n  "preferred": "tie"\n}\n```', "tie"),
+    ('Here it is:\n{"Preferred": "Summary B"}\nI hope this helps.', "B"),
+    ('{"comparison": "it says {\\"preferred\\": \\"A\\"}", "preferred": "B"}', "B"),
+    ('{"preferred": "A"}\nNo, wait:\n{"preferred": "B"}', "B"),
+    ('The post says {"preferred": "A"}, but\nPreferred: B', "B"),
+    ('The post says {"preferred": "A\n**Preferred:** B', "B"),
+    ("The set {a, b} is missing.\nPreferred: A", "A"),
+    ('{"comparison": "x", "preferred": "A', None),
+    ('```json\n{"comparison": "x",\n  "preferred": "A', None),
+    ('Sure: {"comparison": "A is better because', None),
+    ('{"preferred": "A", "preferred": "B"}', None),
+    ('{"preferred": "A or B"}', None),
+    ('{"preferred": 1}', None),
+    ('{"preferred": null}', None),
+    ('{"comparison": "Preferred: A"}', None),
+    ("C", None),
+    ("Preferred: C", None),
+]
+
+
+@pytest.mark.parametrize(("text", "choice"), OBJECTS)
+def test_an_object_means_its_own_word_and_one_that_is_cut_off_means_nothing(text, choice):
+    assert parse_choice(text) == choice
+
+
 @pytest.mark.parametrize("choice", REPLIES)
 def test_a_reply_means_what_a_reader_would_say(choice):
     replies = [text.strip().replace(r"\n", "\n") for text in REPLIES[choice].split("|")]
