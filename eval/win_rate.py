@@ -13,34 +13,27 @@ stay together (Miller 2411.00640). Differences between policies are paired by po
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from eval.analysis import MOST_UNJUDGED, POINTS, analyse, verdict_table
+from eval.statistics import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from stages.config import Config, UserError, fail
-from stages.intervals import wilson
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, read_lines, read_manifest
 
-POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 ORDERS = {"policy_first", "reference_first"}
-CONFIDENCE = 0.95
-# With fewer posts that depart from the most common score, the bootstrap sees too little of them.
-FEW_POSTS = 10
-
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
-    """An estimate with its 95% interval, and the number of posts behind it."""
+class PairedInterval(Interval):
+    """A difference on the same posts, with the p-value of there being none."""
 
-    estimate: float
-    low: float
-    high: float
-    posts: int
+    p_value: float
 
 
 def measure_win_rates(config: Config) -> dict[str, Any]:
@@ -49,7 +42,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     Raises UserError where judgements are missing, or none of them is usable.
     """
     with open_stage(config, "win_rate") as run:
-        run.require("summaries")
+        texts = summary_texts(run.require("summaries"))
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         verdicts = verdict_pairs(judgements)
@@ -61,7 +54,11 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         results = {
             "judge": manifest["results"]["judge"],
             "posts": len({row["id"] for row in judgements}),
-            "policies": {name: describe(name, scores[name], verdicts[name]) for name in scores},
+            "policies": {
+                name: describe(name, scores[name], verdicts[name])
+                | {"statistics": statistics_of(name, judgements, texts[name])}
+                for name in scores
+            },
             "differences": {
                 f"{later}-{earlier}": asdict(paired_difference(scores[later], scores[earlier]))
                 for earlier, later in combinations(scores, 2)
@@ -69,6 +66,22 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         }
         run.finish(results)
     return results
+
+
+def summary_texts(folder: Path) -> dict[str, dict[str, tuple[str, str]]]:
+    """For each policy and post id its summary and the reference, as the judge saw them."""
+    return {
+        path.stem: {row["id"]: (row["summary"], row["reference"]) for row in read_lines(path)}
+        for path in sorted(folder.glob("*.jsonl"))
+    }
+
+
+def statistics_of(
+    policy: str, judgements: Iterable[dict[str, Any]], texts: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    """What `analyse` finds in one policy's judgements."""
+    rows = [row for row in judgements if row["policy"] == policy]
+    return analyse(verdict_table(rows, texts))
 
 
 def verdict_pairs(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
@@ -110,7 +123,8 @@ def describe(policy: str, scores: Scores, verdicts: Mapping[str, list[str]]) -> 
     `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
     `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost
     and with every one won; `swap_consistency` is the share of judged posts whose two orders
-    gave the same verdict. Raises UserError where no post was judged.
+    gave the same verdict; `p_value` is that of a rate of 1/2 (paired randomisation test).
+    Raises UserError where no post was judged.
     """
     judged = {post_id: score for post_id, score in scores.items() if score is not None}
     if not judged:
@@ -129,99 +143,55 @@ def describe(policy: str, scores: Scores, verdicts: Mapping[str, list[str]]) -> 
         "losses": sum(score < 0.5 for score in judged.values()),
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
+        "p_value": sign_flip_p_value(np.array(list(judged.values())) - 0.5),
         "swap_consistency": sum(len(set(verdicts[one])) == 1 for one in judged) / len(judged),
     }
 
 
-def win_rate(scores: Scores, seed: int = 0, resamples: int = 10_000) -> Interval:
+def win_rate(scores: Scores, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """The mean score of the judged posts in [0, 1], with a cluster bootstrap over posts.
 
     Raises UserError where no post is judged.
     """
     judged = [score for score in scores.values() if score is not None]
-    return _mean_with_interval(np.array(judged), (0.0, 1.0), seed, resamples)
+    return mean_of_posts(np.array(judged), (0.0, 1.0), seed, resamples)
 
 
-def paired_difference(a: Scores, b: Scores, seed: int = 0, resamples: int = 10_000) -> Interval:
+def paired_difference(
+    a: Scores, b: Scores, seed: int = 0, resamples: int = RESAMPLES
+) -> PairedInterval:
     """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
 
-    Raises UserError where there is no such post.
+    The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
+    difference keeps or changes its sign). Raises UserError where there is no such post.
     """
     pairs = [(a[one], b[one]) for one in a if one in b]
-    differences = [x - y for x, y in pairs if x is not None and y is not None]
-    return _mean_with_interval(np.array(differences), (-1.0, 1.0), seed, resamples)
-
-
-def _mean_with_interval(
-    values: NDArray[np.float64], limits: tuple[float, float], seed: int, resamples: int
-) -> Interval:
-    """The mean of one value per post, each within `limits`, with its 95% interval."""
-    if not len(values):
-        raise UserError(
-            "no post is judged, so there is no rate: see the replies in judgements.jsonl"
-        )
-    levels, counts = np.unique(values, return_counts=True)
-    if len(values) - counts.max() < FEW_POSTS:
-        low, high = _interval_of_few(values, float(levels[counts.argmax()]), limits)
-    else:
-        low, high = _bootstrap(levels, counts, seed, resamples)
-    mean = float(values.mean())
-    low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
-    return Interval(estimate=mean, low=low, high=high, posts=len(values))
-
-
-def _bootstrap(
-    levels: NDArray[np.float64], counts: NDArray[np.int64], seed: int, resamples: int
-) -> tuple[float, float]:
-    """Percentile bootstrap of a mean: `counts` posts at each of the `levels`, drawn anew.
-
-    Drawing n posts with replacement is a multinomial draw of how many fall on each level.
-    """
-    n = int(counts.sum())
-    draws = np.random.default_rng(seed).multinomial(n, counts / n, size=resamples)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws @ levels / n, [tail, 1 - tail])
-    return float(low), float(high)
-
-
-def _interval_of_few(
-    values: NDArray[np.float64], common: float, limits: tuple[float, float]
-) -> tuple[float, float]:
-    """Interval of a mean where nearly all posts have one value, and resampling shows too little.
-
-    At 0% or 100% a bootstrap has no width, as if no other post could ever differ. The mean is
-    `common + up * share above - down * share below`; Wilson bounds both shares, and up and down
-    are the mean steps, or the longest possible ones where no post was seen to take them. For
-    plain wins and losses this is Wilson's interval, with both kinds of step it is wider.
-    """
-    steps = values - common
-    (up, above), (down, below) = (
-        _step_and_share(steps[steps > 0], limits[1] - common, len(values)),
-        _step_and_share(-steps[steps < 0], common - limits[0], len(values)),
-    )
-    low = common + up * above[0] - down * below[1]
-    return low, common + up * above[1] - down * below[0]
-
-
-def _step_and_share(
-    steps: NDArray[np.float64], longest: float, n: int
-) -> tuple[float, tuple[float, float]]:
-    """The mean of the steps seen (else the longest), and Wilson's bounds for their share of n."""
-    return float(steps.mean()) if len(steps) else longest, wilson(len(steps), n)
+    differences = np.array([x - y for x, y in pairs if x is not None and y is not None])
+    found = mean_of_posts(differences, (-1.0, 1.0), seed, resamples)
+    p_value = sign_flip_p_value(differences, seed, resamples)
+    return PairedInterval(**asdict(found), p_value=p_value)
 
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
     print(f"win rate against the reference, judged by {results['judge']['name']}"[:80])
     for name, row in results["policies"].items():
-        bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
-        print(
-            f"  {name[:16]:16} {row['win_rate']:6.1%} {bounds}"
-            f"  {row['posts']} posts, {row['unjudged']:.1%} unjudged"
-        )
+        print(f"  {name[:16]:16} {_said_of(row)}"[:80])
     for name, row in results["differences"].items():
+        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in name.split("-")):
+            continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
         print(f"  {name[:16]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+
+
+def _said_of(row: dict[str, Any]) -> str:
+    """A policy's rate; where too much is unjudged none, and how far it could be off."""
+    if row["unjudged"] > MOST_UNJUDGED:
+        low, high = row["worst_case"]
+        return f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
+    bounds = f"[{row['low']:6.1%}, {row['high']:6.1%}]"
+    unjudged = f"{row['posts']} posts, {row['unjudged']:.1%} unjudged"
+    return f"{row['win_rate']:6.1%} {bounds}  {unjudged}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,12 +6,14 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 """
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from eval.analysis import MOST_UNJUDGED
 from reports.verdict import shown
 from stages import config as settings
 from stages.config import (
@@ -23,10 +25,12 @@ from stages.config import (
     Config,
     UserError,
 )
+from stages.judge_settings import HOW_ONLY
 from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
 
 STAGES = tuple(STAGE_SECTIONS)
-POLICIES = ("sft", "ppo")
+SIDE = "calibration"  # beside the run: shown where it is there
+RATES = ("/win_rate", "/low", "/high", "/controlled")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Record:
     manifests: dict[str, dict[str, Any]]
     settings: dict[str, dict[str, Any]]
     """Section -> field -> value, each section as the stage that it governs last recorded it."""
+    calibration: dict[str, Any] | None = None
+    """What the calibration of this very judge found; None where there was none."""
+    calibration_pairs: list[dict[str, Any]] = field(default_factory=list)
+    """The labelled pairs with the judge's answers, where it was calibrated."""
 
     def results(self, stage: str) -> dict[str, Any]:
         """What a stage found."""
@@ -50,6 +58,12 @@ class Record:
         """The rows of a JSONL file of a stage; none where it wrote none."""
         path = self.folders[stage] / file
         return read_lines(path) if path.exists() else []
+
+
+def policies_of(record: Record) -> list[str]:
+    """The policies that were judged, in the order of the training stages."""
+    judged = record.results("win_rate")["policies"]
+    return sorted(judged, key=lambda name: (name not in STAGES, STAGES.index(name)))
 
 
 def load_run(config: Config) -> Record:
@@ -94,8 +108,17 @@ def find_runs(name: str) -> tuple[list[Record], list[str]]:
 
 
 def table(records: list[Record]) -> pd.DataFrame:
-    """One row a run."""
-    return pd.DataFrame([row(record) for record in records])
+    """One row a run; a rate that may not be given is nan."""
+    rows = [row(record) for record in records]
+    return pd.DataFrame([{**one, **_as_numbers(one)} for one in rows])
+
+
+def _as_numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {key: math.nan for key, value in values.items() if value is None and _is_rate(key)}
+
+
+def _is_rate(key: str) -> bool:
+    return key.endswith(RATES) or key.startswith("difference")
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -123,7 +146,7 @@ def row(record: Record) -> dict[str, Any]:
         **_judge_row(record),
         **{
             f"{policy}/{key}": value
-            for policy in POLICIES
+            for policy in policies_of(record)
             for key, value in _policy_row(record, policy).items()
         },
     }
@@ -131,30 +154,65 @@ def row(record: Record) -> dict[str, Any]:
 
 def _judge_row(record: Record) -> dict[str, Any]:
     wins, judge, summaries = (record.results(one) for one in ("win_rate", "judge", "summaries"))
-    difference = wins["differences"]["ppo-sft"]
+    differences = {
+        pair: found | {"headline": all(_is_headline(wins, one) for one in pair.split("-"))}
+        for pair, found in wins["differences"].items()
+    }
+    main = differences["ppo-sft"]
     return {
+        "policies": policies_of(record),
         "judge": wins["judge"]["name"],
         "judge_kind": wins["judge"]["kind"],
         "is_llm": wins["judge"]["is_llm"],
         "judge_note": wins["judge"].get("note") or "",
+        "judge_flags": judge_flags(record),
+        "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
         "judge_models": judge.get("models") or [],
         "share_first": judge["share_first"],
-        "difference": difference["estimate"],
-        "difference_low": difference["low"],
-        "difference_high": difference["high"],
+        "differences": differences,
+        "difference": main["estimate"] if main["headline"] else None,
+        "difference_low": main["low"] if main["headline"] else None,
+        "difference_high": main["high"] if main["headline"] else None,
+        "difference_p_value": main["p_value"] if main["headline"] else None,
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": summaries["policies"]["ppo"]["reference_score"],
     }
+
+
+def _is_headline(wins: dict[str, Any], policy: str) -> bool:
+    """Whether so few of a policy's posts are unjudged that its rate may be given at all."""
+    return bool(wins["policies"][policy]["unjudged"] <= MOST_UNJUDGED)
+
+
+def judge_flags(record: Record) -> list[str]:
+    """What forbids to take the judge's word: failed controls and a poor calibration."""
+    return _flags(record.results("controls"), record.calibration)
+
+
+def flags_beside(run: Path, judge: dict[str, Any]) -> list[str]:
+    """The same for a judge with these settings, from what lies in a run's folder."""
+    found = [_results_of(run / stage, judge) for stage in ("controls", SIDE)]
+    return _flags(found[0], found[1])
+
+
+def _flags(controls: dict[str, Any] | None, calibration: dict[str, Any] | None) -> list[str]:
+    tried = controls["controls"].values() if controls else []
+    failed = [one["what"] for one in tried if one["passed"] is False]
+    said = f"it does not surely prefer the reference to {', to '.join(failed)}"
+    return [*([said] if failed else []), *(calibration["flags"] if calibration else [])]
 
 
 def _policy_row(record: Record, policy: str) -> dict[str, Any]:
     wins = record.results("win_rate")["policies"][policy]
     written = record.results("summaries")["policies"][policy]
     worst_low, worst_high = wins["worst_case"]
+    given = _is_headline(record.results("win_rate"), policy)
     return {
-        **{key: wins[key] for key in ("win_rate", "low", "high", "wins", "ties", "losses")},
+        **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
+        **{key: wins[key] for key in ("wins", "ties", "losses", "statistics")},
+        "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
         "unjudged": wins["unjudged"],
         "worst_low": worst_low,
         "worst_high": worst_high,
@@ -191,14 +249,42 @@ def hashes(record: Record) -> dict[str, str]:
 def _read(folders: dict[str, Path]) -> Record:
     manifests = {stage: read_manifest(folder) or {} for stage, folder in folders.items()}
     last = manifests["win_rate"]
+    found = _settings(folders)
+    side = folders["win_rate"].with_name(SIDE)
+    calibration = _results_of(side, found["judge"])
     return Record(
         name=last["name"],
         preset=last["preset"],
         seed=last["seed"],
         folders=folders,
         manifests=manifests,
-        settings=_settings(folders),
+        settings=found,
+        calibration=calibration,
+        calibration_pairs=read_lines(side / "pairs.jsonl") if calibration else [],
     )
+
+
+def find_calibration(config: Config) -> dict[str, Any]:
+    """What the calibration of a config's judge found.
+
+    Raises UserError, with the make command to run, where there is none of this judge.
+    """
+    folder = stage_folder(config, SIDE)
+    found = _results_of(folder, vars(config.judge))
+    if found is None:
+        command = make_command(config, SIDE)
+        raise UserError(f"this judge was not calibrated for {config.name}: run `{command}`")
+    return found
+
+
+def _results_of(folder: Path, judge: dict[str, Any]) -> dict[str, Any] | None:
+    """What a check in a folder found, if it was one of the judge with these settings."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    same = all(saved["judge"].get(key) == judge[key] for key in judge.keys() - set(HOW_ONLY))
+    return manifest["results"] if same else None
 
 
 def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:

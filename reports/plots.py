@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
+POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
+OTHER = "#8a8f3c"
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports import dpo_section, made_with, page, paper, plots, verdict
-from reports.collect import POLICIES, Record, hashes, load_run, row
+from reports import dpo_section, judge_section, made_with, page, paper, plots, verdict
+from reports.collect import Record, hashes, load_run, policies_of, row
 from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
 from reports.verdict import MISSING, interval, number, percent, whole
 from stages.config import UserError, fail
@@ -72,7 +72,7 @@ def blocks(record: Record) -> list[Block]:
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
-        *_judge(record, numbers),
+        *judge_section.blocks(record, numbers),
         *_curves(record),
         *_reward_model(record),
         *dpo_section.blocks(record),
@@ -88,7 +88,8 @@ def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
     reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
     rows = [[*reference, number(numbers["reference/score"]), MISSING]]
-    for policy, kl in (("sft", 0.0), ("ppo", numbers["kl"])):
+    distances = {"sft": 0.0, "ppo": numbers["kl"]}
+    for policy in numbers["policies"]:
         rows.append(
             [
                 policy.upper(),
@@ -97,7 +98,7 @@ def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 number(numbers[f"{policy}/tokens"], 1),
                 percent(numbers[f"{policy}/eos_rate"]),
                 number(numbers[f"{policy}/score"]),
-                number(kl, 1),
+                number(distances.get(policy), 1),
             ]
         )
     return header, rows
@@ -106,15 +107,16 @@ def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def headline(numbers: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; its last line is the page's path."""
     header, rows = result_rows(numbers)
-    widths = [max(len(line[index]) for line in (header, *rows)) for index in range(len(header))]
     title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
-    sure = "" if verdict.too_many_unjudged(numbers) else f"{verdict.beats_sft(numbers)}. "
+    sure = f"{verdict.beats_sft(numbers)}. "
     pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
     return "\n".join(
         (
             *_wrapped(f"{title} judged by {verdict.judge(numbers)}"),
             "",
-            *(_columns(line, widths) for line in (header, *rows)),
+            *_table(header, rows),
+            "",
+            *_table(*judge_section.short_rows(numbers)),
             "",
             *_wrapped(f"{sure}Reward model: {pairs}."),
             *(line for text in verdict.caveats(numbers) for line in _wrapped(text, "- ")),
@@ -123,6 +125,12 @@ def headline(numbers: dict[str, Any], path: Path) -> str:
             f"{path}\n",
         )
     )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = (header, *rows)
+    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
+    return [_columns(line, widths) for line in lines]
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -141,20 +149,22 @@ def _wrapped(text: str, mark: str = "") -> list[str]:
 
 def _result(numbers: dict[str, Any]) -> list[Block]:
     header, rows = result_rows(numbers)
-    colors = {"sft": plots.SFT, "ppo": plots.PPO}
     rates = [
         (
             one.upper(),
-            colors[one],
+            plots.POLICY_COLORS.get(one, plots.OTHER),
             *(numbers[f"{one}/{key}"] for key in ("win_rate", "low", "high")),
         )
-        for one in POLICIES
+        for one in numbers["policies"]
+        if numbers[f"{one}/win_rate"] is not None
     ]
     caption = (
         "Bars are 95% intervals over the posts; the dashed line is even with the reference."
         f" PPO against SFT on the same posts: {verdict.points(numbers)}."
         " Another seed can differ by more than these intervals, which speak of the posts only."
     )
+    if len(rates) < len(numbers["policies"]):
+        caption += " A policy with too many posts unjudged has no rate, so it is not drawn."
     return [
         Heading("Result"),
         Table(header, rows, _result_caption(numbers), strong=True),
@@ -183,33 +193,6 @@ def _beside_the_paper(numbers: dict[str, Any]) -> list[Block]:
         found.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
     labels = Table(("label", "meaning"), paper.labels())
     return [*found, Details("How far to trust the paper's numbers", [labels])]
-
-
-def _judge(record: Record, numbers: dict[str, Any]) -> list[Block]:
-    rows = [
-        [
-            policy.upper(),
-            *(whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")),
-            percent(numbers[f"{policy}/unjudged"]),
-            interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
-            percent(numbers[f"{policy}/swap_consistency"]),
-        ]
-        for policy in POLICIES
-    ]
-    header = "|wins|ties|losses|unjudged|worst case|same verdict after a swap"
-    judged = (
-        f"Judge: {verdict.judge(numbers)}, {whole(numbers['judgements'])} judgements; it prefers"
-        f" the summary shown first in {percent(numbers['share_first'])} of the decided ones."
-    )
-    if numbers["judge_models"]:
-        judged += f" The server said it was {', '.join(numbers['judge_models'])}."
-    worst = (
-        "Posts, against the reference. The worst case is the win rate if every post without a"
-        " verdict had been lost, or won."
-    )
-    if numbers["judge_note"]:
-        judged += f" Its description: {numbers['judge_note']}."
-    return [Heading("The judge"), Text(judged), Table(header.split("|"), rows, worst)]
 
 
 def _curves(record: Record) -> list[Block]:
@@ -332,7 +315,7 @@ def _normalization(record: Record) -> Table:
 def _samples(record: Record) -> list[Block]:
     written = {
         policy: {one["id"]: one for one in record.rows("summaries", f"{policy}.jsonl")}
-        for policy in POLICIES
+        for policy in policies_of(record)
     }
     scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
     posts = [one for one in written["sft"].values() if one["id"] in written["ppo"]][:SAMPLES]
@@ -346,7 +329,7 @@ def _samples(record: Record) -> list[Block]:
                 post["query"],
                 [
                     ("Reference", post["reference"], _said_of_reference(post)),
-                    *(_said(policy, written[policy][post["id"]], scores) for policy in POLICIES),
+                    *(_said(one, written[one][post["id"]], scores) for one in written),
                 ],
             )
             for index, post in enumerate(posts, start=1)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from eval.statistics import mean_of_seeds
 from reports import page, paper, plots, verdict
 from reports.collect import Record, differing_settings, find_runs, table
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text
@@ -33,6 +34,8 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("ppo/tokens", "PPO tokens", partial(number, digits=1)),
     ("sft/rougeL", "SFT ROUGE-L", partial(number, digits=3)),
     ("ppo/rougeL", "PPO ROUGE-L", partial(number, digits=3)),
+    ("sft/controlled", "SFT at equal length", percent),
+    ("ppo/controlled", "PPO at equal length", percent),
 )
 # What should rise with size, most important first -> its name and its interval's columns.
 CLAIMS = {
@@ -76,6 +79,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         *(Note(note) for note in (*caveats(frame), *alike(records, frame), *left_out)),
         Heading("Means over seeds"),
         means_table(frame),
+        spreads_table(frame),
         plot(frame),
         Heading("Each seed"),
         seeds_table(frame),
@@ -111,6 +115,10 @@ def conclusion(frame: pd.DataFrame, key: str) -> str:
     that it holds both the posts' and the seeds' spread.
     """
     what, low, high = CLAIMS[key]
+    without = [name for name, seeds in sizes(frame) if seeds[key].isna().any()]
+    if without:
+        names = ", ".join(without)
+        return f"{what} is not compared: a seed of {names} has too many posts without a verdict."
     values = [seeds[key].mean() for _, seeds in sizes(frame)]
     ranges = [(seeds[low].min(), seeds[high].max()) for _, seeds in sizes(frame)]
     path = " to ".join(percent(value) for value in values)
@@ -131,7 +139,8 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     """What to hold against the comparison."""
     rows = frame.to_dict("records")
     notes = [verdict.judge_note({str(key): value for key, value in row.items()}) for row in rows]
-    found = list(dict.fromkeys(note for note in notes if note))
+    flags = [verdict.judge_flags({str(k): value for k, value in row.items()}) for row in rows]
+    found = list(dict.fromkeys(note for note in (*flags, *notes) if note))
     if not frame["pretrained"].all():
         found.append(
             "Models without pretraining are among these: this is a test of the pipeline, not of"
@@ -140,12 +149,9 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     few = [name for name, seeds in sizes(frame) if len(seeds) < 2]
     if few:
         found.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
-    unjudged = frame[["sft/unjudged", "ppo/unjudged"]].max().max()
-    if unjudged > 0:
-        found.append(
-            f"Up to {percent(unjudged)} of the posts of a run have no verdict and are left out;"
-            " the pages of the runs say how far that could move the rates."
-        )
+    for row in rows:
+        one = {str(key): value for key, value in row.items()}
+        found += [f"{row['name']} seed {row['seed']}: {said}" for said in verdict.unjudged(one)]
     return found
 
 
@@ -187,12 +193,52 @@ def means_table(frame: pd.DataFrame) -> Table:
         ["seeds", *(str(len(seeds)) for _, seeds in groups)],
     ]
     for key, title, form in MEASURED:
-        rows.append([title, *(_spread(seeds[key].tolist(), form) for _, seeds in groups)])
+        rows.append([title, *(_spread(seeds[key].dropna().tolist(), form) for _, seeds in groups)])
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
     return Table(["", *(name for name, _ in groups)], rows, caption, strong=True)
 
 
+def spreads_table(frame: pd.DataFrame) -> Table:
+    """The win rates' spread over seeds and over posts, apart: they are two kinds of doubt."""
+    rows = []
+    for name, seeds in sizes(frame):
+        for policy in _policies(frame):
+            if seeds[f"{policy}/unjudged"].isna().all():
+                continue  # this run has no such policy
+            given = seeds.dropna(subset=[f"{policy}/win_rate"])
+            values = given[f"{policy}/win_rate"].tolist()
+            halves = (given[f"{policy}/high"] - given[f"{policy}/low"]) / 2
+            bounds = mean_of_seeds(values)
+            rows.append(
+                [
+                    name,
+                    policy.upper(),
+                    str(len(values)),
+                    percent(given[f"{policy}/win_rate"].mean()),
+                    _within_limits(bounds) if bounds else verdict.MISSING,
+                    percent(given[f"{policy}/win_rate"].std()),
+                    percent(halves.mean()),
+                ]
+            )
+    header = "run|policy|seeds|win rate|95% over seeds|spread of seeds|of posts, 95% half-width"
+    caption = (
+        "Over seeds: Student's t interval of the mean, and the seeds' standard deviation. Over"
+        " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
+    )
+    return Table(header.split("|"), rows, caption)
+
+
+def _policies(frame: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(one for found in frame["policies"] for one in found))
+
+
+def _within_limits(bounds: tuple[float, float]) -> str:
+    return verdict.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
+
+
 def _spread(values: list[float], form: Callable[[float], str]) -> str:
+    if not values:
+        return verdict.MISSING
     mean = form(sum(values) / len(values))
     return mean if len(values) < 2 else f"{mean} ({form(min(values))} to {form(max(values))})"
 

@@ -5,23 +5,27 @@ disappoint they say so as plainly as where they please.
 """
 
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
+from eval.analysis import MOST_UNJUDGED, leans
+
 Row = dict[str, Any]
-MOST_UNJUDGED = 0.02  # above this share, a win rate is no headline
 MISSING = "–"
 NO_GUESS = 0.5  # what a coin would get
 
 
 def percent(share: float | None) -> str:
     """A fraction as a percentage with one digit."""
-    return MISSING if share is None else f"{100 * share:.1f}%"
+    return MISSING if share is None or isnan(share) else f"{100 * share:.1f}%"
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """A number with so many digits after the point."""
-    return MISSING if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
+    if value is None or isnan(value):
+        return MISSING
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
 
 
 def whole(value: float | None) -> str:
@@ -34,16 +38,39 @@ def interval(low: float, high: float) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def estimate(found: dict[str, Any] | None) -> str:
+    """A rate with its interval, from an `estimate`, a `low` and a `high`; a dash where none."""
+    if found is None or found["estimate"] is None:
+        return MISSING
+    return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
+
+
 def rate(row: Row, policy: str) -> str:
-    """A policy's win rate with its interval."""
+    """A policy's win rate with its interval; none where too many posts are unjudged."""
     found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
+    if found is None or isnan(found):  # nan: from a table of runs
+        return f"{MISSING} ({percent(row[f'{policy}/unjudged'])} unjudged)"
     return f"{percent(found)} {interval(low, high)}"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value as papers write it."""
+    if value is None:
+        return MISSING
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def points(row: Row) -> str:
     """By how many points PPO's win rate lies above SFT's, with the interval."""
-    low, high = row["difference_low"], row["difference_high"]
-    return f"{100 * row['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return difference(row["differences"]["ppo-sft"])
+
+
+def difference(found: dict[str, Any]) -> str:
+    """A paired difference of two win rates, in points; none where too much is unjudged."""
+    if not found["headline"]:
+        return f"{MISSING} (too many unjudged)"
+    middle, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+    return f"{middle:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def shown(name: str, value: Any) -> str:
@@ -76,6 +103,8 @@ def judge_note(row: Row) -> str | None:
 
 def beats_sft(row: Row) -> str:
     """Whether PPO improved on SFT, as far as the posts tell."""
+    if row["difference"] is None:
+        return "PPO and SFT cannot be compared: too many comparisons had no verdict"
     if row["difference_low"] > 0:
         return f"PPO beats SFT: {points(row)}"
     if row["difference_high"] < 0:
@@ -126,7 +155,7 @@ def _how_it_ended(row: Row) -> str:
 
 def too_many_unjudged(row: Row) -> bool:
     """Whether the posts without a verdict forbid a conclusion."""
-    return any(row[f"{policy}/unjudged"] > MOST_UNJUDGED for policy in ("sft", "ppo"))
+    return any(row[f"{policy}/unjudged"] > MOST_UNJUDGED for policy in row["policies"])
 
 
 def unjudged(row: Row) -> list[str]:
@@ -135,15 +164,57 @@ def unjudged(row: Row) -> list[str]:
         f"{policy.upper()}: {percent(row[f'{policy}/unjudged'])} of the posts have no"
         f" verdict. Had they all gone one way, its win rate would lie between"
         f" {percent(row[f'{policy}/worst_low'])} and {percent(row[f'{policy}/worst_high'])}."
-        for policy in ("sft", "ppo")
+        f"{_no_headline(row[f'{policy}/unjudged'])}"
+        for policy in row["policies"]
         if row[f"{policy}/unjudged"]
     ]
 
 
+def _no_headline(share: float) -> str:
+    more = f" That is more than {percent(MOST_UNJUDGED)}, so no win rate is given."
+    return more if share > MOST_UNJUDGED else ""
+
+
+def judge_flags(row: Row) -> str | None:
+    """The warning about a judge that failed its checks, for every page that uses it."""
+    if not row["judge_flags"]:
+        return None
+    return f"THE JUDGE FAILED ITS CHECKS: {'; '.join(row['judge_flags'])}."
+
+
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
-    found = [judge_note(row), _pretraining_note(row), *unjudged(row)]
+    found = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
+    found += [*_length_notes(row), _place_note(row)]
     return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
+
+
+def _length_notes(row: Row) -> list[str]:
+    """A line for each policy whose lead over the references is gone at equal length."""
+    found = []
+    for policy in row["policies"]:
+        at_length = row[f"{policy}/statistics"]["length_controlled"]
+        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
+        if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
+            found.append(
+                f"{policy.upper()}'s lead over the references is not shown at equal length:"
+                f" {estimate(at_length)}."
+            )
+    return found
+
+
+def _place_note(row: Row) -> str | None:
+    """A warning where the judge's choices depend on which text is shown first."""
+    shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
+    leaning = [one for one in shares if one and leans(one)]
+    if not leaning:
+        return None
+    most = max(leaning, key=lambda one: abs(one["estimate"] - NO_GUESS))
+    return (
+        f"The judge's choices depend on the place: it picks the text shown first in"
+        f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
+        " than it moves them."
+    )
 
 
 def _pretraining_note(row: Row) -> str | None:
@@ -163,7 +234,7 @@ def _pretraining_note(row: Row) -> str | None:
 
 
 def _sft_note(row: Row) -> str | None:
-    if too_many_unjudged(row) or row["difference_low"] > 0:
+    if row["difference"] is None or row["difference_low"] > 0:
         return None
     return "By this judge, RLHF bought nothing over supervised fine-tuning in this run."
 
@@ -176,7 +247,8 @@ def _signs(row: Row) -> list[str]:
             f"The reward model is not better than chance ({percent(row['accuracy'])}"
             f" {interval(row['accuracy_low'], row['accuracy_high'])}): PPO had nothing to learn."
         )
-    if row["ppo/score"] > row["sft/score"] and row["difference_high"] < 0:
+    known = row["difference"] is not None
+    if known and row["ppo/score"] > row["sft/score"] and row["difference_high"] < 0:
         found.append(
             "The reward model's score rose while the win rate fell: PPO over-optimised its reward."
         )

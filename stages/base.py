@@ -24,13 +24,11 @@ from transformers import (
 )
 
 from stages import config as settings
-from stages import toy
 from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError, fail
 from stages.data import (
     CNNDM,
     CNNDM_LIMITS,
     Limits,
-    format_post,
     length_report,
     load_split,
     save_split,
@@ -39,9 +37,10 @@ from stages.data import (
 )
 from stages.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.presets import config_from_arguments
-from stages.readers import SPLITS, Located, is_cnndm, read_source
-from stages.runs import Run, file_hash, open_stage, progress
+from stages.readers import SPLITS, Located, format_post, is_cnndm, read_source
+from stages.runs import Run, open_stage
 from stages.training import stream_seed
+from stages.world import fresh_folder, put_folder, world_folder
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
@@ -72,18 +71,6 @@ def describe(
         "source": run.config.data.source,
         "tokens": {name: length_report(load_split(folder, name)) for name in names},
     }
-
-
-def world_folder(config: Config) -> Path:
-    """The built-in world as files in the real schemas, written once for each set of settings."""
-    # Another generator writes another world: its source is part of the name.
-    key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(toy.__file__))
-    folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not folder.exists():
-        partial = _fresh(folder)
-        toy.write_world(partial, show=progress, **asdict(config.world))
-        _put(partial, folder)
-    return folder
 
 
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
@@ -159,9 +146,9 @@ def link_tokens(
     """Put the tokenised splits into `target`, tokenising only what no earlier run has cached."""
     cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(config, tokenizer, located)}"
     if not cache.exists():
-        partial = _fresh(cache)
+        partial = fresh_folder(cache)
         _tokenize_all(config, tokenizer, located, partial)
-        _put(partial, cache)
+        put_folder(partial, cache)
     target.mkdir()
     for path in cache.iterdir():
         try:
@@ -213,20 +200,6 @@ def _tokens_key(
         for _, row in located[name]:
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
-
-
-def _fresh(folder: Path) -> Path:
-    partial = folder.with_name(f"{folder.name}.partial{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
-
-
-def _put(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:  # another run was faster with the same content
-        shutil.rmtree(partial)
 
 
 def main(argv: list[str] | None = None) -> None:

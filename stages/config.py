@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError, fail, require
-from stages.judge_settings import Judge
+from stages.judge_settings import HOW_ONLY, Judge
 from stages.ppo_settings import Ppo
 from stages.sections import (
     HUB,
@@ -20,6 +20,7 @@ from stages.sections import (
     TOY,
     TRAIN_TOKENIZER,
     Base,
+    Checks,
     Data,
     Dpo,
     Eval,
@@ -38,11 +39,13 @@ __all__ = [
     "RANDOM",
     "RUNS",
     "SECTIONS",
+    "SIDE_SECTIONS",
     "STAGE_SECTIONS",
     "TOY",
     "TRAIN_TOKENIZER",
     "UPSTREAM_STAGES",
     "Base",
+    "Checks",
     "Config",
     "Data",
     "Dpo",
@@ -87,6 +90,7 @@ class Config:
     lora: Lora = field(default_factory=Lora)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
+    checks: Checks = field(default_factory=Checks)
     memory: Memory = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
@@ -105,19 +109,26 @@ STAGE_SECTIONS = {
     "dpo": ("optimizer", "dpo", "lora"),
     "summaries": ("eval",),
     "judge": ("judge",),
+    "controls": ("judge", "checks"),
     "win_rate": (),
 }
 OPTIONAL_STAGES = ("dpo",)  # a run may finish without them
+# The same for what may stand beside a run and is no part of it.
+SIDE_SECTIONS = {"calibration": ("world", "data", "judge", "checks"), "versus": ("judge",)}
+READ_THE_DATA = ("base", "calibration")
 UPSTREAM_STAGES = ("base", "sft", "rm", "normalize")
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
-    sections = {name: dataclasses.asdict(getattr(config, name)) for name in STAGE_SECTIONS[stage]}
-    if stage == "base" and config.data.source != TOY:
+    names = (STAGE_SECTIONS | SIDE_SECTIONS)[stage]
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in names}
+    for name in HOW_ONLY if "judge" in sections else ():
+        del sections["judge"][name]
+    if stage in READ_THE_DATA and config.data.source != TOY:
         sections.pop("world")
-    if stage == "base" and config.data.source != HUB:
+    if stage in READ_THE_DATA and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)

@@ -17,11 +17,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import UserError
-from stages.readers import Located, is_cnndm
+from stages.readers import POST_TEMPLATE, Located, is_cnndm
 from stages.runs import progress, read_lines
 
 CNNDM = "comparisons_cnndm"
-POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 ENCODE_BATCH = 1000
 
@@ -70,11 +69,6 @@ class TokenizedSplit:
 
 
 # -- prompt and truncation -------------------------------------------------------------------------
-
-
-def format_post(row: dict[str, Any]) -> str:
-    """The prompt of one post, without truncation (P1 detail 2)."""
-    return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})
 
 
 def query_tokens(

@@ -6,10 +6,11 @@ from statistics import NormalDist
 Z = NormalDist().inv_cdf(0.975)  # 95%, two-sided
 
 
-def wilson(successes: float, n: int) -> tuple[float, float]:
+def wilson(successes: float, n: float) -> tuple[float, float]:
     """Wilson's 95% interval for a proportion, in [0, 1].
 
-    `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` with p = successes / n.
+    `(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)` with p = successes / n; n may be an
+    effective number of observations.
     Source: Wilson 1927, equation for the score interval.
     """
     p = successes / n

@@ -1,8 +1,28 @@
-"""The settings of the judge. Standard library only."""
+"""The settings of the judge, and what its models cost. Standard library only."""
 
 from dataclasses import dataclass
 
-from stages.errors import in_range, one_of, positive
+from stages.errors import at_least_0, in_range, one_of, positive, require
+
+KINDS = ("openai", "local", "facts", "reward_model")
+
+# USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
+# A dated snapshot costs what its name without the date costs; batches cost half.
+PRICES = {
+    "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-4": (30.00, 60.00),
+    "gpt-4-turbo": (10.00, 30.00),
+    "gpt-4o": (2.50, 10.00),
+    "gpt-4o-mini": (0.15, 0.60),
+    "gpt-4.1": (2.00, 8.00),
+    "gpt-4.1-mini": (0.40, 1.60),
+    "gpt-4.1-nano": (0.10, 0.40),
+    "gpt-5": (1.25, 10.00),
+    "gpt-5-mini": (0.25, 2.00),
+    "gpt-5-nano": (0.05, 0.40),
+    "o3": (2.00, 8.00),
+    "o4-mini": (1.10, 4.40),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,19 +30,53 @@ class Judge:
     """Who compares a summary with the reference."""
 
     kind: str = "openai"
-    """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
-    `reward_model`: the run's own reward model, an optimistic proxy."""
+    """`openai`: any OpenAI-compatible server; `local`: a chat model in this process; `facts`:
+    offline, built-in world only; `reward_model`: the run's own, an optimistic proxy."""
     model: str = "gpt-4o-mini-2024-07-18"
-    """Model id asked of the server."""
+    """Model id asked of the server; for `local` a folder or hub id."""
     base_url: str = ""
     """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
+    """Left out where the model refuses it; the manifest says so."""
     max_tokens: int = 256
     """Longest reply, tokens."""
+    asks: int = 4
+    """Replies asked for until one is usable, each with twice the budget of the one before."""
+    structured: str = "auto"
+    """Replies by a JSON schema: `on`, `off`, or `auto`: unless the server refuses it."""
+
+    # From here on: how, not what. No verdict depends on these.
     concurrency: int = 8
     """Requests under way at once."""
+    requests_per_minute: float = 0
+    """0: no limit."""
+    request_seconds: float = 120.0
+    """Longest wait for one reply: the client's default of 10 minutes would hide a dead server."""
+    max_retries: int = 8
+    """Further tries after a rate limit, a server error or a broken reply, before it stops."""
+    input_price: float = -1
+    """USD per million tokens read; -1: from the table above."""
+    output_price: float = -1
+    """USD per million tokens written; -1: from the table above."""
+    max_cost: float = 0
+    """The most that the replies to a run's questions may cost, USD, with those paid for in
+    earlier, interrupted tries; 0: no limit."""
+    batch: bool = False
+    """Ask through the batch API: half the price, within a day."""
 
     def __post_init__(self) -> None:
-        one_of(self, "judge", "kind", ("openai", "facts", "reward_model"))
-        positive(self, "judge", "max_tokens", "concurrency")
+        one_of(self, "judge", "kind", KINDS)
+        one_of(self, "judge", "structured", ("auto", "on", "off"))
+        positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
+        at_least_0(self, "judge", "requests_per_minute", "max_retries", "max_cost")
         in_range(self, "judge", "temperature", 0, 2)
+        for name in ("input_price", "output_price"):
+            price = getattr(self, name)
+            require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
+
+
+# What no verdict depends on, so that a finished judgement stays valid when it changes.
+HOW_ONLY = (
+    *("concurrency", "requests_per_minute", "request_seconds", "max_retries"),
+    *("input_price", "output_price", "max_cost", "batch"),
+)

@@ -19,6 +19,7 @@ from stages.config import (
     HUB,
     RANDOM,
     SECTIONS,
+    SIDE_SECTIONS,
     STAGE_SECTIONS,
     TOY,
     TRAIN_TOKENIZER,
@@ -38,8 +39,8 @@ from stages.config import (
     settings_of,
 )
 
-# Another judge is another opinion of the same run, and memory knobs change no result.
-SAME_RUN = ("judge", "memory")
+# Another judge is another opinion of the same run; its checks and memory knobs change no result.
+SAME_RUN = ("judge", "checks", "memory")
 
 
 def paper(size: str, **memory: Any) -> Config:
@@ -140,7 +141,7 @@ def make_config(
             config = _set(config, key, value)
     changes: dict[str, dict[str, Any]] = {}
     for override in asked:
-        section, field, value = _read(override)
+        section, field, value = override_of(override)
         changes.setdefault(section, {})[field] = value
         if upstream and section in ("base", "world", "data", "sft", "rm"):
             raise UserError(f"{override} has no effect: --upstream {upstream} supplies that stage")
@@ -173,7 +174,8 @@ def _check_given(config: Config) -> None:
         )
 
 
-def _read(override: str) -> tuple[str, str, Any]:
+def override_of(override: str) -> tuple[str, str, Any]:
+    """Section, field and value of `section.key=value`. Raises UserError where there is no such."""
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")
@@ -210,7 +212,7 @@ def write_stamps(config: Config) -> None:
     """Write each stage's settings where they changed: make rebuilds what is older than these."""
     folder = settings.RUNS / config.name / f"seed{config.seed}" / "settings"
     folder.mkdir(parents=True, exist_ok=True)
-    for stage in STAGE_SECTIONS:
+    for stage in STAGE_SECTIONS | SIDE_SECTIONS:
         path = folder / f"{stage}.json"
         text = json.dumps(settings_of(config, stage), indent=1, sort_keys=True) + "\n"
         if not path.exists() or path.read_text() != text:

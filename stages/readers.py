@@ -16,6 +16,7 @@ from stages.config import HUB, Data, UserError
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 SPLITS = (*POSTS, *COMPARISONS)
+POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
@@ -27,13 +28,18 @@ def read_source(data: Data, folder: str) -> Iterator[tuple[str, list[Located]]]:
     Raises UserError for a missing file and for a row that is not in its schema.
     """
     for split in SPLITS:
-        located = list(_read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
-        check = check_post if split in POSTS else check_comparison
-        for where, row in located:
-            check(where, row)
-        if not located:
-            raise UserError(f"{folder}: split {split} is empty: give it at least one row")
-        yield split, located
+        yield split, read_split(data, folder, split)
+
+
+def read_split(data: Data, folder: str, split: str) -> list[Located]:
+    """The checked rows of one split. Raises UserError as `read_source` does."""
+    located = list(_read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
+    check = check_post if split in POSTS else check_comparison
+    for where, row in located:
+        check(where, row)
+    if not located:
+        raise UserError(f"{folder}: split {split} is empty: give it at least one row")
+    return located
 
 
 def _read_file(folder: Path, split: str) -> Iterator[Located]:
@@ -129,3 +135,8 @@ def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix
 def is_cnndm(row: dict[str, Any]) -> bool:
     """Whether a comparison is about a news article: those batches are kept apart."""
     return row["batch"] in CNNDM_BATCHES
+
+
+def format_post(row: dict[str, Any]) -> str:
+    """The prompt of one post, without truncation (P1 detail 2)."""
+    return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})

@@ -32,7 +32,9 @@ from stages import config as settings
 from stages.config import UPSTREAM_STAGES, Config, UserError, settings_hash
 
 T = TypeVar("T")
-GOALS = {"base": "sft", "normalize": "rm", "summaries": "eval", "judge": "eval", "win_rate": "eval"}
+GOALS = {"base": "sft", "normalize": "rm", "calibration": "judge-calibration"} | dict.fromkeys(
+    ("summaries", "judge", "controls", "win_rate"), "eval"
+)
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
 SECONDS_BETWEEN_LINES = 15.0
 LOG_WIDTH = 80

@@ -190,6 +190,19 @@ class Eval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How the judge itself is checked, with every evaluation and against labels."""
+
+    control_posts: int = 50
+    """Posts whose reference is judged against texts that must lose to it."""
+    calibration_pairs: int = 500
+    """Labelled comparisons that `make judge-calibration` asks the judge about, drawn by seed."""
+
+    def __post_init__(self) -> None:
+        positive(self, "checks", "control_posts", "calibration_pairs")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """Knobs that cost or save memory and change no result beyond rounding."""
 

@@ -53,6 +53,16 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.fixture
+def judge_environment(runs, monkeypatch):
+    """A runs folder, a key for a server, short waits, and no server of the developer's own."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr("eval.pace.FIRST_WAIT", 0.02)
+    for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    return runs
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory):
     """A byte-level BPE with EOS as id 0 and no pad token, as Pythia's; in transformers' layout."""

@@ -12,6 +12,7 @@ import pytest
 from stages import presets
 from stages.config import (
     SECTIONS,
+    SIDE_SECTIONS,
     STAGE_SECTIONS,
     Config,
     Ppo,
@@ -241,7 +242,7 @@ def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies():
 def test_memory_knobs_change_no_settings_hash():
     texts = "microbatch_size=3", "forward_batch_size=5", "gradient_checkpointing=true"
     changed = override(*(f"memory.{text}" for text in texts))
-    for stage in STAGE_SECTIONS:
+    for stage in STAGE_SECTIONS | SIDE_SECTIONS:
         assert settings_hash(changed, stage) == settings_hash(make_config("tiny"), stage)
 
 
@@ -249,30 +250,30 @@ def test_memory_knobs_change_no_settings_hash():
     ("text", "stages"),
     [
         ("base.hidden_size=64", {"base"}),
-        ("data.max_query_tokens=99", {"base"}),
-        ("world.seed=2", {"base"}),
+        ("data.max_query_tokens=99", {"base", "calibration"}),
+        ("world.seed=2", {"base", "calibration"}),
         ("sft.epochs=9", {"sft"}),
         ("rm.epochs=9", {"rm"}),
         ("ppo.kl_coef=0.01", {"ppo"}),
         ("dpo.beta=0.5", {"dpo"}),
         ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
-        ("judge.model=x", {"judge"}),
+        ("judge.model=x", {"judge", "controls", "calibration", "versus"}),
+        ("checks.control_posts=9", {"controls", "calibration"}),
     ],
 )
 def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):
     before, after = make_config("tiny"), override(text)
-    changed = {one for one in STAGE_SECTIONS if settings_of(before, one) != settings_of(after, one)}
+    every = STAGE_SECTIONS | SIDE_SECTIONS
+    changed = {one for one in every if settings_of(before, one) != settings_of(after, one)}
     assert changed == stages
-    hashed = {
-        one for one in STAGE_SECTIONS if settings_hash(before, one) != settings_hash(after, one)
-    }
+    hashed = {one for one in every if settings_hash(before, one) != settings_hash(after, one)}
     assert hashed == stages
 
 
 def test_every_stage_depends_on_the_seed():
     one, other = make_config("tiny", seed=1), make_config("tiny", seed=2)
-    for stage in STAGE_SECTIONS:
+    for stage in STAGE_SECTIONS | SIDE_SECTIONS:
         assert settings_hash(one, stage) != settings_hash(other, stage)
 
 
@@ -293,7 +294,7 @@ def test_stamps_are_written_only_where_they_changed(runs):
     write_stamps(override("ppo.kl_coef=0.1"))
     folder = runs / "mine" / "seed44413" / "settings"
     paths = sorted(folder.iterdir())
-    assert {path.stem for path in paths} == set(STAGE_SECTIONS)
+    assert {path.stem for path in paths} == set(STAGE_SECTIONS | SIDE_SECTIONS)
     assert json.loads((folder / "ppo.json").read_text())["ppo"]["kl_coef"] == 0.1
     for path in paths:
         path.chmod(0o444)

@@ -14,9 +14,7 @@ import torch
 from stages.config import HUB, Data, UserError
 from stages.data import (
     CNNDM_LIMITS,
-    POST_TEMPLATE,
     Limits,
-    format_post,
     length_report,
     load_split,
     make_ragged,
@@ -29,7 +27,15 @@ from stages.data import (
     tokenize_posts,
 )
 from stages.models import load_tokenizer
-from stages.readers import SPLITS, Located, check_comparison, is_cnndm, read_source
+from stages.readers import (
+    POST_TEMPLATE,
+    SPLITS,
+    Located,
+    check_comparison,
+    format_post,
+    is_cnndm,
+    read_source,
+)
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)

@@ -1,135 +1,17 @@
 """The reports say what the manifests say, about fabricated runs."""
 
-import dataclasses
-import json
-import random
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
-from reports import collect, page, run_page, scaling, verdict
+from reports import calibration_page, collect, page, run_page, scaling, verdict
 from stages import config as settings
 from stages.config import Data, Judge
 from stages.presets import make_config
-from stages.runs import file_hash
-
-STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "win_rate")
-NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"
-OFFLINE = {"kind": "facts", "name": "facts rule", "is_llm": False, "note": "counts right facts"}
-ONLINE = {"kind": "openai", "name": "gpt-4o-mini", "is_llm": True, "note": "temperature 0"}
-
-
-def curves(stage):
-    noise = random.Random(stage)
-    keys = {
-        "sft": ["loss/train"],
-        "rm": ["loss/train", "accuracy/train"],
-        "ppo": [key for key, _ in run_page.PPO_PANELS],
-    }[stage]
-    rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
-    return [{"step": 0, "loss/validation": 6.0}, *rows] if stage == "sft" else rows
-
-
-WRITTEN = {"rouge1": 0.5, "rouge2": 0.3, "eos_rate": 0.991, "reference_score": 0.017}
-GROUPS = {"6": {"accuracy": 0.75, "pairs": 1500}, "9": {"accuracy": 0.83, "pairs": 500}}
-POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
-PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
-RESULTS: dict[str, Any] = {
-    "base": {"vocabulary": 700, "tokens": {"sft_train": POSTS, "comparisons_train": PAIRS}},
-    "sft": {"loss/validation": 1.5, "rougeL": 0.4, "updates": 60},
-    "rm": {
-        "pairs": 2000,
-        "loss": 0.47,
-        **dict.fromkeys(("by_split", "by_batch", "by_confidence", "by_policies"), GROUPS),
-        "cnndm": None,
-        "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
-    },
-    "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
-    | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
-    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680},
-    "summaries": {
-        "policies": {
-            "sft": WRITTEN | {"rougeL": 0.412, "tokens": 17.23, "score": -0.351},
-            "ppo": WRITTEN | {"rougeL": 0.433, "tokens": 19.84, "score": 1.287},
-        },
-        "reference_tokens": 18.61,
-        "posts": 600,
-    },
-    "judge": {"judgements": 2400, "share_first": 0.523},
-}
-MADE: dict[str, Any] = {"upstream": "", "code_version": "508a0d9", "versions": {"python": "3.11.7"}}
-MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
-
-
-def rate(value, unjudged):
-    counts = {"wins": round(600 * value), "ties": 0, "losses": 600 - round(600 * value)}
-    judged = value * (1 - unjudged)
-    bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
-    return {"win_rate": value, "unjudged": unjudged, "swap_consistency": 0.97} | counts | bounds
-
-
-def make_results(judge, sft, ppo, accuracy, unjudged, size):
-    gap = {"estimate": ppo - sft, "low": ppo - sft - 0.04, "high": ppo - sft + 0.04, "posts": 600}
-    win_rate = {
-        "judge": judge,
-        "posts": 600,
-        "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged)},
-        "differences": {"ppo-sft": gap},
-    }
-    spread = {"accuracy_low": accuracy - 0.02, "accuracy_high": accuracy + 0.02}
-    return RESULTS | {
-        "base": RESULTS["base"] | {"parameters": size},
-        "rm": RESULTS["rm"] | {"accuracy": accuracy} | spread,
-        "judge": RESULTS["judge"] | {"judge": judge, "unjudged": unjudged / 2},
-        "win_rate": win_rate,
-    }
-
-
-def make_files(folder, stage):
-    if stage in ("sft", "rm", "ppo"):
-        write_rows(folder / "metrics.jsonl", curves(stage))
-    if stage == "summaries":
-        for policy, text in (("sft", "my aunt lost <b>it</b>"), ("ppo", "My aunt sold my lamp.")):
-            row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
-            row |= {"has_eos": True, "score": 0.512, "reference_score": 0.25, "reference_tokens": 6}
-            rows = [{"id": f"post{index}"} | row for index in range(9)]
-            write_rows(folder / f"{policy}.jsonl", rows)
-    if stage == "win_rate":
-        scores = [(p, i, s) for p in ("sft", "ppo") for i, s in enumerate((1.0, 0.5, 0.0, None))]
-        rows = [{"policy": p, "id": f"post{i}", "score": s} for p, i, s in scores]
-        write_rows(folder / "post_scores.jsonl", rows)
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def fabricate(
-    config, judge=OFFLINE, sft=0.412, ppo=0.63, accuracy=0.781, unjudged=0.0, size=930_432
-):
-    """A finished run on disk; returns its results by stage."""
-    results = make_results(judge, sft, ppo, accuracy, unjudged, size)
-    inputs: dict[str, str] = {}
-    for stage in STAGES:
-        folder = settings.RUNS / config.name / f"seed{config.seed}" / stage
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        make_files(folder, stage)
-        manifest = MADE | {
-            "stage": stage,
-            "name": config.name,
-            "preset": config.preset,
-            "seed": config.seed,
-            "settings_hash": settings.settings_hash(config, stage),
-            "inputs": dict(inputs),
-            "results": results[stage],
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        inputs[stage] = file_hash(folder / "manifest.json")
-    return results
+from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate
 
 
 @pytest.fixture
@@ -279,6 +161,8 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT: +2.0 points"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
+        ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
+        ({"first": 0.584}, "it picks the text shown first in 58.4% [55.4, 61.4] of its choices"),
         ({"accuracy": 0.51}, "The reward model is not better than chance"),
         ({"sft": 0.1, "ppo": 0.3}, "does not reach the references"),
     ],
@@ -297,6 +181,68 @@ def test_too_many_posts_without_a_verdict_forbid_a_conclusion(places):
     row = tiny_row()
     assert "Too many comparisons had no verdict" in verdict.summary(row)
     assert "beats SFT" not in verdict.summary(row) + run_page.headline(row, page.GENERATED)
+
+
+def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
+    markdown, html, headline, results = report(places, unjudged=0.05)
+    wins = results["win_rate"]["policies"]["ppo"]
+    for text in (markdown, html, headline):
+        assert "(5.0% unjudged)" in text
+        assert "63.0%" not in text
+        assert "+21.8" not in text
+        assert "no win rate is given" in " ".join(text.split())
+    assert "has no rate, so it is not drawn" in markdown
+    assert verdict.interval(*wins["worst_case"]) in markdown
+
+
+def test_every_rate_stands_beside_the_raw_one(made):
+    _, markdown, html, headline, results = made
+    found = results["win_rate"]["policies"]["ppo"]["statistics"]
+    for text in (markdown, html, headline):
+        for key in ("raw", "length_controlled"):
+            assert verdict.estimate(found[key]) in text
+        assert "91.2%" in text  # same verdict after a swap
+    for key in ("order_balanced", "shown_first", "shown_second"):
+        assert verdict.estimate(found[key]) in markdown
+    assert "+21.8 points [+17.8, +25.8] | p &lt; 0.001" in markdown
+    assert "the post's title | 8.1% [3.0, 19.0] | passed" in markdown
+    assert "`make judge-calibration`".replace("`", "\\`") in markdown
+
+
+def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
+    *texts, _ = report(places, controls_pass=False)
+    said = "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to the post's"
+    assert all(said in " ".join(html.unescape(text).split()) for text in texts)
+    records, _ = scaling.collect(["tiny"])
+    assert said in html.unescape(page.to_html("x", scaling.blocks(records)))
+
+
+def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):
+    config = make_config("tiny")
+    fabricate(config)
+    calibrated(config, flags=["it agrees with the labels on 51.0%"])
+    run_page.main(["--preset", "tiny"])
+    markdown = (places / "generated/tiny-seed44413.md").read_text()
+    assert "THE JUDGE FAILED ITS CHECKS: it agrees with the labels on 51.0%" in markdown
+    assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in markdown
+    assert "72 to 77%" in markdown
+    # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
+    assert "| SFT | 50.0% [" in markdown.split("corrected win rate")[1]
+    calibration_page.main(["--preset", "tiny"])
+    alone = (places / "generated/tiny-seed44413-judge-calibration.md").read_text()
+    assert "is flagged: it agrees with the labels on 51.0%" in alone
+    assert "| PPO | 50.0% [" in alone
+    calibrated(replace(config, judge=Judge(kind="openai", model="another")), flags=["no"])
+    record = collect.load_run(config)
+    assert record.calibration is None
+    assert collect.judge_flags(record) == []
+
+
+def test_a_judge_without_a_calibration_has_no_page(places, capsys):
+    fabricate(make_config("tiny"))
+    with pytest.raises(SystemExit):
+        calibration_page.main(["--preset", "tiny"])
+    assert "run `make judge-calibration PRESET=tiny SEED=44413`" in capsys.readouterr().err
 
 
 def test_two_renders_are_byte_for_byte_the_same(places):
@@ -358,6 +304,27 @@ def test_the_mean_over_seeds_is_the_mean(places):
     text = page.to_markdown("x", "x", scaling.blocks(records))
     assert "| 35.0% (30.0% to 40.0%) |" in text
     assert "64.0% [61.0, 67.0]" in text
+
+
+def test_seeds_and_posts_spread_apart(places):
+    records, _ = four_runs()
+    table = scaling.spreads_table(collect.table(records))
+    found = {(row[0], row[1]): row[2:] for row in table.rows}
+    # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
+    assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1%", "3.0%"]
+    assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]
+
+
+def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(places):
+    four_runs()
+    fabricate(make_config("tiny", seed=3), unjudged=0.05)
+    records, _ = scaling.collect(["tiny", "tiny-s"])
+    frame = collect.table(records)
+    said = scaling.conclusion(frame, "ppo/win_rate")
+    assert "is not compared: a seed of tiny has too many posts without a verdict" in said
+    text = page.to_markdown("x", "x", scaling.blocks(records))
+    assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
+    assert "nan" not in text.lower().replace("nanc", "")
 
 
 def test_sizes_that_differ_in_the_model_only_are_found_alike(places):

@@ -275,13 +275,27 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
 
 
 def test_long_names_still_print_within_80_columns(capsys):
-    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 1.0}
+    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 0.01}
     gap = {"estimate": -1.0, "low": -1.0, "high": -1.0}
     name = "policy" * 20
+    policies = {name: row, "sft": row}
     print_summary(
-        {"judge": {"name": name}, "policies": {name: row}, "differences": {f"{name}-sft": gap}}
+        {"judge": {"name": name}, "policies": policies, "differences": {f"{name}-sft": gap}}
     )
-    assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    assert "100.0%" in printed
+
+
+def test_above_2_percent_unjudged_no_rate_is_printed(capsys):
+    fine = {"win_rate": 0.617, "low": 0.6, "high": 0.63, "posts": 980, "unjudged": 0.02}
+    row: dict[str, Any] = {**fine, "unjudged": 0.021, "worst_case": [0.61, 0.63]}
+    gap = {"estimate": 0.123, "low": 0.1, "high": 0.2}
+    policies = {"sft": fine, "ppo": row}
+    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": {"ppo-sft": gap}})
+    _, sft, ppo = capsys.readouterr().out.splitlines()
+    assert "61.7%" in sft
+    assert "no rate: 2.1% unjudged, so [61.0%, 63.0%]" in ppo
 
 
 def test_the_command_ends_with_one_line_where_judgements_are_missing(runs, capsys):

@@ -1,0 +1,237 @@
+"""Calibration: does this judge agree with labelled comparisons, and what follows for a win rate?
+
+    python -m eval.calibration --preset tiny
+
+The judge compares the two summaries of a seeded sample of the validation comparisons, in both
+orders, without seeing the label. Labels are what the data say: people in OpenAI's comparisons, a
+noisy labeller in the built-in world, another model in other folders. Posts are shown whole.
+
+People agree with each other on 72 to 77 % of such pairs (P2), so more cannot be asked of a judge.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from eval.analysis import MOST_UNJUDGED, analyse, leans, verdict_table
+from eval.both_orders import judge_both_orders
+from eval.controls import OWN_TEXTS_ONLY
+from eval.judge import make_judge
+from eval.statistics import (
+    Interval,
+    clustered_share,
+    cohens_kappa,
+    corrected_rate,
+)
+from eval.verdicts import Row
+from eval.win_rate import post_scores
+from stages.config import TOY, Config, UserError, fail
+from stages.presets import config_from_arguments
+from stages.readers import Located, format_post, is_cnndm, read_split
+from stages.runs import open_stage
+from stages.world import world_folder
+
+HUMAN_CEILING = (0.72, 0.77)
+REFERENCE = "ref"
+LABELS = "comparisons_validation"
+# Fewer pairs with a reference than this, and all pairs stand for how the judge errs.
+FEWEST_WITH_REFERENCE = 100
+LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
+LEAST_CONSISTENCY = 0.6
+
+
+def calibrate(config: Config) -> dict[str, Any]:
+    """Write `judgements.jsonl` and `pairs.jsonl`, return the manifest's results.
+
+    Raises UserError for a judge that knows no new texts, and where the labels cannot be read.
+    """
+    if config.judge.kind == OWN_TEXTS_ONLY:
+        raise UserError(
+            f"judge.kind={OWN_TEXTS_ONLY} knows its own run's texts only and cannot be calibrated:"
+            " choose another judge.kind"
+        )
+    source = world_folder(config) if config.data.source == TOY else config.data.source
+    located = read_split(config.data, str(source), LABELS)
+    pairs = sample_pairs(located, config.checks.calibration_pairs, config.seed)
+    with open_stage(config, "calibration") as run:
+        judge = make_judge(config, {})
+        judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
+        answered = with_answers(pairs, judgements)
+        for pair in answered:
+            run.append("pairs.jsonl", {key: pair[key] for key in PAIR_KEYS})
+        results = describe(answered, judgements) | {
+            "judge": asdict(judge.about),
+            "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
+            "of_pairs": len(located),
+        }
+        run.finish(results)
+    return results
+
+
+PAIR_KEYS = ("id", "post", "with_reference", "label", "answer", "confidence")
+
+
+def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
+    """`count` labelled pairs about posts, drawn by seed (all of them where there are fewer).
+
+    `summary` is the one that is no reference where the other is (so errors can be told apart by
+    side, as in an evaluation), else the first of the file; `label` says that it was preferred.
+    """
+    rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
+    drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
+    return [_pair(f"pair{number}", row) for number, row in sorted(drawn, key=lambda one: one[0])]
+
+
+def _pair(name: str, row: dict[str, Any]) -> Row:
+    policies = [one["policy"] for one in row["summaries"]]
+    one_reference = policies.count(REFERENCE) == 1
+    mine = 1 - policies.index(REFERENCE) if one_reference else 0
+    return {
+        "id": name,
+        "post": row["info"]["id"],
+        "query": format_post(row["info"]),
+        "summary": row["summaries"][mine]["text"].strip(),
+        "reference": row["summaries"][1 - mine]["text"].strip(),
+        "with_reference": one_reference,
+        "label": row["choice"] == mine,
+        "confidence": (row.get("extra") or {}).get("confidence"),
+    }
+
+
+def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
+    """The pairs with `answer`: how far the judge prefers `summary`, the mean of both orders in
+    [0, 1], None where one is unjudged.
+    """
+    scores = post_scores(judgements)["labelled"]
+    return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
+
+
+def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
+    """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
+
+    `agreement` counts a tie (also one between the orders) half; `agreement_decided` and `kappa`
+    leave ties out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
+    the judge's agreement where the label prefers `summary` and where it does not.
+    Raises UserError where nothing was judged.
+    """
+    judged = [pair for pair in pairs if pair["answer"] is not None]
+    if not judged:
+        raise UserError("no pair has a verdict in both orders: see the replies in the judge's log")
+    decided = [pair for pair in judged if pair["answer"] != 0.5]
+    texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
+    found = {
+        "pairs": len(pairs),
+        "judged": len(judged),
+        "ties": len(judged) - len(decided),
+        "agreement": _agreement(judged),
+        "agreement_decided": _agreement(decided),
+        "kappa": _kappa(decided),
+        "sensitivity": _agreement([pair for pair in error_pairs(judged) if pair["label"]]),
+        "specificity": _agreement([pair for pair in error_pairs(judged) if not pair["label"]]),
+        "with_reference": all(pair["with_reference"] for pair in error_pairs(judged)),
+        "error_pairs": len(error_pairs(judged)),
+        "by_confidence": _by_confidence(judged),
+        "statistics": analyse(verdict_table(judgements, texts)),
+        "human_ceiling": list(HUMAN_CEILING),
+    }
+    return found | {"flags": flags(found)}
+
+
+def agreement_of(pair: Row) -> float:
+    """How far the judge agrees with the label of a pair, in [0, 1]; a tie is 1/2."""
+    answer: float = pair["answer"]
+    return answer if pair["label"] else 1 - answer
+
+
+def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
+    posts = {post: number for number, post in enumerate({pair["post"]: 0 for pair in pairs})}
+    codes = np.array([posts[pair["post"]] for pair in pairs], dtype=np.int64)
+    found = clustered_share(np.array([agreement_of(pair) for pair in pairs], dtype=float), codes)
+    return None if found is None else asdict(found) | {"pairs": len(pairs)}
+
+
+def _kappa(decided: Sequence[Row]) -> float | None:
+    if not decided:
+        return None
+    labels = ["summary" if pair["label"] else "other" for pair in decided]
+    answers = ["summary" if pair["answer"] > 0.5 else "other" for pair in decided]
+    return cohens_kappa(labels, answers)
+
+
+def _by_confidence(pairs: Sequence[Row]) -> dict[str, Any]:
+    groups = defaultdict(list)
+    for pair in pairs:
+        if pair["confidence"] is not None:
+            groups[pair["confidence"]].append(pair)
+    return {str(confidence): _agreement(groups[confidence]) for confidence in sorted(groups)}
+
+
+def error_pairs(judged: Sequence[Row]) -> list[Row]:
+    """The pairs that tell how the judge errs: those with a reference, where they are enough."""
+    mine = [pair for pair in judged if pair["with_reference"]]
+    return mine if len(mine) >= FEWEST_WITH_REFERENCE else list(judged)
+
+
+def flags(found: dict[str, Any]) -> list[str]:
+    """What forbids to take this judge's word, in plain sentences; empty where nothing does."""
+    said = []
+    agreement, statistics = found["agreement"], found["statistics"]
+    if agreement["low"] <= LEAST_AGREEMENT:
+        said.append(
+            f"it agrees with the labels on {_percent(agreement)}, which is not clearly more than"
+            f" {LEAST_AGREEMENT:.0%}"
+        )
+    first = statistics["share_first"]
+    if first and leans(first):
+        said.append(f"it prefers the text shown first in {_percent(first)} of its choices")
+    if statistics["unjudged"] > MOST_UNJUDGED:
+        said.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
+    same = statistics["swap_consistency"]
+    if same and same["estimate"] < LEAST_CONSISTENCY:
+        said.append(f"its verdict survives a swap of the order in only {_percent(same)}")
+    return said
+
+
+def _percent(found: dict[str, Any]) -> str:
+    estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+    return f"{estimate:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Interval | None:
+    """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
+
+    `scores` are those of one policy's judged posts. See `eval.statistics.corrected_rate`.
+    """
+    known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
+    labels = np.array([pair["label"] for pair in known], dtype=bool)
+    answers = np.array([pair["answer"] for pair in known], dtype=float)
+    return corrected_rate(np.array(scores, dtype=float), labels, answers)
+
+
+def print_summary(results: dict[str, Any]) -> None:
+    """The result in some lines of at most 80 columns."""
+    low, high = HUMAN_CEILING
+    kappa = "none" if results["kappa"] is None else f"{results['kappa']:.2f}"
+    print(f"judge {results['judge']['name']} on {results['pairs']} labelled pairs"[:80])
+    print(f"  agreement {_percent(results['agreement'])}, people {low:.0%} to {high:.0%}")
+    print(f"  Cohen's kappa {kappa}, {results['ties']} ties, {results['judged']} judged")
+    for flag in results["flags"]:
+        print(f"  FLAGGED: {flag}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Calibrate a judge."""
+    try:
+        config = config_from_arguments(argv, "compare a judge with labelled comparisons")
+        results = calibrate(config)
+    except UserError as error:
+        fail(error)
+    print_summary(results)
+
+
+if __name__ == "__main__":
+    main()

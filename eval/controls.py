@@ -1,0 +1,137 @@
+"""Controls: texts whose worth is known, judged by the very judge of the run, in both orders.
+
+    python -m eval.controls --preset tiny --seed 44413
+
+The references of some held-out posts are compared with themselves (the protocol must say tie,
+without asking), and with texts that must lose to them: the reference cut in half, the post's
+first sentence, its title, and the reference of another post. A judge that does not prefer the
+reference to these, with its whole 95% interval, is flagged on every page that uses it: its win
+rates are no evidence of good summaries.
+"""
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+from eval.analysis import analyse, verdict_table
+from eval.both_orders import judge_both_orders
+from eval.judge import make_judge, read_policies
+from eval.verdicts import Row
+from stages.config import Config, UserError, fail
+from stages.presets import config_from_arguments
+from stages.runs import open_stage
+
+SELF = "reference"
+CONTROLS = {
+    SELF: "the reference itself",
+    "truncated": "the first half of the reference's words",
+    "first_sentence": "the post's first sentence",
+    "title": "the post's title",
+    "other_post": "the reference of another post",
+}
+QUERY = re.compile(r"SUBREDDIT: .*?\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)", re.DOTALL)
+EVEN = 0.5
+# Knows the texts that were scored and no others.
+OWN_TEXTS_ONLY = "reward_model"
+
+
+def judge_controls(config: Config) -> dict[str, Any]:
+    """Judge the controls of a run, write `judgements.jsonl`, return the manifest's results.
+
+    Raises UserError where there are no summaries and where the judge cannot be asked.
+    """
+    with open_stage(config, "controls") as run:
+        policies = read_policies(run.require("summaries"))
+        judge = make_judge(config, policies)
+        posts = next(iter(policies.values()))[: config.checks.control_posts]
+        rows = control_rows(posts)
+        if config.judge.kind == OWN_TEXTS_ONLY:
+            rows = {SELF: rows[SELF]}
+        judgements = judge_both_orders(run, judge, rows, "controls")
+        controls = {name: describe(name, judgements, rows) for name in CONTROLS}
+        results = {
+            "judge": asdict(judge.about),
+            "posts": len(posts),
+            "controls": controls,
+            "failed": [name for name, one in controls.items() if one["passed"] is False],
+        }
+        run.finish(results)
+    return results
+
+
+def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
+    """For each control one row a post, with the control's text as `summary`.
+
+    A post without such a text (no title, a reference of one word) has no row.
+    """
+    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
+    for index, post in enumerate(posts):
+        others = posts[index + 1 :] + posts[:index]
+        for name, text in control_texts(post, others).items():
+            if text.strip():
+                kept = {key: post[key] for key in ("id", "query", "reference")}
+                rows[name].append({**kept, "summary": text.strip()})
+    return rows
+
+
+def control_texts(post: Row, others: list[Row]) -> dict[str, str]:
+    """The control texts of one post; an empty one where the post has none."""
+    reference: str = post["reference"]
+    words = reference.split()
+    found = QUERY.match(post["query"])
+    title, body = (found["title"], found["post"].removesuffix("TL;DR:")) if found else ("", "")
+    unlike = (one["reference"] for one in others if one["reference"].split() != words)
+    return {
+        SELF: reference,
+        "truncated": " ".join(words[: len(words) // 2]),
+        "first_sentence": re.split(r"(?<=[.!?])\s|\n", body.strip(), maxsplit=1)[0],
+        "title": title,
+        "other_post": next(unlike, ""),
+    }
+
+
+def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
+    """One control's result: `preferred`, the rate of the control over the reference in [0, 1].
+
+    `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
+    interval of the rate lies below 1/2. None, with the reason under `why`, where the control
+    could not be judged at all.
+    """
+    mine = [row for row in judgements if row["policy"] == name]
+    found: dict[str, Any] = {"what": CONTROLS[name], "judgements": len(mine), "passed": None}
+    if not mine:
+        why = "the posts have no such text" if name in rows else "this judge knows no new texts"
+        return found | {"why": why}
+    texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
+    statistics = analyse(verdict_table(mine, texts))
+    rate = statistics["raw"]
+    found |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}
+    if rate is None:  # not one usable verdict
+        return found | {"passed": False}
+    tied = all(row["verdict"] == "tie" for row in mine)
+    passed = tied if name == SELF else rate["high"] < EVEN
+    bounds = {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
+    return found | bounds | {"passed": passed}
+
+
+def print_summary(results: dict[str, Any]) -> None:
+    """A line for each control, 80 columns."""
+    for name, one in results["controls"].items():
+        said = one.get("why") or ("passed" if one["passed"] else "FAILED")
+        rate = "" if one.get("preferred") is None else f"{one['preferred']:6.1%} preferred, "
+        print(f"  {name:16} {rate}{said}"[:80])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Judge the controls of a run."""
+    try:
+        config = config_from_arguments(argv, "judge texts that must lose to the references")
+        results = judge_controls(config)
+    except UserError as error:
+        fail(error)
+    print("controls: how often the judge prefers these to the reference")
+    print_summary(results)
+
+
+if __name__ == "__main__":
+    main()

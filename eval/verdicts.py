@@ -1,0 +1,95 @@
+"""What a judge is and what it says: comparisons, replies, verdicts. No torch, no server.
+
+A verdict is one of policy, reference, tie and unjudged. Both orders of a pair are asked, because
+judges lean towards the text shown first; a reply that says nothing usable is `unjudged`: never a
+coin flip, never a loss (P1's code has both, section E.1).
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+Row = dict[str, Any]
+Choice = Literal["A", "B", "tie"]
+
+VERDICTS: dict[str, dict[Choice | None, str]] = {
+    "policy_first": {"A": "policy", "B": "reference", "tie": "tie", None: "unjudged"},
+    "reference_first": {"A": "reference", "B": "policy", "tie": "tie", None: "unjudged"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Who judged, as the manifest and the reports name it."""
+
+    kind: str
+    name: str
+    is_llm: bool
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One answer to one comparison; `choice` is None where the text says nothing usable."""
+
+    choice: Choice | None
+    text: str
+    model: str = ""
+    """As the server names it; empty where no model was asked."""
+    finish_reason: str = ""
+    confidence: float | None = None
+    """The judge's probability of its choice, in [0, 1], where it gives one."""
+    requested_model: str = ""
+    prompt_hash: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    asked: bool = True
+    """False where the texts are identical, a tie without a call."""
+
+
+class Comparison(NamedTuple):
+    """A question to a judge: which of two summaries of a post is better."""
+
+    post_id: str
+    query: str
+    first: str
+    second: str
+
+
+class Judge(Protocol):
+    """Whoever can say which of two summaries of a post is better; called from many threads."""
+
+    @property
+    def about(self) -> About:
+        """Who this is."""
+
+    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+        """Compare the summary shown first (A) with the one shown second (B)."""
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A judge that wants to know beforehand all that it will be asked."""
+
+    def prepare(self, comparisons: Sequence[Comparison]) -> None:
+        """Told once, before the first `compare`: to name a price, or to work in batches."""
+
+
+def judge_pair(judge: Judge, post_id: str, query: str, first: str, second: str) -> Reply:
+    """The judge's reply; texts that differ in nothing but white space tie without a call."""
+    if first.split() == second.split():
+        text = f"[not asked: {judge.about.name}] the texts are identical"
+        return Reply(choice="tie", text=text, asked=False)
+    return judge.compare(post_id, query, first, second)
+
+
+def judge_all(judge: Judge, comparisons: Sequence[Comparison], concurrency: int) -> Iterator[Reply]:
+    """The replies to all comparisons, in their order, `concurrency` of them under way at once.
+
+    The first error ends it: what is under way is waited for, what is pending is cancelled.
+    """
+    if isinstance(judge, Preparing):
+        judge.prepare([one for one in comparisons if one.first.split() != one.second.split()])
+    with ThreadPoolExecutor(concurrency) as pool:
+        yield from pool.map(lambda one: judge_pair(judge, *one), comparisons)

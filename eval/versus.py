@@ -1,0 +1,190 @@
+"""Two policies against each other, on the same posts: of two runs, or two of one run.
+
+    python -m eval.versus --a tiny:ppo --b tiny:sft
+
+A side is `name[/seed][:policy]` (44413 and ppo where left out). The judge is the one that run A's
+settings name, changed by `--set judge.*`; it sees both orders of each pair, as with references.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.analysis import analyse, verdict_table
+from eval.both_orders import judge_both_orders
+from eval.controls import OWN_TEXTS_ONLY
+from eval.judge import make_judge
+from eval.statistics import sign_flip_p_value
+from eval.verdicts import Row
+from eval.win_rate import post_scores, win_rate
+from stages import config as settings
+from stages.config import Config, Judge, UserError, fail
+from stages.presets import make_config, override_of
+from stages.runs import file_hash, open_stage, read_lines, read_manifest, stage_folder
+
+DEFAULT_SEED = "44413"
+DEFAULT_POLICY = "ppo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One policy of one run, and its summaries by post id."""
+
+    name: str
+    seed: int
+    policy: str
+    folder: Path
+    rows: Mapping[str, Row]
+
+    @property
+    def label(self) -> str:
+        """How pages and folders name it."""
+        return f"{self.name}-{self.seed}-{self.policy}"
+
+
+def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, Any]]:
+    """Judge side `a` against side `b`, both `name[/seed][:policy]`; the config and the results.
+
+    Raises UserError where a side has no summaries, the posts differ, or the judge cannot tell.
+    """
+    left, right = read_side(a), read_side(b)
+    check_posts(left, right)
+    config = versus_config(left, right, overrides)
+    if config.judge.kind == OWN_TEXTS_ONLY:
+        check_scores(left, right)
+    rows = pair_rows(left, right)
+    with open_stage(config, "versus") as run:
+        for side in dict.fromkeys((left.folder, right.folder)):
+            run.inputs[str(side.relative_to(settings.RUNS))] = file_hash(side / "manifest.json")
+        judge = make_judge(config, {"versus": rows})
+        judgements = judge_both_orders(run, judge, {"versus": rows}, "versus")
+        results = describe(rows, judgements) | {
+            "judge": asdict(judge.about),
+            "a": left.label,
+            "b": right.label,
+        }
+        run.finish(results)
+    return config, results
+
+
+def read_side(text: str) -> Side:
+    """The side that `name[/seed][:policy]` names. Raises UserError where it is not there."""
+    run, _, policy = text.partition(":")
+    name, _, seed = run.partition("/")
+    policy = policy or DEFAULT_POLICY
+    if not name or not (seed or DEFAULT_SEED).isdigit():
+        raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
+    folder = settings.RUNS / name / f"seed{seed or DEFAULT_SEED}" / "summaries"
+    if read_manifest(folder) is None:
+        raise UserError(f"{text}: {folder} is missing: run `make eval` for that run first")
+    path = folder / f"{policy}.jsonl"
+    if not path.exists():
+        there = ", ".join(sorted(one.stem for one in folder.glob("*.jsonl")))
+        raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
+    rows = {row["id"]: row for row in read_lines(path)}
+    return Side(name=name, seed=int(seed or DEFAULT_SEED), policy=policy, folder=folder, rows=rows)
+
+
+def check_posts(a: Side, b: Side) -> None:
+    """Raise UserError unless both sides summarise the same posts and are two."""
+    if (a.folder, a.policy) == (b.folder, b.policy):
+        raise UserError(f"A and B are both {a.label}: name two different policies or runs")
+    if a.rows.keys() != b.rows.keys():
+        both = len(a.rows.keys() & b.rows.keys())
+        raise UserError(
+            f"the posts differ: {a.label} has {len(a.rows)}, {b.label} has {len(b.rows)}, and"
+            f" {both} are in both: evaluate them with the same data and eval.posts"
+        )
+    other = [one for one, row in a.rows.items() if row["query"] != b.rows[one]["query"]]
+    if other:
+        raise UserError(f"the posts differ: {other[0]} has another text in {b.label}")
+
+
+def check_scores(a: Side, b: Side) -> None:
+    """Raise UserError unless one reward model scored both sides."""
+    scored_by = [(read_manifest(side.folder) or {})["inputs"].get("normalize") for side in (a, b)]
+    if scored_by[0] != scored_by[1]:
+        raise UserError(
+            f"judge.kind={OWN_TEXTS_ONLY}: {a.label} and {b.label} were scored by two reward"
+            " models: choose another judge with --set judge.kind=... (make: SET=)"
+        )
+
+
+def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
+    """A config that names the comparison's folder and holds the judge of run A."""
+    judged = a.folder.with_name("judge") / "config.json"
+    path = judged if judged.exists() else a.folder / "config.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))["judge"]
+    known = {one.name for one in fields(Judge)}
+    changes = {key: value for key, value in saved.items() if key in known}
+    for override in overrides:
+        section, field, value = override_of(override)
+        if section != "judge":
+            raise UserError(f"{override} has no effect: versus takes judge.* alone")
+        changes[field] = value
+    judge = Judge(**changes)
+    config = make_config("tiny", seed=a.seed)
+    name = f"versus-{a.label}-{b.label}"
+    return replace(config, name=name, judge=judge, overrides=tuple(overrides))
+
+
+def pair_rows(a: Side, b: Side) -> list[Row]:
+    """A's summaries with B's in the place of the reference."""
+    return [
+        {
+            **{key: row[key] for key in ("id", "query", "summary", "score")},
+            "reference": b.rows[post]["summary"],
+            "reference_score": b.rows[post]["score"],
+        }
+        for post, row in a.rows.items()
+    ]
+
+
+def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
+    """A's rate over B in [0, 1] over posts, its p-value against 1/2, and what `analyse` finds.
+
+    Raises UserError where no post has a verdict in both orders.
+    """
+    scores = post_scores(judgements)["versus"]
+    found = win_rate(scores)
+    judged = np.array([score for score in scores.values() if score is not None])
+    texts = {row["id"]: (row["summary"], row["reference"]) for row in rows}
+    return {
+        **asdict(found),
+        "p_value": sign_flip_p_value(judged - 0.5),
+        "unjudged": 1 - len(judged) / len(scores),
+        "wins": int((judged > 0.5).sum()),
+        "ties": int((judged == 0.5).sum()),
+        "losses": int((judged < 0.5).sum()),
+        "statistics": analyse(verdict_table(judgements, texts)),
+    }
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """What the command line asks for: `a`, `b` and `overrides`."""
+    parser = argparse.ArgumentParser(description="judge two policies against each other")
+    parser.add_argument("--a", required=True, help="name[/seed][:policy]")
+    parser.add_argument("--b", required=True, help="name[/seed][:policy]")
+    parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Judge two policies against each other."""
+    args = arguments(argv)
+    try:
+        config, results = compare(args.a, args.b, args.overrides)
+    except UserError as error:
+        fail(error)
+    judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"
+    print(f"{judged}, {results['unjudged']:.1%} not"[:80])
+    print(stage_folder(config, "versus"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The page of a judge's calibration: its agreement with labels, and what the win rates become.
+
+    python -m reports.calibration_page --preset tiny
+
+writes reports/generated/<name>-seed<k>-judge-calibration.md and .html. The corrected rates are
+shown where the run has been evaluated with this judge.
+"""
+
+from typing import Any
+
+from reports import page
+from reports.collect import find_calibration, load_run
+from reports.judge_section import calibration, corrected_rates
+from reports.page import Block, Heading, Text
+from stages.config import Config, UserError, fail
+from stages.presets import config_from_arguments
+from stages.runs import read_manifest, stage_folder
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its path."""
+    try:
+        config = config_from_arguments(argv, "the page of a judge's calibration")
+        found = find_calibration(config)
+        stem = f"{config.name}-seed{config.seed}-judge-calibration"
+        path = page.write(stem, f"Calibration of the judge, {config.name}", blocks(config, found))
+    except UserError as error:
+        fail(error)
+    print(f"report: {path}")
+
+
+def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
+    """The page: verdict, numbers, corrected rates where there is a run."""
+    flags = found["flags"]
+    name = found["judge"]["name"]
+    said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
+    corrected = {}
+    evaluated = read_manifest(stage_folder(config, "win_rate")) is not None
+    record = load_run(config) if evaluated else None
+    if record is not None and record.calibration is not None:
+        corrected = corrected_rates(record)
+    return [
+        Text(said, lead=True),
+        Heading("Agreement with labels"),
+        *calibration(found, corrected),
+        *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
+    ]
+
+
+if __name__ == "__main__":
+    main()

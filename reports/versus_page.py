@@ -1,0 +1,93 @@
+"""The page of two policies against each other on the same posts.
+
+    python -m reports.versus_page --a tiny:ppo --b tiny:sft
+
+writes reports/generated/versus-<a>-<b>.md and .html from what `eval.versus` left on disk.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from eval.analysis import MOST_UNJUDGED
+from eval.versus import arguments, read_side, versus_config
+from reports import page
+from reports.collect import flags_beside
+from reports.judge_section import rates
+from reports.page import Block, Heading, Note, Table, Text
+from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
+from stages.config import UserError, fail
+from stages.runs import read_manifest, stage_folder
+
+COLUMNS = 80
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page; print its verdict and its path."""
+    args = arguments(argv)
+    try:
+        config = versus_config(read_side(args.a), read_side(args.b), args.overrides)
+        manifest = read_manifest(stage_folder(config, "versus"))
+        if manifest is None:
+            raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
+    except UserError as error:
+        fail(error)
+    found = manifest["results"]
+    flags = flags_beside(read_side(args.a).folder.parent, vars(config.judge))
+    path = page.write(config.name, f"{found['a']} against {found['b']}", blocks(found, flags))
+    print("\n".join([*textwrap.wrap(verdict(found), COLUMNS), "report:", str(path)]))
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Who is preferred, as far as the posts tell."""
+    if found["unjudged"] > MOST_UNJUDGED:
+        low, high = found["statistics"]["worst_case"]
+        return (
+            f"{percent(found['unjudged'])} of the posts have no verdict, more than"
+            f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
+        )
+    if found["low"] <= 0.5 <= found["high"]:
+        said = f"{found['a']} and {found['b']} cannot be told apart"
+    else:
+        winner, loser = ("a", "b") if found["low"] > 0.5 else ("b", "a")
+        said = f"{found[winner]} is preferred to {found[loser]}"
+    return (
+        f"{said}: {found['a']} wins {estimate(found)} of {whole(found['posts'])} posts,"
+        f" {p_value(found['p_value'])}."
+    )
+
+
+def blocks(found: dict[str, Any], flags: Sequence[str] = ()) -> list[Block]:
+    """The page: verdict, counts, every rate beside the raw one; `flags` are the judge's."""
+    statistics = found["statistics"]
+    about = found["judge"] | {"judge": found["judge"]["name"]}
+    given = {} if found["unjudged"] > MOST_UNJUDGED else statistics
+    notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
+    warning = judge_flags({"judge_flags": flags})
+    notes = [*([warning] if warning else []), *notes]
+    counts = [whole(found[key]) for key in ("wins", "ties", "losses")]
+    cells = [
+        *counts,
+        percent(found["unjudged"]),
+        interval(*statistics["worst_case"]),
+        estimate(statistics["share_first"]),
+        estimate(statistics["swap_consistency"]),
+    ]
+    header = "wins|ties|losses|unjudged|worst case|picks the first shown|same after a swap"
+    caption = (
+        f"Posts, {found['a']} over {found['b']}, both orders of each. The p-value is that of a"
+        " paired randomisation test of no difference."
+    )
+    return [
+        Text(verdict(found), lead=True),
+        *(Note(note) for note in notes),
+        Heading("The judge"),
+        Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
+        Table(header.split("|"), [cells], caption),
+        Heading("Every rate"),
+        *rates({found["a"]: given}),
+    ]
+
+
+if __name__ == "__main__":
+    main()

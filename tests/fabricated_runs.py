@@ -1,0 +1,192 @@
+"""Fabricated finished runs for the tests of the reports: no stage has to run."""
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+from reports import run_page
+from stages import config as settings
+from stages.runs import file_hash
+
+STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
+NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"
+OFFLINE = {"kind": "facts", "name": "facts rule", "is_llm": False, "note": "counts right facts"}
+ONLINE = {"kind": "openai", "name": "gpt-4o-mini", "is_llm": True, "note": "temperature 0"}
+
+
+def curves(stage):
+    noise = random.Random(stage)
+    keys = {
+        "sft": ["loss/train"],
+        "rm": ["loss/train", "accuracy/train"],
+        "ppo": [key for key, _ in run_page.PPO_PANELS],
+    }[stage]
+    rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
+    return [{"step": 0, "loss/validation": 6.0}, *rows] if stage == "sft" else rows
+
+
+WRITTEN = {"rouge1": 0.5, "rouge2": 0.3, "eos_rate": 0.991, "reference_score": 0.017}
+GROUPS = {"6": {"accuracy": 0.75, "pairs": 1500}, "9": {"accuracy": 0.83, "pairs": 500}}
+POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
+PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
+RESULTS: dict[str, Any] = {
+    "base": {"vocabulary": 700, "tokens": {"sft_train": POSTS, "comparisons_train": PAIRS}},
+    "sft": {"loss/validation": 1.5, "rougeL": 0.4, "updates": 60},
+    "rm": {
+        "pairs": 2000,
+        "loss": 0.47,
+        **dict.fromkeys(("by_split", "by_batch", "by_confidence", "by_policies"), GROUPS),
+        "cnndm": None,
+        "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
+    },
+    "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
+    | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
+    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680},
+    "summaries": {
+        "policies": {
+            "sft": WRITTEN | {"rougeL": 0.412, "tokens": 17.23, "score": -0.351},
+            "ppo": WRITTEN | {"rougeL": 0.433, "tokens": 19.84, "score": 1.287},
+        },
+        "reference_tokens": 18.61,
+        "posts": 600,
+    },
+    "judge": {"judgements": 2400, "share_first": 0.523},
+}
+CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjudged": 0.0}
+CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
+MADE: dict[str, Any] = {"upstream": "", "code_version": "508a0d9", "versions": {"python": "3.11.7"}}
+MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
+
+
+def interval(value, half=0.03):
+    return {"estimate": value, "low": value - half, "high": value + half, "posts": 600}
+
+
+def statistics(value, unjudged, at_length=None, first=0.523):
+    """What `eval.analysis.analyse` says of one policy, in its form."""
+    names = ("raw", "order_balanced", "shown_first", "shown_second", "length_controlled")
+    found: dict[str, Any] = {name: interval(value - k / 100) for k, name in enumerate(names)}
+    if at_length is not None:
+        found["length_controlled"] = interval(at_length)
+    found["length_controlled"] |= {
+        "order_logits": [0.41, 0.2, 0.6],
+        "log_length_logits": [2.0, 1.5, 2.5],
+        "extrapolated": False,
+    }
+    part = {"from": 0.5, "to": 2.0, "judgements": 1200, "rate": value} | interval(value)
+    return found | {
+        "judgements": 1200,
+        "posts": 600,
+        "unjudged": unjudged,
+        "worst_case": [value - unjudged, value],
+        "share_first": interval(first),
+        "swap_consistency": interval(0.912),
+        "length_bins": [part],
+        "median_length_ratio": 1.07,
+    }
+
+
+def make_controls(passed):
+    title = CONTROL | ({} if passed else {"passed": False, "preferred": 0.6, "high": 0.7})
+    lacking = {"what": "the post's first sentence", "judgements": 0, "passed": None, "why": "none"}
+    controls = {"title": title, "first_sentence": lacking}
+    return {"posts": 50, "controls": controls, "failed": [] if passed else ["title"]}
+
+
+def rate(value, unjudged, **leanings):
+    counts = {"wins": round(600 * value), "ties": 0, "losses": 600 - round(600 * value)}
+    judged = value * (1 - unjudged)
+    bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
+    found = {"win_rate": value, "unjudged": unjudged, "swap_consistency": 0.97, "p_value": 0.0001}
+    return found | counts | bounds | {"statistics": statistics(value, unjudged, **leanings)}
+
+
+def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings):
+    gap = interval(ppo - sft, 0.04) | {"p_value": 0.0001}
+    win_rate = {
+        "judge": judge,
+        "posts": 600,
+        "policies": {"sft": rate(sft, 0.0), "ppo": rate(ppo, unjudged, **leanings)},
+        "differences": {"ppo-sft": gap},
+    }
+    spread = {"accuracy_low": accuracy - 0.02, "accuracy_high": accuracy + 0.02}
+    return RESULTS | {
+        "base": RESULTS["base"] | {"parameters": size},
+        "rm": RESULTS["rm"] | {"accuracy": accuracy} | spread,
+        "judge": RESULTS["judge"] | {"judge": judge, "unjudged": unjudged / 2},
+        "controls": make_controls(controls_pass),
+        "win_rate": win_rate,
+    }
+
+
+def make_files(folder, stage):
+    if stage in ("sft", "rm", "ppo"):
+        write_rows(folder / "metrics.jsonl", curves(stage))
+    if stage == "summaries":
+        for policy, text in (("sft", "my aunt lost <b>it</b>"), ("ppo", "My aunt sold my lamp.")):
+            row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
+            row |= {"has_eos": True, "score": 0.512, "reference_score": 0.25, "reference_tokens": 6}
+            rows = [{"id": f"post{index}"} | row for index in range(9)]
+            write_rows(folder / f"{policy}.jsonl", rows)
+    if stage == "win_rate":
+        scores = [(p, i, s) for p in ("sft", "ppo") for i, s in enumerate((1.0, 0.5, 0.0, None))]
+        rows = [{"policy": p, "id": f"post{i}", "score": s} for p, i, s in scores]
+        write_rows(folder / "post_scores.jsonl", rows)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def fabricate(
+    config,
+    judge=OFFLINE,
+    sft=0.412,
+    ppo=0.63,
+    accuracy=0.781,
+    unjudged=0.0,
+    size=930_432,
+    controls_pass=True,
+    **leanings,
+):
+    """A finished run on disk; returns its results by stage."""
+    results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings)
+    inputs: dict[str, str] = {}
+    for stage in STAGES:
+        folder = settings.RUNS / config.name / f"seed{config.seed}" / stage
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        make_files(folder, stage)
+        manifest = MADE | {
+            "stage": stage,
+            "name": config.name,
+            "preset": config.preset,
+            "seed": config.seed,
+            "settings_hash": settings.settings_hash(config, stage),
+            "inputs": dict(inputs),
+            "results": results[stage],
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        inputs[stage] = file_hash(folder / "manifest.json")
+    return results
+
+
+def calibrated(config, flags):
+    """A calibration beside a run: a judge who is right on 9 of 10 labels of each kind."""
+    folder = settings.RUNS / config.name / f"seed{config.seed}" / "calibration"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
+    results = {key: interval(0.75) | {"pairs": 200} for key in keys}
+    results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "kappa": 0.5, "flags": flags}
+    results |= {"by_confidence": {"9": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
+    results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
+    results |= {"error_pairs": 200, "with_reference": True}
+    (folder / "manifest.json").write_text(json.dumps({"results": results}))
+    pairs = [
+        {"label": label, "answer": float(label == right), "with_reference": True}
+        for label in (True, False)
+        for right in [True] * 90 + [False] * 10
+    ]
+    write_rows(folder / "pairs.jsonl", pairs)

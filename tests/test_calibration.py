@@ -1,0 +1,173 @@
+"""Calibration: agreement with labels by hand, and what is said of a judge who has none."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from eval import calibration
+from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
+from eval.verdicts import About, Reply
+from stages.config import Checks, Data, Judge, UserError
+from stages.presets import make_config
+from stages.runs import read_lines, read_manifest
+from tests.chat_server import GOOD, chat, serving
+
+SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
+SMALL_WORLD += ["world.validation_posts=300", "world.validation_comparisons=700"]
+
+
+def labelled(number, policies=("ref", "sup"), choice=0, confidence=None, batch="b1"):
+    summaries = [{"text": f" text {policy}", "policy": policy} for policy in policies]
+    info = {"id": f"t{number}", "subreddit": "x", "title": "t", "post": "p."}
+    extra = {"confidence": confidence}
+    row = {"info": info, "summaries": summaries, "choice": choice, "batch": batch}
+    return f"file:{number}", row | {"split": "valid1", "extra": extra}
+
+
+def test_a_pair_puts_the_reference_in_its_place_and_keeps_the_label():
+    pairs = sample_pairs(
+        [
+            labelled(0, ("ref", "sup"), choice=0),
+            labelled(1, ("sup", "ref"), choice=0),
+            labelled(2, ("sup", "best"), choice=1),
+        ],
+        9,
+        seed=1,
+    )
+    found = [(one["summary"], one["reference"], one["label"]) for one in pairs]
+    assert found == [
+        ("text sup", "text ref", False),
+        ("text sup", "text ref", True),
+        ("text sup", "text best", False),
+    ]
+    assert [one["with_reference"] for one in pairs] == [True, True, False]
+    assert pairs[0]["query"] == "SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: p.\n\nTL;DR:"
+
+
+def test_the_sample_is_drawn_by_seed_without_news_articles():
+    located = [labelled(k, batch="cnndm0" if k % 2 else "b1") for k in range(40)]
+    one, again, other = (sample_pairs(located, 10, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert {int(pair["post"][1:]) % 2 for pair in one} == {0}
+    assert len({pair["id"] for pair in one}) == len(one) == 10
+    assert len(sample_pairs(located, 99, 1)) == 20
+
+
+def judgements_of(pairs, verdicts):
+    """Both orders of each pair: verdicts like `policy`, or two of them."""
+    return [
+        {"policy": "labelled", "id": pair["id"], "order": order, "verdict": verdict}
+        for pair, both in zip(pairs, verdicts, strict=True)
+        for order, verdict in zip(("policy_first", "reference_first"), both, strict=True)
+    ]
+
+
+def test_agreement_and_kappa_are_counted():
+    located = [labelled(k, choice=int(k >= 4), confidence=2 if k < 3 else 9) for k in range(8)]
+    pairs = sample_pairs(located, 8, seed=1)  # labels: 4 for the reference, 4 for the summary
+    win, loss = ("policy", "policy"), ("reference", "reference")
+    verdicts = [loss, loss, win, ("policy", "reference"), win, win, win, ("unjudged", "policy")]
+    judgements = judgements_of(pairs, verdicts)
+    found = describe(with_answers(pairs, judgements), judgements)
+    assert (found["pairs"], found["judged"], found["ties"]) == (8, 7, 1)
+    assert found["agreement"]["estimate"] == pytest.approx(5.5 / 7)
+    assert found["agreement_decided"]["estimate"] == pytest.approx(5 / 6)
+    # Decided: 2 of 3 against, 3 of 3 for: observed 5/6, by chance (3 * 4 + 3 * 2) / 36 = 1/2.
+    assert found["kappa"] == pytest.approx(2 / 3)
+    assert found["specificity"]["estimate"] == pytest.approx(2.5 / 4)
+    assert found["sensitivity"]["estimate"] == 1.0
+    assert {k: v["estimate"] for k, v in found["by_confidence"].items()} == pytest.approx(
+        {"2": 2 / 3, "9": 3.5 / 4}
+    )
+    assert found["human_ceiling"] == [0.72, 0.77]
+    json.dumps(found, allow_nan=False)
+
+
+class Chance:
+    """A judge who takes the first more often than not, and else throws a coin."""
+
+    about = About(kind="chance", name="chance", is_llm=False, note="for tests")
+
+    def __init__(self, first):
+        self.first = first
+        self.rng = random.Random(1)
+
+    def compare(self, post_id, query, first, second):
+        assert post_id.startswith("toy")
+        return Reply(choice="A" if self.rng.random() < self.first else "B", text="")
+
+
+def small_config(**changes):
+    config = make_config("tiny", name="small", overrides=tuple(SMALL_WORLD[1:]))
+    return replace(config, **changes)
+
+
+@pytest.mark.parametrize(("first", "flagged"), [(0.5, False), (0.75, True)])
+def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
+    runs, monkeypatch, first, flagged
+):
+    monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(first))
+    found = calibrate(small_config())
+    assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
+    assert "not clearly more than 60%" in found["flags"][0]
+    assert any("shown first" in flag for flag in found["flags"]) == flagged
+    assert abs(found["kappa"]) < 0.2
+
+
+def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda number, request: chat(GOOD if "POST: S" in str(request) else "?")) as url:
+        judge = Judge(model="judge", base_url=url.url, asks=1)
+        found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=60)))
+    assert found["statistics"]["share_first"]["estimate"] == 1.0
+    assert found["agreement"]["estimate"] == 0.5
+    assert found["kappa"] is None  # both orders of each pair contradict each other
+    assert 0 < found["judged"] < found["pairs"]
+    said = " ".join(found["flags"])
+    assert "100.0% [" in said
+    assert "of its replies say nothing usable" in said
+    # Identical texts are a tie in both orders, without a question.
+    assert "survives a swap of the order in only" in said
+
+
+def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
+    main(["--preset", "tiny", "--name", "small", *SMALL_WORLD, "checks.calibration_pairs=400"])
+    folder = runs / "small/seed44413/calibration"
+    found = (read_manifest(folder) or {})["results"]
+    assert found["flags"] == []
+    assert found["agreement"]["low"] > 0.85
+    assert (found["pairs"], found["of_pairs"]) == (400, 700)
+    shares = [found["by_confidence"][name]["estimate"] for name in "6789"]
+    assert shares == sorted(shares)  # surer labels, more agreement
+    assert len(read_lines(folder / "pairs.jsonl")) == 400
+    assert len(read_lines(folder / "judgements.jsonl")) == 800
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
+    pairs = [
+        {"label": label, "answer": float(right == label), "with_reference": True}
+        for label, right, count in (
+            (True, True, 160),
+            (True, False, 40),
+            (False, True, 180),
+            (False, False, 20),
+        )
+        for _ in range(count)
+    ]
+    found = correct([1.0] * 59 + [0.0] * 41, pairs)  # 0.59 = 0.7 * 0.8 + 0.3 * 0.1
+    assert found is not None
+    assert found.estimate == pytest.approx(0.7)
+
+
+def test_a_judge_of_its_own_texts_and_posts_of_another_world_are_refused(runs, tmp_path):
+    with pytest.raises(UserError, match="cannot be calibrated"):
+        calibrate(small_config(judge=Judge(kind="reward_model")))
+    rows = [json.dumps(labelled(k)[1]) for k in range(3)]
+    (tmp_path / "comparisons_validation.jsonl").write_text("\n".join(rows))
+    config = small_config(data=Data(source=str(tmp_path)), checks=Checks(calibration_pairs=2))
+    with pytest.raises(UserError, match="knows only the built-in world"):
+        calibrate(config)
+    assert not (runs / "small/seed44413/calibration").exists()

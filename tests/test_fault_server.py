@@ -1,0 +1,121 @@
+"""500 pairs in both orders at a server of which 30 % of the replies are faults, killed five times.
+
+A kill between the server's last byte and our commit loses a reply that was paid for: nobody can
+prevent that. It can hit only requests under way at the kill, and the ledger knows these: they are
+the tries without an outcome. Everything else is paid for exactly once.
+"""
+
+import hashlib
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eval.reply_cache import UNDER_WAY
+from stages.presets import make_config
+from stages.runs import open_stage, read_lines, read_manifest
+from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
+
+ROOT = Path(__file__).parents[1]
+PAIRS = 500
+CONCURRENCY = 32
+KILLS = 5
+
+
+def write_summaries(seed: int) -> list[str]:
+    """500 posts, on each of which one of the two is good; returns who."""
+    draw = random.Random(seed)
+    better = [draw.choice(("policy", "reference")) for _ in range(PAIRS)]
+    with open_stage(make_config("tiny"), "summaries") as run:
+        for number, who in enumerate(better):
+            words = ("good", "bad") if who == "policy" else ("bad", "good")
+            ours, theirs = (f"{word} summary {number}" for word in words)
+            row = {"id": f"p{number}", "query": f"POST: {number}", "summary": ours}
+            run.append("ppo.jsonl", {**row, "reference": theirs})
+        run.finish({})
+    return better
+
+
+def judge(folder: Path, url: str) -> subprocess.Popen:
+    """The stage as a user starts it."""
+    settings = {
+        **{"kind": "openai", "model": "judge", "base_url": url, "concurrency": CONCURRENCY},
+        **{"request_seconds": SLOW_SECONDS - 0.5, "asks": 6, "max_retries": 12},
+    }
+    words = [f"judge.{name}={value}" for name, value in settings.items()]
+    command = [sys.executable, "-m", "eval.judge", "--preset", "tiny", "--set", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def kept(folder: Path) -> dict[tuple, tuple]:
+    """All replies in the cache file."""
+    with sqlite3.connect(folder / "runs" / "judge_cache" / "replies.sqlite") as file:
+        rows = file.execute("SELECT key, max_tokens, raw, time FROM replies").fetchall()
+    return {row[:2]: row[2:] for row in rows}
+
+
+def lost_by_prompt(folder: Path) -> Counter:
+    """Tries that were under way at a kill, by the hash of their prompt."""
+    with sqlite3.connect(folder / "runs" / "judge_cache" / "replies.sqlite") as file:
+        hashes = dict(file.execute("SELECT key, prompt_hash FROM replies").fetchall())
+        tries = file.execute("SELECT key FROM tries WHERE outcome = ?", (UNDER_WAY,)).fetchall()
+    return Counter(hashes[key] for (key,) in tries)
+
+
+@pytest.mark.usefixtures("judge_environment")
+def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills(tmp_path):
+    seed = int(os.environ.get("FAULT_SEED", "3"))
+    better, draw, books = write_summaries(seed), random.Random(seed), FaultServer(seed)
+    http, url = start(books)
+    moments = sorted(draw.sample(range(20, 1200), KILLS))
+    before: dict[tuple, tuple] = {}
+    try:
+        for moment in moments:
+            process = judge(tmp_path, url)
+            while sum(books.kinds.values()) < moment and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, 0.05))
+            process.kill()
+            process.communicate()
+            now = kept(tmp_path)
+            assert before.items() <= now.items(), "a kill lost a reply that was kept"
+            before = now
+        time.sleep(SLOW_SECONDS)  # the server's answers to the dead have gone out
+        done = judge(tmp_path, url)
+        errors = done.communicate()[1]
+        assert done.returncode == 0, errors.decode()
+    finally:
+        http.shutdown()
+        http.server_close()
+
+    folder = tmp_path / "runs" / "tiny" / "seed44413" / "judge"
+    rows = read_lines(folder / "judgements.jsonl")
+    expected = [(f"p{k}", who) for k, who in enumerate(better) for _ in range(2)]
+    assert [(row["id"], row["verdict"]) for row in rows] == expected
+    assert (read_manifest(folder) or {})["results"]["unjudged"] == 0
+    assert before.items() <= kept(tmp_path).items()
+
+    lost = lost_by_prompt(tmp_path)
+    paid = Counter({digest(prompt): count for prompt, count in books.paid.items()})
+    assert len(paid) == 2 * PAIRS
+    assert all(1 <= count <= 1 + lost[one] for one, count in paid.items())
+    twice = paid.total() - len(paid)
+    assert twice <= lost.total() <= KILLS * CONCURRENCY
+    assert set(books.kinds) == {"good", *FAULTS}
+    share = 1 - books.kinds["good"] / books.kinds.total()
+    assert 0.25 < share < 0.35
+    print(f"kills after {moments} requests; {dict(books.kinds)}; faults {share:.1%}")
+    print(f"{lost.total()} under way at the kills, of which {twice} had been paid for")
+
+
+def digest(prompt: str) -> str:
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]

@@ -1,0 +1,251 @@
+"""The judge behind a server: what it asks, what it refuses, and what it waits for."""
+
+import time
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+
+from eval.budget import is_model
+from eval.judge import make_judge
+from eval.prompt import RESPONSE_FORMAT
+from eval.verdicts import Comparison, Reply, judge_all
+from stages.config import UserError
+from stages.presets import make_config
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+LATER = (429, {"error": {"message": "later"}})
+
+
+def test_the_llm_is_shown_post_and_summaries_and_its_answer_is_recorded():
+    with serving(lambda number, body: chat(GOOD)) as server:
+        reply = ask(server, temperature=0.5, structured="off")
+    assert reply == Reply(
+        choice="A",
+        text=GOOD,
+        model="judge-2024-01-01",
+        finish_reason="stop",
+        requested_model="judge",
+        prompt_hash=reply.prompt_hash,
+        prompt_tokens=1000,
+        completion_tokens=100,
+    )
+    assert len(reply.prompt_hash) == 16
+    (request,) = server.requests
+    assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 100)
+    prompt = request["messages"][-1]["content"]
+    assert prompt.index("\nthe post\n</post-") < prompt.index("\none\n<") < prompt.index("\ntwo\n<")
+
+
+def test_a_json_schema_is_asked_for_unless_it_is_switched_off():
+    with serving(lambda number, body: chat('{"comparison": "x", "preferred": "B"}')) as server:
+        assert ask(server).choice == "B"
+        ask(server, structured="off")
+    assert [request.get("response_format") for request in server.requests] == [
+        RESPONSE_FORMAT,
+        None,
+    ]
+    schema = RESPONSE_FORMAT["json_schema"]["schema"]
+    assert schema["properties"]["preferred"]["enum"] == ["A", "B", "tie"]
+    assert '"preferred": "<A, B or tie>"' in server.requests[0]["messages"][0]["content"]
+    assert "Preferred: <A, B or tie>" in server.requests[1]["messages"][0]["content"]
+
+
+def refusing(number, body):
+    """A reasoning model behind an old server: no schema, no temperature, another budget's name."""
+    for name, word in (("max_tokens", "max_completion_tokens"), ("temperature", "temperature")):
+        if name in body:
+            return 400, {"error": {"message": f"Unsupported parameter: use {word}"}}
+    if "response_format" in body:
+        return 422, {"detail": "extra fields not permitted"}
+    return chat(GOOD)
+
+
+def test_what_a_server_refuses_is_left_out_and_remembered():
+    with serving(refusing) as server:
+        judge = make_judge(llm_config(server), {})
+        assert judge.compare("p", "the post", "one", "two").choice == "A"
+        assert len(server.requests) == 4
+        assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
+        assert "its own temperature" in judge.about.note
+        assert "plain text" in judge.about.note
+        ask(server)
+        assert len(server.requests) == 4  # a new process knows the dialect, and so the reply
+        again = make_judge(llm_config(server), {})
+        again.compare("p", "another post", "one", "two")
+        assert len(server.requests) == 5
+        assert again.about == judge.about
+
+
+def test_a_schema_that_was_insisted_on_is_not_left_out():
+    refusal = (400, {"error": {"message": "response_format is not supported"}})
+    with serving(lambda number, body: refusal) as server, pytest.raises(UserError, match="400"):
+        ask(server, structured="on")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("first", [(GOOD, "length"), ("I cannot say.", "stop"), (None, "length")])
+def test_a_truncated_or_unusable_reply_is_asked_once_more_with_twice_the_budget(first):
+    replies = [chat(*first), chat("Preferred: B")]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "B"
+    assert [request["max_tokens"] for request in server.requests] == [100, 200]
+
+
+def test_a_reply_that_stays_unusable_is_unjudged_after_as_many_asks_as_were_set():
+    with serving(lambda number, body: chat("Both have merit.")) as server:
+        reply = ask(server, asks=3)
+    assert (reply.choice, reply.text) == (None, "Both have merit.")
+    assert [request["max_tokens"] for request in server.requests] == [100, 200, 400]
+
+
+@pytest.mark.parametrize(
+    ("returned", "same"),
+    {
+        "gpt-4o": True,
+        "gpt-4o-2024-08-06": True,
+        "gpt-4o@main": True,
+        "gpt-4o-mini": False,
+        "gpt-4o-mini-2024-07-18": False,
+        "gpt-4": False,
+        "": False,
+    }.items(),
+)
+def test_a_dated_snapshot_is_the_model_and_a_smaller_sister_is_not(returned, same):
+    assert is_model("gpt-4o", returned) == same
+
+
+def test_another_models_reply_is_asked_for_again_and_then_stops_with_one_line():
+    replies = [chat("Preferred: B", model="other"), chat(GOOD)]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "A"
+    with (
+        serving(lambda number, body: chat(GOOD, model="other")) as server,
+        pytest.raises(UserError, match=r"the reply is other's.*judge.model=other"),
+    ):
+        ask(server, max_retries=2)
+    assert len(server.requests) == 3
+
+
+def test_an_empty_reply_is_asked_for_again():
+    replies = [chat(""), chat(None), chat(" \n"), chat(GOOD)]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "A"
+    assert [request["max_tokens"] for request in server.requests] == [100] * 4
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_rate_limits_and_server_errors_are_tried_again(status):
+    replies = [(status, {"error": {"message": "later"}})] * 3 + [chat(GOOD)]
+    with serving(lambda number, body: replies[number]) as server:
+        assert ask(server).choice == "A"
+    assert len(server.requests) == 4
+
+
+def test_retry_after_is_honoured_in_seconds_and_as_a_date():
+    then = datetime.now(timezone.utc) + timedelta(seconds=5)  # a date has whole seconds
+    times: list[float]
+    for value, least in (("1", 1.0), ("0.7", 0.7), (format_datetime(then, usegmt=True), 1.5)):
+        times = []
+
+        def answer(number, body, value=value, times=times):
+            times.append(time.monotonic())
+            return (*LATER, {"Retry-After": value}) if number == 0 else chat(GOOD)
+
+        with serving(answer) as server:
+            ask(server)
+        assert least <= times[1] - times[0] < least + 2.5, value
+
+
+def test_retry_after_holds_for_every_thread():
+    times = []
+
+    def answer(number, body):
+        times.append(time.monotonic())
+        return (*LATER, {"Retry-After": "1"}) if number == 0 else chat(GOOD)
+
+    comparisons = [Comparison("p", f"post {k}", "one", "two") for k in range(4)]
+    with serving(answer) as server:
+        config = llm_config(server, concurrency=1)
+        list(judge_all(make_judge(config, {}), comparisons, 2))
+    assert times[2] - times[0] >= 1  # the first two may be under way together
+
+
+def test_a_wait_of_hours_stops_with_one_line():
+    answer = (*LATER, {"Retry-After": "7200"})
+    with serving(lambda number, body: answer) as server, pytest.raises(UserError, match="7200 s"):
+        ask(server)
+    assert len(server.requests) == 1
+
+
+def test_requests_per_minute_is_a_limit_for_all_threads_together():
+    times = []
+
+    def answer(number, body):
+        times.append(time.monotonic())
+        return chat(GOOD)
+
+    comparisons = [Comparison("p", f"post {k}", "one", "two") for k in range(6)]
+    with serving(answer) as server:
+        config = llm_config(server, requests_per_minute=600)
+        list(judge_all(make_judge(config, {}), comparisons, 6))
+    assert max(times) - min(times) >= 0.49  # five gaps of 0.1 s
+
+
+REFUSALS = {400: "temperature", 401: "API_KEY", 402: "credit", 403: "access", 404: "judge.model"}
+
+
+@pytest.mark.parametrize(("status", "hint"), REFUSALS.items())
+def test_a_refusal_stops_at_once_with_one_line(status, hint):
+    refusal = (status, {"error": {"message": "no\nway"}})
+    with serving(lambda number, body: refusal) as server, pytest.raises(UserError) as stop:
+        ask(server, structured="off")
+    assert len(server.requests) == 1
+    assert hint in str(stop.value)
+    assert str(status) in str(stop.value)
+    assert "\n" not in str(stop.value)
+
+
+def test_an_exhausted_account_is_no_rate_limit():
+    refusal = (429, {"error": {"message": "You exceeded", "code": "insufficient_quota"}})
+    with serving(lambda number, body: refusal) as server, pytest.raises(UserError, match="credit"):
+        ask(server)
+    assert len(server.requests) == 1
+
+
+def test_a_refusal_stops_threads_that_wait_for_their_turn():
+    """The first request is refused while the second waits 5 s for the server."""
+
+    def answer(number, body):
+        if "post 0." in body["messages"][0]["content"]:
+            time.sleep(0.3)
+            return 401, {"error": {"message": "no"}}
+        return (*LATER, {"Retry-After": "60"})
+
+    comparisons = [Comparison("p", f"post {k}.", "one", "two") for k in range(8)]
+    start = time.monotonic()
+    with serving(answer) as server, pytest.raises(UserError, match="401"):
+        list(judge_all(make_judge(llm_config(server), {}), comparisons, 2))
+    assert time.monotonic() - start < 5
+    assert len(server.requests) <= 2
+
+
+def test_an_outage_stops_the_evaluation_instead_of_counting_as_unjudged():
+    outage = (500, {"error": {"message": "down"}})
+    with serving(lambda number, body: outage) as server, pytest.raises(UserError, match="again"):
+        ask(server, max_retries=2)
+    assert len(server.requests) == 3
+
+
+def test_a_web_page_is_not_taken_for_a_reply():
+    page = (200, "<html>hello</html>")
+    with serving(lambda number, body: page) as server, pytest.raises(UserError, match="base_url"):
+        ask(server, max_retries=1)
+    assert len(server.requests) == 2
+
+
+def test_a_missing_key_is_named_with_the_way_round_it(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(UserError, match=r"OPENAI_API_KEY.*judge.kind=reward_model"):
+        make_judge(make_config("pythia-1b"), {})

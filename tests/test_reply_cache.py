@@ -1,0 +1,204 @@
+"""What was paid for: it is never paid for again, and the cap on it holds."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from eval.judge import main, make_judge
+from eval.openai_judge import OpenAIJudge
+from eval.reply_cache import ReplyCache
+from eval.verdicts import Comparison, judge_all
+from stages.config import UserError
+from stages.runs import open_stage
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+ROOT = Path(__file__).parents[1]
+# 1,000 tokens read and 100 written cost 0.1 + 0.1 USD; at the most, a token for each of the 1,400
+# bytes of a request, 0.24.
+PRICES = {"input_price": 100, "output_price": 1000}
+
+
+def questions(count: int) -> list[Comparison]:
+    return [Comparison("p", f"post {k}.", "one", "two") for k in range(count)]
+
+
+def rows(runs: Path, query: str) -> list[tuple]:
+    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
+        return file.execute(query).fetchall()
+
+
+def test_what_was_answered_is_not_paid_for_again():
+    with serving(lambda number, body: chat(GOOD)) as server:
+        first = ask(server)
+        assert ask(server) == first
+        assert len(server.requests) == 1
+        ask(server, temperature=1.0)
+        ask(server, structured="off")
+        make_judge(llm_config(server), {}).compare("p", "the post", "two", "one")
+        assert len(server.requests) == 4
+        with pytest.raises(UserError, match="judge-2024"):
+            ask(server, model="other", max_retries=0)
+        assert len(server.requests) == 5
+
+
+def test_two_policies_that_wrote_one_summary_are_asked_about_once():
+    def answer(number, body):
+        time.sleep(0.2)
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        judge = make_judge(llm_config(server), {})
+        replies = list(judge_all(judge, [Comparison("p", "the post", "one", "two")] * 4, 4))
+    assert [reply.choice for reply in replies] == ["A"] * 4
+    assert len(server.requests) == 1
+
+
+def test_an_unusable_answer_is_paid_for_again_only_with_a_larger_budget():
+    with serving(lambda number, body: chat("Hm.", "length")) as server:
+        # Asked with 100 and 200; nothing; 400 (200 is known); 800 (400 is known).
+        for budget, requests in ((100, 2), (100, 2), (200, 3), (400, 4)):
+            assert ask(server, max_tokens=budget).choice is None
+            assert len(server.requests) == requests
+
+
+def test_everything_that_the_server_said_is_kept(runs):
+    with serving(lambda number, body: chat(GOOD)) as server:
+        reply = ask(server)
+    columns = "requested_model, model, finish_reason, text, prompt_tokens, completion_tokens"
+    assert rows(runs, f"SELECT {columns} FROM replies") == [
+        ("judge", "judge-2024-01-01", "stop", GOOD, 1000, 100)
+    ]
+    ((prompt_hash, raw, at),) = rows(runs, "SELECT prompt_hash, raw, time FROM replies")
+    assert prompt_hash == reply.prompt_hash
+    assert '"chat.completion"' in raw
+    assert at.endswith("+00:00")
+
+
+def test_a_failed_try_is_no_reply(runs):
+    answers = [(500, {}), (200, "oops"), chat(GOOD, model="other"), chat(""), chat(GOOD)]
+    with serving(lambda number, body: answers[number]) as server:
+        ask(server)
+    assert rows(runs, "SELECT text FROM replies") == [(GOOD,)]
+    outcomes = [one for (one,) in rows(runs, "SELECT outcome FROM tries ORDER BY id")]
+    words = ("500", "no chat completion", "other's", "empty", "reply")
+    assert all(word in outcome for word, outcome in zip(words, outcomes, strict=True))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from eval.openai_judge import OpenAIJudge
+from eval.reply_cache import COLUMNS, ReplyCache
+cache, who = ReplyCache(Path(sys.argv[1])), sys.argv[2]
+for k in range(100):
+    number = cache.begin(f"{who}{k}", 1.0)
+    row = dict.fromkeys(COLUMNS, "x") | {"prompt_tokens": 1, "completion_tokens": 1}
+    cache.settle(number, 0.5, "reply", {**row, "key": f"{who}{k}", "max_tokens": 1})
+    cache.settle(cache.begin("both", 1.0), 0.5, "reply", {**row, "key": "both", "max_tokens": k})
+"""
+
+
+def test_two_processes_may_write_at_once(tmp_path):
+    path = tmp_path / "replies.sqlite"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), who], cwd=ROOT) for who in "ab"
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    cache = ReplyCache(path)
+    assert cache.spent([f"{who}{k}" for who in "ab" for k in range(100)]) == 100.0
+    assert len(cache.replies("both")) == 100
+    with sqlite3.connect(path) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_the_estimate_is_printed_before_the_first_request(capsys):
+    with serving(lambda number, body: chat(GOOD)) as server:
+        judge = make_judge(llm_config(server, **PRICES), {})
+        assert isinstance(judge, OpenAIJudge)
+        judge.prepare(questions(3))
+        assert server.requests == []
+        line = capsys.readouterr().out
+        assert "3 of 3 replies to ask for" in line
+        size = len(json.dumps(judge.chat.body(judge.chat.request(questions(1)[0]), 100)))
+        usual = 3 * (100 * (size / 4 + 16) + 1000 * 60) / 1e6
+        worst = 3 * (100 * (size + 16) + 1000 * 100) / 1e6
+        assert f"about ${usual:.2f}, at most ${worst:.2f}" in line
+        list(judge_all(judge, questions(2), 1))
+        judge.prepare(questions(3))
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert "1 of 3 replies to ask for" in line
+        assert "$0.40 spent before" in line
+
+
+def test_the_cap_holds_with_many_under_way_and_counts_what_was_paid_before():
+    """20 questions at 0.20 USD, at most 0.24 each, for 1 USD: 4 replies, then no more."""
+
+    def answer(number, body):
+        time.sleep(0.05)
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        config = llm_config(server, max_cost=1.0, **PRICES)
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"judge.max_cost=1.*raise it"):
+                list(judge_all(make_judge(config, {}), questions(20), 8))
+            assert len(server.requests) == 4
+        more = llm_config(server, max_cost=2.0, **PRICES)
+        with pytest.raises(UserError, match="max_cost=2"):
+            list(judge_all(make_judge(more, {}), questions(20), 8))
+        assert len(server.requests) == 9
+
+
+def test_a_request_that_may_have_been_paid_for_counts_at_its_worst_price(runs):
+    def answer(number, body):
+        time.sleep(0.6)
+        return chat(GOOD)
+
+    with serving(answer) as server, pytest.raises(UserError, match=r"no reply within 0.2 s"):
+        ask(server, request_seconds=0.2, max_retries=0, **PRICES)
+    ((usd, outcome),) = rows(runs, "SELECT usd, outcome FROM tries")
+    assert usd > 0.2
+    assert "no reply" in outcome
+
+
+def test_a_cap_without_a_price_is_refused():
+    with (
+        serving(lambda number, body: chat(GOOD)) as server,
+        pytest.raises(UserError, match=r"max_cost needs the price of judge.*judge.input_price"),
+    ):
+        ask(server, max_cost=1.0)
+    assert server.requests == []
+
+
+def test_the_command_line_takes_a_cap(monkeypatch, capsys):
+    with serving(lambda number, body: chat(GOOD)) as server:
+        config = llm_config(server)
+        with open_stage(config, "summaries") as run:
+            run.append("ppo.jsonl", {"id": "p", "query": "q", "summary": "s", "reference": "r"})
+            run.finish({})
+        url = f"judge.base_url={server.url}"
+        settings = ["judge.kind=openai", url, "judge.model=gpt-4", "judge.max_tokens=100"]
+        with pytest.raises(SystemExit):
+            main(["--max-cost", "0.001", "--set", *settings])
+    assert "judge.max_cost=0.001" in capsys.readouterr().err
+    assert server.requests == []
+
+
+def test_threads_share_one_cache(tmp_path):
+    cache = ReplyCache(tmp_path / "replies.sqlite")
+    threads = [
+        threading.Thread(target=lambda: [cache.begin("key", 1.0) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert cache.spent(["key"]) == 200.0

@@ -1,0 +1,87 @@
+"""No dead settings: every field of every section is read by a module that does not define it."""
+
+import ast
+import inspect
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from stages import toy
+from stages.config import SECTIONS, Config
+from stages.presets import make_config
+from tests.test_house import MODULES, tree_of
+
+WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
+WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]
+
+
+def receivers(tree: ast.Module, section: str) -> set[str]:
+    """The names under which a module holds a section: its own, arguments of its type, aliases."""
+    names, kind = {section}, type(getattr(make_config("tiny"), section)).__name__
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == kind:
+            names.add(node.arg)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        targets, values = node.targets[:1], [node.value]
+        if isinstance(targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            targets, values = targets[0].elts, node.value.elts
+        for target, value in zip(targets, values, strict=True):
+            is_section = isinstance(value, ast.Attribute) and value.attr == section
+            if is_section or (isinstance(value, ast.Name) and value.id in names):
+                names.add(last_name(target))
+    return names
+
+
+def last_name(node: ast.expr) -> str:
+    return ast.unparse(node).split(".")[-1]
+
+
+def attributes_read(section: str) -> set[str]:
+    """Every `section.attribute` that a module reads which does not define settings."""
+    found = set()
+    for name, path in MODULES.items():
+        if name in WHERE_SETTINGS_LIVE:
+            continue
+        names = receivers(tree_of(path), section)
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found |= {node.attr} if last_name(node.value) in names else set()
+    return found
+
+
+def derived_from(section: str) -> dict[str, set[str]]:
+    """The fields that each property of a section reads."""
+    found = {}
+    for name, member in vars(SECTIONS[section]).items():
+        if isinstance(member, property) and member.fget is not None:
+            found[name] = set(member.fget.__code__.co_names)
+    return found
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_there_are_no_dead_settings(section):
+    read = attributes_read(section)
+    for name, sources in derived_from(section).items():
+        assert name in read, f"{section}.{name} is computed for nobody"
+        read |= sources
+    if section == "world":  # handed over whole, by name
+        read |= set(inspect.signature(toy.write_world).parameters)
+    assert {one.name for one in fields(SECTIONS[section])} - read == set()
+
+
+def test_the_run_itself_has_no_dead_settings():
+    code = "\n".join(path.read_text(encoding="utf-8") for path in MODULES.values())
+    for one in fields(Config):
+        assert f"config.{one.name}" in code, one.name
+        assert (one.name in SECTIONS) == is_dataclass(one.type)
+
+
+def test_every_section_is_frozen_and_says_what_it_is():
+    config = make_config("tiny")
+    for one in (config, *(getattr(config, section) for section in SECTIONS)):
+        kind = type(one)
+        assert kind.__dataclass_params__.frozen
+        assert kind.__doc__
+        assert not kind.__doc__.startswith(f"{kind.__name__}("), "dataclass wrote this docstring"

