@@ -143,9 +143,12 @@ endef
 $(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))
 endif
 
-# The judge beside labelled comparisons, and what follows for the win rates of this run.
+# The judge beside labelled comparisons, and what follows for the win rates of this run. Only where
+# it is asked for: another judge must not be calibrated, and paid for, by `make eval`.
+ifneq ($(filter judge-calibration,$(MAKECMDGOALS)),)
 $(CALIBRATION): $(RUN)/settings/calibration.json $(DATA_FILES) | $(INSTALLED)
 	$(PY) -m eval.calibration $(ARGS) $(OWN)
+endif
 
 judge-calibration: $(CALIBRATION)
 	@$(PY) -m reports.calibration_page $(ARGS) $(OWN)

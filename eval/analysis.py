@@ -32,7 +32,7 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
     `raw`: mean of the judgements, Wilson. `order_balanced`: mean of the rates when shown first
     and second, bootstrap over posts. `shown_first`, `shown_second`, `length_controlled`,
     `length_bins`. `share_first`: of the judgements that are no tie, those for the text shown
-    first. `swap_consistency`: of the posts judged in both orders, those with the same verdict.
+    first. `swap_consistency`: of the posts asked about in both orders, those with one verdict.
     `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them lost and
     all won. A rate without judgements is None.
     """
@@ -96,8 +96,11 @@ def order_balanced(rows: VerdictTable) -> Interval | None:
 
 
 def swap_consistency(rows: VerdictTable) -> Interval | None:
-    """Of the posts judged in both orders, the share with one verdict; Wilson over posts."""
-    sums = _by_post(rows)
+    """Of the posts judged in both orders, the share with one verdict; Wilson over posts.
+
+    Identical texts, about which the judge was not asked, are left out.
+    """
+    sums = _by_post(rows.only(rows.asked))
     kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
     same = (kept[:, 0] / kept[:, 1] == kept[:, 2] / kept[:, 3]).astype(float)
     return clustered_share(same, np.arange(len(same)))
@@ -126,11 +129,13 @@ def verdict_table(
         post_id: log(word_count(texts[post_id][0]) / word_count(texts[post_id][1]))
         for post_id in numbers
     }
+    same = {one: texts[one][0].split() == texts[one][1].split() for one in numbers}
     return VerdictTable(
         posts=np.array([numbers[row["id"]] for row in rows], dtype=np.int64),
         outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
         shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
         log_ratios=np.array([ratios[row["id"]] for row in rows], dtype=float),
+        asked=np.array([not same[row["id"]] for row in rows], dtype=bool),
     )
 
 

@@ -7,6 +7,7 @@ afterwards, so that a kill in between can lose a reply under way but never a cen
 """
 
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
@@ -49,7 +50,7 @@ class ReplyCache:
         self.lock = RLock()
         self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
         self.connection.row_factory = sqlite3.Row
-        self.connection.execute("PRAGMA journal_mode=WAL")
+        self._patiently("PRAGMA journal_mode=WAL")
         self.connection.executescript(SCHEMA)
 
     def close(self) -> None:
@@ -118,6 +119,18 @@ class ReplyCache:
                 self.connection.execute("DELETE FROM notes WHERE name = ?", (name,))
             else:
                 self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+
+    def _patiently(self, statement: str) -> None:
+        """Wait for another process here too: SQLite itself does not while it changes the mode."""
+        deadline = time.monotonic() + SECONDS_TO_WAIT
+        while True:
+            try:
+                self.connection.execute(statement)
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     @contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:

@@ -72,6 +72,7 @@ def table_of(
         outcomes=np.array(won, dtype=float),
         shown_first=np.array(first, dtype=bool),
         log_ratios=np.array([log(length(a["text"]) / length(b["text"])) for a, b in texts]),
+        asked=np.ones(len(pairs), dtype=bool),
     )
 
 

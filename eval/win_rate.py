@@ -45,7 +45,6 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         texts = summary_texts(run.require("summaries"))
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
-        verdicts = verdict_pairs(judgements)
         scores = post_scores(judgements)
         for policy, of_posts in scores.items():
             for post_id, score in of_posts.items():
@@ -55,7 +54,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             "judge": manifest["results"]["judge"],
             "posts": len({row["id"] for row in judgements}),
             "policies": {
-                name: describe(name, scores[name], verdicts[name])
+                name: describe(name, scores[name])
                 | {"statistics": statistics_of(name, judgements, texts[name])}
                 for name in scores
             },
@@ -117,13 +116,12 @@ def _mean_points(pair: list[str]) -> float | None:
     return sum(POINTS[verdict] for verdict in pair) / len(pair)
 
 
-def describe(policy: str, scores: Scores, verdicts: Mapping[str, list[str]]) -> dict[str, Any]:
+def describe(policy: str, scores: Scores) -> dict[str, Any]:
     """One policy's row: its rate and interval, counts of posts, and how far to trust them.
 
     `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
     `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost
-    and with every one won; `swap_consistency` is the share of judged posts whose two orders
-    gave the same verdict; `p_value` is that of a rate of 1/2 (paired randomisation test).
+    and with every one won; `p_value` is that of a rate of 1/2 (paired randomisation test).
     Raises UserError where no post was judged.
     """
     judged = {post_id: score for post_id, score in scores.items() if score is not None}
@@ -144,7 +142,6 @@ def describe(policy: str, scores: Scores, verdicts: Mapping[str, list[str]]) -> 
         "unjudged": unjudged / len(scores),
         "worst_case": [total / len(scores), (total + unjudged) / len(scores)],
         "p_value": sign_flip_p_value(np.array(list(judged.values())) - 0.5),
-        "swap_consistency": sum(len(set(verdicts[one])) == 1 for one in judged) / len(judged),
     }
 
 

@@ -216,7 +216,6 @@ def _policy_row(record: Record, policy: str) -> dict[str, Any]:
         "unjudged": wins["unjudged"],
         "worst_low": worst_low,
         "worst_high": worst_high,
-        "swap_consistency": wins["swap_consistency"],
         **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
         "score": written["score"],
     }

@@ -98,7 +98,7 @@ def rate(value, unjudged, **leanings):
     counts = {"wins": round(600 * value), "ties": 0, "losses": 600 - round(600 * value)}
     judged = value * (1 - unjudged)
     bounds = {"low": value - 0.03, "high": value + 0.03, "worst_case": [judged, judged + unjudged]}
-    found = {"win_rate": value, "unjudged": unjudged, "swap_consistency": 0.97, "p_value": 0.0001}
+    found = {"win_rate": value, "unjudged": unjudged, "p_value": 0.0001}
     return found | counts | bounds | {"statistics": statistics(value, unjudged, **leanings)}
 
 

@@ -23,6 +23,7 @@ def simulate(rng, posts, b0, order, length, orders=2, ratio=0.2, spread=0.35, qu
         outcomes=(rng.random(len(logits)) < sigmoid(logits)).astype(float),
         shown_first=first,
         log_ratios=log_ratios,
+        asked=np.ones(len(log_ratios), dtype=bool),
     )
 
 
@@ -129,6 +130,7 @@ def test_rates_by_length_are_counted_bin_by_bin():
         outcomes=outcomes,
         shown_first=np.tile([True, False], 50),
         log_ratios=ratios,
+        asked=np.ones(100, dtype=bool),
     )
     found = rates_by_length(table)
     assert [one["rate"] for one in found] == pytest.approx([0.2, 0.5, 0.6, 0.8, 1.0])
@@ -170,12 +172,31 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["length_controlled"]["why"] == "fewer than 30 judgements"
 
 
+def test_identical_texts_say_nothing_of_a_judges_consistency():
+    rows = [*both("a", "tie", "tie"), *both("b", "policy", "reference")]
+    texts = {"a": ("same  words", "same words"), "b": ("one", "two")}
+    found = analyse(verdict_table(rows, texts))
+    assert found["swap_consistency"] == {
+        "estimate": 0.0,
+        "low": 0.0,
+        "high": 0.7934,
+        "posts": 1,
+    } | {
+        "high": pytest.approx(1.959964**2 / (1 + 1.959964**2))  # Wilson for 0 of 1
+    }
+    assert found["raw"]["estimate"] == 0.5
+
+
 def test_with_one_order_a_post_both_orders_weigh_alike():
     rng = np.random.default_rng(6)
     first = np.arange(400) < 300  # three times as often first
     outcomes = (rng.random(400) < np.where(first, 0.8, 0.4)).astype(float)
     table = VerdictTable(
-        posts=np.arange(400), outcomes=outcomes, shown_first=first, log_ratios=rng.normal(size=400)
+        posts=np.arange(400),
+        outcomes=outcomes,
+        shown_first=first,
+        log_ratios=rng.normal(size=400),
+        asked=np.ones(400, dtype=bool),
     )
     found = analyse(table)["order_balanced"]
     means = outcomes[first].mean(), outcomes[~first].mean()

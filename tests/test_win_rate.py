@@ -16,7 +16,6 @@ from eval.win_rate import (
     paired_difference,
     post_scores,
     print_summary,
-    verdict_pairs,
     win_rate,
 )
 from stages import config as settings
@@ -222,19 +221,18 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
         ("reference", "reference"),
         ("policy", "unjudged"),
     )
-    found = describe("ppo", post_scores(rows)["ppo"], verdict_pairs(rows)["ppo"])
+    found = describe("ppo", post_scores(rows)["ppo"])
     assert found["win_rate"] == pytest.approx(2.25 / 4)
     assert (found["wins"], found["ties"], found["losses"]) == (2, 1, 1)
     assert (found["posts"], found["unjudged"]) == (4, 0.2)
     assert found["worst_case"] == pytest.approx([2.25 / 5, 3.25 / 5])
-    assert found["swap_consistency"] == 0.5
     assert found["low"] < found["win_rate"] < found["high"]
 
 
 def test_a_policy_without_any_verdict_is_refused():
     rows = judged("ppo", ("unjudged", "unjudged"))
     with pytest.raises(UserError, match="no post of ppo"):
-        describe("ppo", post_scores(rows)["ppo"], verdict_pairs(rows)["ppo"])
+        describe("ppo", post_scores(rows)["ppo"])
 
 
 def summarise_toy_posts(n: int) -> None:
