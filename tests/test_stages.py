@@ -184,7 +184,7 @@ def test_the_headline_fits_a_terminal_and_names_the_report(study):
 
 def test_the_report_sets_dpos_accuracy_beside_the_reward_models(study):
     lines = (study / "headline.txt").read_text().splitlines()
-    page_text = (study.parents[2] / lines[-1]).read_text()
+    page_text = (study.parents[2] / lines[-1]).with_suffix(".md").read_text()
     for label, stage in (("reward model", "rm"), ("DPO's implicit reward", "dpo")):
         (row,) = [line for line in page_text.splitlines() if line.startswith(f"| {label} |")]
         assert f" {100 * results(study, stage)['accuracy']:.1f}% [" in row
