@@ -16,7 +16,7 @@ from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_r
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
 from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress, read_manifest, stage_folder
-from stages.text_metrics import rouge
+from stages.text_metrics import copied_title_words, distinct, rouge
 from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
 
 ALWAYS = ("sft", "ppo")
@@ -129,13 +129,19 @@ def make_rows(
 
 
 def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over all posts: ROUGE as fractions, tokens with EOS, scores in reward units."""
+    """Means over all posts: ROUGE as fractions, tokens with EOS, scores in reward units, the share
+    of the title's words that a summary repeats; distinct n-grams over all summaries together.
+    """
     means = {
         key: sum(row[key] for row in rows) / len(rows)
         for key in ("tokens", "score", "reference_score")
     }
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
-    return means | rouge([row["summary"] for row in rows], [row["reference"] for row in rows])
+    texts = [row["summary"] for row in rows]
+    copied = [copied_title_words(row["query"], row["summary"]) for row in rows]
+    means["copied_title_words"] = sum(copied) / len(rows)
+    means |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
+    return means | rouge(texts, [row["reference"] for row in rows])
 
 
 def main(argv: list[str] | None = None) -> None:

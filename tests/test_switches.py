@@ -261,6 +261,15 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
     assert metrics["val/sampler_mismatch"] == pytest.approx(0.25, abs=1e-4)
 
 
+def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy):
+    queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
+    real = queries != PAD
+    tokens = queries.masked_fill(~real, 0)
+    ours = models.response_logits(policy, tokens, real, response_length=2)
+    papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
+    close(ours, papers, 1e-4)
+
+
 def test_dropout_is_off_unless_asked_for(policy_folder):
     tokens = torch.tensor([[3, 4, 5, 6]])
     for probability in (0.0, 0.3):

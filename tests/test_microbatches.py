@@ -1,0 +1,56 @@
+"""The microbatch size is a memory knob and nothing else: equal weights in SFT and reward model.
+
+PPO's is in test_stages.py, DPO's in test_dpo.py, two processes in test_processes.py.
+"""
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from stages import reward, sft
+from stages.data import TokenizedSplit, make_ragged
+from stages.presets import make_config
+from stages.training import make_optimizer
+
+ROWS = 16
+
+
+def texts(seed: int, longest: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randint(1, 29) for _ in range(rng.randint(1, longest))] for _ in range(ROWS)]
+
+
+def split(*names: str) -> TokenizedSplit:
+    columns = {name: make_ragged(texts(seed, 9)) for seed, name in enumerate(names)}
+    return TokenizedSplit(columns=columns, rows=[{"split": "train"}] * ROWS)
+
+
+SPLITS = {
+    sft: split("queries", "summaries"),
+    reward: split("queries", "chosen", "rejected"),
+}
+
+
+def weights_after_two_updates(stage, network, microbatch_size: int) -> torch.Tensor:
+    config = make_config("tiny")
+    config = replace(config, memory=replace(config.memory, microbatch_size=microbatch_size))
+    network = copy.deepcopy(network)
+    optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
+    for rows in (list(range(8)), list(range(8, 16))):
+        stage.take_step(Accelerator(cpu=True), network, optimizer, SPLITS[stage], rows, config)
+    return torch.cat([one.detach().flatten() for one in network.parameters()])
+
+
+@pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
+def test_two_updates_give_equal_weights_for_any_microbatch(stage, policy, reward_model):
+    network = policy if stage is sft else reward_model
+    start = torch.cat([one.detach().flatten() for one in network.parameters()])
+    whole = weights_after_two_updates(stage, network, 8)
+    assert (whole - start).abs().max() > 1e-4
+    for microbatch_size in (1, 2, 16):
+        parts = weights_after_two_updates(stage, network, microbatch_size)
+        assert (parts - whole).abs().max() < 1e-5, microbatch_size
