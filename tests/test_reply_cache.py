@@ -118,6 +118,26 @@ def test_two_processes_may_write_at_once(tmp_path):
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+OPENER = """
+import sys, time
+from pathlib import Path
+from eval.reply_cache import ReplyCache
+time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
+for k in range(200):
+    ReplyCache(Path(sys.argv[1]) / f"{k}.sqlite").close()
+"""
+
+
+def test_two_processes_may_make_the_file_at_once(tmp_path):
+    # SQLite refuses to wait while it changes the journal's mode: one of two came to grief.
+    start = str(time.time() + 1)
+    openers = [
+        subprocess.Popen([sys.executable, "-c", OPENER, str(tmp_path), start], cwd=ROOT)
+        for _ in range(2)
+    ]
+    assert [opener.wait(60) for opener in openers] == [0, 0]
+
+
 def test_the_estimate_is_printed_before_the_first_request(capsys):
     with serving(lambda number, body: chat(GOOD)) as server:
         judge = make_judge(llm_config(server, **PRICES), {})
