@@ -177,7 +177,7 @@ $(SMOLLM)/config.json: eval/smollm.py | $(INSTALLED)
 	$(PY) -m eval.smollm
 
 # Judge through it, in another shell: OPENAI_API_KEY=none make eval SET="judge.kind=openai \
-#   judge.base_url=http://127.0.0.1:8000/v1 judge.model=$(abspath $(SMOLLM))"
+#   judge.base_url=http://127.0.0.1:8000/v1 judge.model=$(SMOLLM)"
 judge-server: smollm
 	$(PY) -m eval.smollm --serve
 

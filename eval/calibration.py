@@ -116,11 +116,9 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` and `kappa`
     leave ties out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not.
-    Raises UserError where nothing was judged.
+    A judge that says nothing usable has no agreement (None), and is flagged for that.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
-    if not judged:
-        raise UserError("no pair has a verdict in both orders: see the replies in the judge's log")
     decided = [pair for pair in judged if pair["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
     found = {
@@ -180,7 +178,9 @@ def flags(found: dict[str, Any]) -> list[str]:
     """What forbids to take this judge's word, in plain sentences; empty where nothing does."""
     said = []
     agreement, statistics = found["agreement"], found["statistics"]
-    if agreement["low"] <= LEAST_AGREEMENT:
+    if agreement is None:
+        said.append("no pair has a verdict in both orders")
+    elif agreement["low"] <= LEAST_AGREEMENT:
         said.append(
             f"it agrees with the labels on {_percent(agreement)}, which is not clearly more than"
             f" {LEAST_AGREEMENT:.0%}"
@@ -217,7 +217,8 @@ def print_summary(results: dict[str, Any]) -> None:
     low, high = HUMAN_CEILING
     kappa = "none" if results["kappa"] is None else f"{results['kappa']:.2f}"
     print(f"judge {results['judge']['name']} on {results['pairs']} labelled pairs"[:80])
-    print(f"  agreement {_percent(results['agreement'])}, people {low:.0%} to {high:.0%}")
+    agreement = _percent(results["agreement"]) if results["agreement"] else "none"
+    print(f"  agreement {agreement}, people {low:.0%} to {high:.0%}")
     print(f"  Cohen's kappa {kappa}, {results['ties']} ties, {results['judged']} judged")
     for flag in results["flags"]:
         print(f"  FLAGGED: {flag}")

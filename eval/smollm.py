@@ -69,7 +69,7 @@ def serve_command(folder: Path, port: int) -> list[str]:
     """What starts `transformers serve`; a request must name the folder as it is named here."""
     start = "from transformers.cli.transformers import main; main()"
     options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
-    return [sys.executable, "-c", start, "serve", str(folder.resolve()), *options]
+    return [sys.executable, "-c", start, "serve", str(folder), *options]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
             write_model(folder)
     except UserError as error:
         fail(error)
-    print(folder.resolve(), flush=True)
+    print(folder, flush=True)
     if given.serve:
         command = serve_command(folder, given.port)
         os.execv(command[0], command)
