@@ -126,6 +126,11 @@ scaling: $(INSTALLED)
 ifneq ($(filter ablations ablate/%,$(MAKECMDGOALS)),)
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?= $(shell $(PYTHON) -m stages.ablations)
+# A name that is misspelled must not cost a study: it has no settings, so it would run the default.
+TURNED := $(shell $(PYTHON) -m stages.ablations $(ABLATIONS) 2>&1)
+ifneq ($(.SHELLSTATUS),0)
+$(error $(TURNED))
+endif
 STUDY = PRESET=$(PRESET) VENV=$(VENV) PYTHON=$(PYTHON) LAUNCH="$(LAUNCH)"
 ABLATED := $(foreach seed,$(SEEDS),$(addprefix ablate/$(seed)/,$(ABLATIONS)))
 .PHONY: ablations $(ABLATED) $(addprefix ablate/,$(SEEDS))
@@ -135,9 +140,10 @@ ablations: $(ABLATED)
 $(addprefix ablate/,$(SEEDS)): ablate/%: $(INSTALLED)
 	$(MAKE) sft rm ppo eval $(STUDY) SEED=$*
 
+# $$(MAKE), so that make sees a make in the line: -j and -n reach it.
 define ABLATE
 ablate/$(1)/$(2): ablate/$(1)
-	$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(PRESET)-$(2) UPSTREAM=$(PRESET) \
+	$$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(PRESET)-$(2) UPSTREAM=$(PRESET) \
 		SET="$$(shell $(PYTHON) -m stages.ablations $(2))"
 endef
 $(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))

@@ -10,19 +10,17 @@ move a difference is shown apart.
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from eval.statistics import mean_of_seeds
-from eval.win_rate import Scores, paired_difference
 from reports import page, verdict
-from reports.collect import Record, find_runs, row
+from reports.collect import Record
+from reports.compared import Compared, collect, numbers, over_seeds
 from reports.page import Block, Heading, Note, Table, Text
-from reports.verdict import number, percent
+from reports.verdict import MISSING, number, percent, whole
 from stages.ablations import ABLATIONS
 from stages.config import UserError, fail
 
@@ -33,19 +31,6 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS at 0.7", percent),
 )
 DEFAULT = "default"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One ablation beside the preset: rows of numbers, and differences in win rate by seed."""
-
-    name: str
-    what: str
-    rows: list[dict[str, Any]]
-    differences: dict[int, float]
-    """Seed -> difference of the win rate on the same posts, a fraction."""
-    posts: tuple[float, float]
-    """95% interval of the mean difference over posts, the seeds held fixed."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,132 +50,83 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join((*(conclusion(one) for one in others), f"report: {path}")))
 
 
-def collect(
-    preset: str, names: Sequence[str]
-) -> tuple[list[dict[str, Any]], list[Compared], list[str]]:
-    """The preset's rows, the ablations with a finished seed, and a line on what is left out.
-
-    Raises UserError where a name is unknown or the preset has no finished run.
-    """
-    unknown = [name for name in names if name not in ABLATIONS]
-    if unknown:
-        raise UserError(f"no ablation {unknown[0]!r}: known are {', '.join(ABLATIONS)}")
-    default, left_out = find_runs(preset)
-    others = []
-    for name in names:
-        runs, out = find_runs(f"{preset}-{name}")
-        left_out += out
-        others.append(compare(name, default, runs))
-    return [numbers(one) for one in default], others, left_out
-
-
-def compare(name: str, default: Sequence[Record], runs: Sequence[Record]) -> Compared:
-    """An ablation beside the preset, on the seeds that both have. Raises UserError without one."""
-    by_seed = {one.seed: one for one in default}
-    common = [one for one in runs if one.seed in by_seed]
-    if not common:
-        raise UserError(
-            f"ablation {name} has no seed in common with its preset: run make ablations"
-        )
-    pairs = [(scores(one), scores(by_seed[one.seed])) for one in common]
-    found = [paired_difference(*pair) for pair in pairs]
-    mine, presets = zip(*pairs, strict=True)
-    together = paired_difference(mean_scores(mine), mean_scores(presets))
-    return Compared(
-        name=name,
-        what=ABLATIONS[name].what,
-        rows=[numbers(one) for one in common],
-        differences={one.seed: each.estimate for one, each in zip(common, found, strict=True)},
-        posts=(together.low, together.high),
-    )
-
-
-def numbers(record: Record) -> dict[str, Any]:
-    """One run's row, with what ablations look at beside it."""
-    ppo = record.results("ppo")
-    return row(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
-
-
-def scores(record: Record) -> Scores:
-    """The score of each post's PPO summary."""
-    rows = record.rows("win_rate", "post_scores.jsonl")
-    return {one["id"]: one["score"] for one in rows if one["policy"] == "ppo"}
-
-
-def mean_scores(sides: Sequence[Scores]) -> Scores:
-    """Each post's mean over the seeds; None where a seed has no verdict on it."""
-    found: dict[str, float | None] = {}
-    for post in sides[0]:
-        values = [side.get(post) for side in sides]
-        judged = [value for value in values if value is not None]
-        found[post] = fmean(judged) if len(judged) == len(values) else None
-    return found
-
-
 def blocks(
-    preset: str, default: list[dict[str, Any]], others: list[Compared], left_out: Sequence[str]
+    preset: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: conclusions, the table of means, each seed, what it does and does not show."""
+    """The page: conclusions, the switches, means, each seed, what it does and does not show."""
+    rows = [numbers(one) for one in default]
     return [
         Text(summary(others), lead=True),
         *(Text(conclusion(one)) for one in others),
-        *(Note(note) for note in (*caveats(default, others), *left_out)),
+        *(Note(note) for note in (*caveats(rows, others), *left_out)),
+        Heading("The switches"),
+        switches_table(others),
         Heading("Means over seeds"),
-        means_table(default, others),
+        means_table(rows, others),
         Heading("Each seed"),
-        seeds_table(default, others),
+        seeds_table(rows, others),
         Heading("What this does and does not show"),
-        *(Text(one) for one in limits(preset, default)),
+        *(Text(one) for one in limits(preset, default, others)),
     ]
 
 
 def summary(others: list[Compared]) -> str:
-    """How many switches make a difference that seeds cannot explain."""
-    clear = [one.name for one in others if is_clear(one)]
-    if not clear:
-        return f"None of the {len(others)} switches moves the win rate by more than seeds could."
-    some = f"{len(clear)} of the {len(others)} switches move"
-    return f"{some} the win rate by more than seeds could: {', '.join(clear)}."
-
-
-def is_clear(one: Compared) -> bool:
-    """Whether the interval over seeds and the one over posts both leave out 0, on one side."""
-    seeds = mean_of_seeds(list(one.differences.values()))
-    if seeds is None:
-        return False
-    return min(seeds[0], one.posts[0]) > 0 or max(seeds[1], one.posts[1]) < 0
+    """How many switches make a difference that seeds cannot explain, and which change nothing."""
+    clear = [one.name for one in others if one.is_clear]
+    if clear:
+        told = f"{len(clear)} of {len(others)} switches moved the win rate by more than seeds could"
+        told += f" explain: {', '.join(clear)}."
+    elif all(len(one.differences) == 1 for one in others):
+        told = f"One seed only: whether a switch matters ({len(others)} were tried) is not known."
+    else:
+        told = f"No switch of {len(others)} moved the win rate by more than seeds could explain."
+    same = [one.name for one in others if not one.changed]
+    return f"{told} No summary at all was changed by {' or '.join(same)}." if same else told
 
 
 def conclusion(one: Compared) -> str:
     """One ablation in a sentence."""
-    values = list(one.differences.values())
-    mean, seeds = fmean(values), mean_of_seeds(values)
-    each = ", ".join(f"{100 * value:+.1f}" for value in values)
-    told = f"{one.name}: {100 * mean:+.1f} points of win rate (seeds: {each})"
-    if seeds is None:
+    if not one.changed:
+        return (
+            f"{one.name}: changed no summary; all {whole(one.written)} are the preset's, word for"
+            " word."
+        )
+    each = ", ".join(f"{100 * value:+.1f}" for value in one.differences.values())
+    told = f"{one.name}: {100 * one.mean:+.1f} points of win rate (seeds: {each})"
+    if len(one.differences) == 1:
         return f"{told}; one seed only, which says nothing about seeds."
-    doubt = "more than seeds could explain" if is_clear(one) else "no difference is established"
+    doubt = "more than seeds could explain" if one.is_clear else "no difference is established"
     return f"{told}; {doubt}."
 
 
-def points(low: float, high: float) -> str:
-    """An interval of a difference, in points."""
-    return f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+def points(interval: tuple[float, float] | None) -> str:
+    """An interval of a difference, in points; a dash where there is none."""
+    return f"[{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else MISSING
+
+
+def switches_table(others: list[Compared]) -> Table:
+    """What each switch is and which setting it turns."""
+    rows = [[one.name, ABLATIONS[one.name].settings, ABLATIONS[one.name].what] for one in others]
+    return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 
 def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     """A row a switch: means with 95% intervals over seeds, and the difference in win rate."""
-    header = ["switch", *(title for _, title, _ in MEASURED), "less default", "posts", "seeds"]
-    rows = [[DEFAULT, *_means(default), "–", "–", "–"]]
+    titles = [title for _, title, _ in MEASURED]
+    header = ["switch", *titles, "changed", "less default", "posts", "seeds"]
+    rows = [[DEFAULT, *_means(default), *[MISSING] * 4]]
     for one in others:
-        values = list(one.differences.values())
-        seeds = mean_of_seeds(values)
-        differences = [f"{100 * fmean(values):+.1f}", points(*one.posts)]
-        rows.append([one.name, *_means(one.rows), *differences, points(*seeds) if seeds else "–"])
+        cells = ["none", *[MISSING] * 3]
+        if one.changed:
+            share = percent(one.changed / one.written)
+            cells = [share, f"{100 * one.mean:+.1f}", points(one.posts), points(one.seeds)]
+        rows.append([one.name, *_means(one.rows), *cells])
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
-        " are few). Less default: points of win rate, on the same posts and from the same SFT and"
-        " reward model; its interval over posts with the seeds held fixed, and over seeds."
+        " are few), none where all seeds give one number: that is no sign of precision. Changed:"
+        " held-out summaries that are not the default's, word for word. Less default: points of"
+        " win rate, on the same posts and from the same SFT and reward model; its interval over"
+        " posts with the seeds held fixed, and over seeds."
     )
     return Table(header, rows, caption, strong=True)
 
@@ -199,7 +135,7 @@ def _means(rows: list[dict[str, Any]]) -> list[str]:
     cells = []
     for key, _, form in MEASURED:
         values = [one[key] for one in rows]
-        seeds, mean = mean_of_seeds(values), form(fmean(values))
+        seeds, mean = over_seeds(values), form(fmean(values))
         cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
     return cells
 
@@ -219,35 +155,71 @@ def caveats(default: list[dict[str, Any]], others: list[Compared]) -> list[str]:
     """What to hold against the comparison."""
     frame = pd.DataFrame([*default, *(each for one in others for each in one.rows)])
     rows = [{str(key): value for key, value in one.items()} for one in frame.to_dict("records")]
-    notes = [note for note in dict.fromkeys(map(verdict.judge_note, rows)) if note]
+    said = [each(one) for each in (verdict.judge_flags, verdict.judge_note) for one in rows]
+    notes = [note for note in dict.fromkeys(said) if note]
     if frame["judge"].nunique() > 1 or frame["posts"].nunique() > 1:
         notes.append("The runs were not judged alike: judge or number of posts differ.")
     seeds = {one["seed"] for one in default}
-    notes += [
-        f"{one.name} lacks seeds that the default has."
-        for one in others
-        if set(one.differences) != seeds
+    for one in others:
+        lacking = sorted(seeds - set(one.differences))
+        if lacking:
+            named = ", ".join(map(str, lacking))
+            notes.append(f"{one.name} lacks seed {named}, which the default has.")
+    unjudged = [
+        f"{one['name']} seed {one['seed']}: {line}"
+        for one in rows
+        for line in verdict.unjudged({**one, "policies": ["ppo"]})
     ]
-    return notes
+    return [*notes, *unjudged, *(note for one in others for note in one.notes)]
 
 
-def limits(preset: str, default: list[dict[str, Any]]) -> list[str]:
+def limits(preset: str, default: list[Record], others: list[Compared]) -> list[str]:
     """How far the conclusions reach."""
-    sft, ppo = (fmean(one[f"{policy}/eos_rate"] for one in default) for policy in ("sft", "ppo"))
+    rows = [numbers(one) for one in default]
     found = [
-        "It shows what one switch does to this preset with everything else at its setting,"
-        f" over {len(default)} seeds. It shows no interaction of switches, nothing about other"
-        " learning rates, and no difference smaller than its intervals.",
-        f"A missing EOS can only matter where it is missing: SFT's summaries end with EOS in"
-        f" {percent(sft)}, PPO's in {percent(ppo)} of the held-out posts.",
+        "It shows what one switch does to this preset with everything else at its setting, over"
+        f" {len(default)} seeds. It shows no interaction of switches, nothing about other learning"
+        " rates, and no difference smaller than its intervals. Each switch is judged by itself at"
+        " 95%: the more of them, the likelier that one stands out by chance.",
+        eos_limit(default, rows),
     ]
-    if not all(one["pretrained"] and one["real_posts"] for one in default):
+    named = {one.name for one in others}
+    if "no-normalization" in named and shift_cancels(default[0].settings["ppo"]):
+        found.append(
+            "Without reward normalization (no-normalization) one constant is added to every score"
+            " and, as the critic starts as the reward model, to every value. With gamma 1 it"
+            " cancels in each TD error, reward plus next value less value: within a summary next"
+            " value and value both carry it, at the end score and value. So it can matter only"
+            " where EOS is missing and a fixed number takes the score's place."
+        )
+    if not all(one["pretrained"] and one["real_posts"] for one in rows):
         found.append(
             f"Preset {preset} is not a language model on real posts: that a detail makes no"
             " difference here does not say that it makes none at the paper's sizes, nor the"
             " other way round."
         )
     return found
+
+
+def eos_limit(default: list[Record], rows: list[dict[str, Any]]) -> str:
+    """Where EOS was missing at all: the trick cannot act elsewhere."""
+    sft, ppo = (fmean(one[f"{policy}/eos_rate"] for one in rows) for policy in ("sft", "ppo"))
+    learned = [one["policy/eos_rate"] for record in default for one in record.rows("ppo")]
+    return (
+        "A missing EOS can only matter where it is missing: of the default's summaries while it"
+        f" learned, at least {percent(min(learned))} of every update's end with EOS; of the"
+        f" held-out posts', {percent(sft)} by SFT and {percent(ppo)} by PPO."
+    )
+
+
+def shift_cancels(ppo: dict[str, Any]) -> bool:
+    """Whether a constant added to all scores and all of the critic's values changes no advantage.
+
+    The score must stand where the critic has a value of the same text, and nothing may scale
+    rewards that now have another mean.
+    """
+    same_start = ppo["critic_init"] == "reward_model" and ppo["gamma"] == 1
+    return same_start and ppo["score_at"] == "after_eos" and not ppo["whiten_rewards"]
 
 
 if __name__ == "__main__":

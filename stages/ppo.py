@@ -8,7 +8,8 @@
 6. learn    clipped policy and value losses, num_ppo_epochs times over the batch
 
 What an update does depends neither on the microbatch size nor on the number of processes: noise
-belongs to the episode, whitening and loss means are over the global (mini)batch.
+belongs to the episode, whitening and loss means are over the global (mini)batch. Only which
+episodes meet in one of several minibatches is each process's own matter, as in P1 (which has one).
 """
 
 import time
@@ -78,6 +79,7 @@ def train_ppo(config: Config) -> None:
     accelerator = make_accelerator(config)
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         check_batch("ppo", config.ppo.batch_size, config.ppo.batch_size, accelerator)
+        check_minibatches(config.ppo, accelerator)
         train = load_split(run.require("base") / "data", "sft_train")
         tokenizer = load_tokenizer(run.require("sft") / "model")
         models, optimizer = load_models(run, accelerator, tokenizer)
@@ -108,6 +110,16 @@ def train_ppo(config: Config) -> None:
             save_model(models.policy, tokenizer, run.partial / "model")
             save_model(models.critic, tokenizer, run.partial / "critic")
         run.finish(summarize(history, config.ppo))
+
+
+def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
+    """Raise UserError where a process's episodes cannot be dealt into minibatches of one size."""
+    processes = accelerator.num_processes
+    if ppo.batch_size // processes % ppo.num_minibatches:
+        raise UserError(
+            f"ppo.batch_size is {ppo.batch_size}: it must divide by {processes} processes times "
+            f"ppo.num_minibatches={ppo.num_minibatches}"
+        )
 
 
 def steer_kl(ppo: Ppo, kl: float) -> Ppo:

@@ -48,6 +48,7 @@ class Ppo:
     """Episodes per update, over all devices."""
     num_ppo_epochs: int = 4
     num_minibatches: int = 1
+    """Above 1, which episodes meet in a minibatch depends on the number of processes, as in P1."""
     target_kl: float = 0.0
     """An update's epochs end after one whose policy/approxkl_avg is above this, nats per token;
     0: never, as in P1."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from reports import run_page
 from stages import config as settings
-from stages.runs import file_hash
+from stages.runs import file_hash, stage_folder
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
 NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"
@@ -42,7 +42,8 @@ RESULTS: dict[str, Any] = {
     },
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
     | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
-    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680},
+    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
+    | {"objective/kl_k1": 7.31, "policy/eos_rate": 0.98},
     "summaries": {
         "policies": {
             "sft": WRITTEN | {"rougeL": 0.412, "tokens": 17.23, "score": -0.351},
@@ -55,7 +56,7 @@ RESULTS: dict[str, Any] = {
 }
 CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjudged": 0.0}
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
-MADE: dict[str, Any] = {"upstream": "", "code_version": "508a0d9", "versions": {"python": "3.11.7"}}
+MADE: dict[str, Any] = {"code_version": "508a0d9", "versions": {"python": "3.11.7"}}
 MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
 
 
@@ -120,7 +121,7 @@ def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **lea
     }
 
 
-def make_files(folder, stage):
+def make_files(folder, stage, scores, texts):
     if stage in ("sft", "rm", "ppo"):
         write_rows(folder / "metrics.jsonl", curves(stage))
     if stage == "summaries":
@@ -128,10 +129,12 @@ def make_files(folder, stage):
             row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
             row |= {"has_eos": True, "score": 0.512, "reference_score": 0.25, "reference_tokens": 6}
             rows = [{"id": f"post{index}"} | row for index in range(9)]
+            if texts and policy == "ppo":
+                rows = [{**one, "summary": text} for one, text in zip(rows, texts, strict=True)]
             write_rows(folder / f"{policy}.jsonl", rows)
     if stage == "win_rate":
-        scores = [(p, i, s) for p in ("sft", "ppo") for i, s in enumerate((1.0, 0.5, 0.0, None))]
-        rows = [{"policy": p, "id": f"post{i}", "score": s} for p, i, s in scores]
+        found = [(p, i, s) for p in ("sft", "ppo") for i, s in enumerate(scores)]
+        rows = [{"policy": p, "id": f"post{i}", "score": s} for p, i, s in found]
         write_rows(folder / "post_scores.jsonl", rows)
 
 
@@ -148,21 +151,33 @@ def fabricate(
     unjudged=0.0,
     size=930_432,
     controls_pass=True,
+    scores=(1.0, 0.5, 0.0, None),
+    texts=None,
+    found=None,
     **leanings,
 ):
-    """A finished run on disk; returns its results by stage."""
+    """A finished run on disk; returns its results by stage.
+
+    `scores`: of the posts, alike for both policies; `texts`: PPO's summaries of the nine posts;
+    `found`: changes to PPO's results. With an upstream its stages must be there already.
+    """
     results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings)
+    results |= {"ppo": results["ppo"] | (found or {})}
     inputs: dict[str, str] = {}
     for stage in STAGES:
-        folder = settings.RUNS / config.name / f"seed{config.seed}" / stage
+        folder = stage_folder(config, stage)
+        if config.upstream and stage in settings.UPSTREAM_STAGES:
+            inputs[stage] = file_hash(folder / "manifest.json")
+            continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        make_files(folder, stage)
+        make_files(folder, stage, scores, texts)
         manifest = MADE | {
             "stage": stage,
             "name": config.name,
             "preset": config.preset,
             "seed": config.seed,
+            "upstream": config.upstream,
             "settings_hash": settings.settings_hash(config, stage),
             "inputs": dict(inputs),
             "results": results[stage],

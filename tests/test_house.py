@@ -81,6 +81,7 @@ RANKS = {
     "reports.made_with": 21,
     "reports.judge_section": 22,
     "reports.dpo_section": 22,
+    "reports.compared": 22,
     "reports.run_page": 23,
     "reports.calibration_page": 23,
     "reports.versus_page": 23,

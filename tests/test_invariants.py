@@ -1,14 +1,19 @@
 """Step-0 checks: each fault is caught before the first update, and named with its stage."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
 
 from stages import functional, invariants, ppo, ppo_models
 from stages.config import Ppo, UserError
-from stages.data import pad_left, pad_right
+from stages.data import make_ragged, pad_left, pad_right
 from stages.models import PolicyAndCritic, score_responses
+from stages.presets import make_config
 from stages.rollout import Rollout
 from stages.training import NonFiniteError, refuse_non_finite
 
@@ -131,6 +136,39 @@ def test_a_statistic_that_is_not_finite_stops_before_the_step():
     refuse_non_finite("ppo", {"loss": 1.0})
     with pytest.raises(NonFiniteError, match=r"loss/value_avg not finite.*ppo.learning_rate"):
         refuse_non_finite("ppo", {"loss/policy_avg": 1.0, "loss/value_avg": float("inf")})
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
+    networks, tokenizer, tmp_path, whitened
+):
+    policy, reward_model, eos_id, pad_id = networks
+    made = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    config = replace(made, ppo=replace(made.ppo, whiten_advantages=whitened))
+    models = ppo_models.Models(
+        trained=PolicyAndCritic(policy, reward_model),
+        policy=policy,
+        critic=reward_model,
+        ref_policy=policy,
+        reward_model=reward_model,
+        eos_id=eos_id,
+        pad_id=pad_id,
+    )
+    accelerator, queries = Accelerator(cpu=True), make_ragged([[5, 6, 7], [8]])
+    rollout, _ = ppo.roll_out(accelerator, models, queries, config, 0)
+    rollout.returns[1, 0] = float("inf")
+    optimizer = torch.optim.SGD(models.trained.parameters(), lr=1.0)
+    before = [one.detach().clone() for one in models.trained.parameters()]
+    run: Any = SimpleNamespace(folder=tmp_path / "ppo", require=lambda stage: tmp_path / stage)
+    with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
+        ppo.learn(run, accelerator, models, optimizer, rollout, config, 6, None)
+    path = tmp_path / "ppo.failed0.safetensors"
+    said = f"(update 7, its batch is in {path}; the last good weights are those in {tmp_path}/sft)"
+    assert str(refusal.value).endswith(said)
+    saved = load_file(path)
+    assert saved.keys() == vars(rollout).keys()
+    assert all(torch.equal(saved[name], x) for name, x in vars(rollout).items())
+    assert all(map(torch.equal, models.trained.parameters(), before))
 
 
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():

@@ -228,6 +228,14 @@ def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
     assert ppo.steer_kl(Ppo(kl_coef=0.1), 2.2).kl_coef == 0.1
 
 
+def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
+    ppo.check_minibatches(Ppo(batch_size=12, num_minibatches=6), SimpleNamespace(num_processes=2))
+    with pytest.raises(UserError, match=r"ppo\.batch_size is 12: it must divide by 2 processes"):
+        ppo.check_minibatches(
+            Ppo(batch_size=12, num_minibatches=4), SimpleNamespace(num_processes=2)
+        )
+
+
 # -- sampling and networks -------------------------------------------------------------------------
 
 

@@ -1,0 +1,310 @@
+"""The page of the ablations says what fabricated runs say, and no more than they bear out."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from reports import ablations, compared, page
+from stages import config as settings
+from stages import ppo
+from stages.ablations import ABLATIONS
+from stages.config import UserError
+from stages.presets import make_config
+from stages.rollout import Episodes
+from tests.fabricated_runs import ONLINE, fabricate
+
+SEEDS = (1, 2, 3)
+T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
+POSTS = 20
+OWN_TEXTS = [f"summary {index}" for index in range(9)]
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(page, "GENERATED", tmp_path / "generated")
+    return tmp_path
+
+
+def wins(count):
+    """Scores of posts of which so many are won and all others lost."""
+    return [1.0] * count + [0.0] * (POSTS - count)
+
+
+def turned(name, seed, *more):
+    """The config that make gives an ablation."""
+    asked = (*ABLATIONS[name].settings.split(), *more)
+    return make_config("tiny", seed=seed, name=f"tiny-{name}", upstream="tiny", overrides=asked)
+
+
+def default_runs(seeds=SEEDS, **changes):
+    for seed in seeds:
+        fabricate(make_config("tiny", seed=seed), scores=wins(0), **changes)
+
+
+def ablate(name, won, more=(), **changes):
+    """An ablation that wins so many of the 20 posts, seed by seed, where the default wins none."""
+    for seed, count in zip(SEEDS, won, strict=False):
+        fabricate(turned(name, seed, *more), scores=wins(count), **{"texts": OWN_TEXTS, **changes})
+
+
+def text_of(*names):
+    return page.to_markdown("x", "x", ablations.blocks("tiny", *compared.collect("tiny", names)))
+
+
+def cells(text, section, *first):
+    """The cells of a row of the table in a section, after those that it begins with."""
+    start = "".join(f"| {one} " for one in first)
+    table = text.split(f"## {section}")[1]
+    line = next(x for x in table.splitlines() if x.startswith(start))
+    return [cell.strip() for cell in line.split("|")[1 + len(first) : -1]]
+
+
+def by_hand(values):
+    mean, spread = sum(values) / len(values), statistics.stdev(values)
+    return mean, mean - T2 * spread / math.sqrt(3), mean + T2 * spread / math.sqrt(3)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def test_means_differences_and_intervals_are_those_computed_by_hand(places):
+    kls, rates = (1.0, 1.2, 1.7), (0.5, 0.55, 0.4)
+    default_runs()
+    for seed, kl, rate, count in zip(SEEDS, kls, rates, (10, 11, 9), strict=True):
+        found = {"objective/kl_k1": kl, "policy/eos_rate": 0.9 + seed / 100}
+        config = turned("dropout", seed)
+        fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
+    text = text_of("dropout")
+    rate, kl, tokens, eos, changed, less, posts, seeds = cells(text, "Means", "dropout")
+    shown = "{:.1f}% [{:.1f}%, {:.1f}%]".format
+    assert rate == shown(*(100 * x for x in by_hand(rates)))
+    assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
+    assert (tokens, changed, less) == ("19.8", "100.0%", "+50.0")
+    assert eos == shown(*(100 * x for x in by_hand((0.91, 0.92, 0.93))))
+    assert seeds == "[{:+.1f}, {:+.1f}]".format(*(100 * x for x in by_hand((0.5, 0.55, 0.45))[1:]))
+    low, high = map(float, posts.strip("[]").split(","))
+    # Nine posts won by all seeds, two by some: a mean of 0.5 with a deviation near 0.5 over 20.
+    assert 25 < low < 35
+    assert 65 < high < 75
+    assert cells(text, "Each seed", "dropout", "2")[:2] == ["55.0% [52.0, 58.0]", "1.20"]
+    assert cells(text, "Each seed", "default", "3")[:2] == ["63.0% [60.0, 66.0]", "7.31"]
+    assert "dropout: +50.0 points of win rate (seeds: +50.0, +55.0, +45.0); more than" in text
+
+
+def test_changed_summaries_are_counted_by_their_text(places):
+    default_runs(texts=OWN_TEXTS)
+    ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
+    found = compared.collect("tiny", ["dropout"])[1][0]
+    assert (found.changed, found.written) == (9, 27)
+    assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(places):
+    default_runs()
+    ablate("dropout", (10, 11, 9))
+    ablate("critic-sft", (10, 0, 0))
+    text = text_of("dropout", "critic-sft")
+    said = "1 of 2 switches moved the win rate by more than seeds could explain: dropout."
+    assert said in text
+    assert "critic-sft: +16.7 points of win rate (seeds: +50.0, +0.0, +0.0); no difference" in text
+
+
+def test_a_worse_ablation_can_be_clear_too(places):
+    for seed in SEEDS:
+        fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
+    ablate("dropout", (5, 6, 4))
+    assert compared.collect("tiny", ["dropout"])[1][0].is_clear
+
+
+def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
+    """Every seed wins the same single post more: seeds nearly agree, posts say nothing."""
+    default_runs()
+    ablate("dropout", (1, 1, 1))
+    (one,) = compared.collect("tiny", ["dropout"])[1]
+    assert not one.is_clear
+    text = text_of("dropout")
+    assert cells(text, "Means", "dropout")[-1] == "–"
+    assert "No switch of 1 moved the win rate by more than seeds could explain." in text
+    assert "+5.0 points of win rate (seeds: +5.0, +5.0, +5.0); no difference is established" in text
+
+
+def test_one_seed_says_nothing_about_seeds(places):
+    default_runs(seeds=(1,))
+    ablate("dropout", (15,))
+    text = text_of("dropout")
+    assert "+75.0 points of win rate (seeds: +75.0); one seed only, which says nothing" in text
+    assert "One seed only: whether a switch matters (1 were tried) is not known." in text
+    assert cells(text, "Means", "dropout")[-1] == "–"
+    assert "more than seeds could" not in text
+
+
+def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places):
+    default_runs()
+    ablate("no-eos-trick", (0, 0, 0), texts=None)
+    ablate("dropout", (1, 0, 2))
+    text = text_of("no-eos-trick", "dropout")
+    assert "no-eos-trick: changed no summary; all 27 are the preset's, word for word." in text
+    assert "No summary at all was changed by no-eos-trick." in text
+    assert cells(text, "Means", "no-eos-trick")[-4:] == ["none", "–", "–", "–"]
+    assert "+0.0, +0.0]" not in text
+    assert cells(text, "Means", "no-eos-trick")[:2] == ["63.0%", "7.31"]  # all seeds agree
+
+
+def test_every_switch_is_explained_on_the_page(places, capsys):
+    default_runs()
+    for name in ABLATIONS:
+        ablate(name, (1, 2, 0))
+    ablations.main(["--preset", "tiny"])
+    text = (places / "generated/ablations-tiny.md").read_text()
+    for name, one in ABLATIONS.items():
+        setting, what = cells(text, "The switches", name)
+        assert setting == one.settings
+        assert page.escape(one.what) == what
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == [*ABLATIONS, "report"]
+
+
+# -- what to hold against it -----------------------------------------------------------------------
+
+
+def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
+    default_runs()
+    ablate("dropout", (5, 6))
+    default, (one,), left_out = compared.collect("tiny", ["dropout"])
+    assert (list(one.differences), len(default), left_out) == ([1, 2], 3, [])
+    assert "dropout lacks seed 3, which the default has." in text_of("dropout")
+
+
+def test_an_unfinished_seed_is_left_out_and_named(places):
+    default_runs()
+    ablate("dropout", (5, 6, 7))
+    (settings.RUNS / "tiny-dropout/seed2/judge/manifest.json").unlink()
+    assert "tiny-dropout seed2 is left out: stage judge is missing." in text_of("dropout")
+
+
+def test_a_seed_with_too_much_unjudged_is_left_out(places):
+    default_runs()
+    ablate("dropout", (5, 6))
+    fabricate(turned("dropout", 3), scores=wins(3), unjudged=0.05)
+    text = text_of("dropout")
+    assert "tiny-dropout seed3 is left out: too many of its posts have no verdict." in text
+    assert "dropout lacks seed 3" in text
+
+
+def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places):
+    default_runs()
+    ablate("dropout", (5, 6, 7), unjudged=0.015)
+    ablate("critic-sft", (5, 6, 7), unjudged=0.05)
+    text = text_of("dropout", "critic-sft")
+    assert "tiny-critic-sft seed2 is left out" in text
+    assert "tiny-dropout seed 2: PPO: 1.5% of the posts have no verdict" in text
+    assert "| critic-sft |" not in text
+    with pytest.raises(UserError, match="no seed of an ablation has a win rate"):
+        compared.collect("tiny", ["critic-sft"])
+
+
+def test_a_preset_without_any_rate_is_refused(places):
+    default_runs(unjudged=0.05)
+    with pytest.raises(UserError, match="no seed of tiny has a win rate: tiny seed1 is left out"):
+        compared.collect("tiny", ["dropout"])
+
+
+def test_an_ablation_without_a_common_seed_is_refused(places):
+    default_runs(seeds=(2, 3))
+    fabricate(make_config("tiny", seed=1, name="base"))
+    fabricate(replace(turned("dropout", 1), upstream="base"))
+    with pytest.raises(UserError, match="dropout has no seed in common with its preset"):
+        compared.collect("tiny", ["dropout"])
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(["dropuot"], "no ablation 'dropuot': known are"), ([], "is named: known")]
+)
+def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, said):
+    default_runs()
+    with pytest.raises(SystemExit):
+        ablations.main(["--preset", "tiny", "--ablations", *names])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (places / "generated").exists()
+
+
+def test_runs_that_were_not_judged_alike_are_noted(places):
+    default_runs()
+    ablate("dropout", (5, 6, 7), judge=ONLINE)
+    assert "The runs were not judged alike: judge or number of posts differ." in text_of("dropout")
+
+
+def test_a_judge_that_fails_its_checks_is_flagged(places):
+    default_runs()
+    ablate("dropout", (5, 6, 7), controls_pass=False)
+    assert "THE JUDGE FAILED ITS CHECKS: it does not surely prefer" in text_of("dropout")
+
+
+def test_a_judge_that_is_no_llm_is_named(places):
+    default_runs()
+    ablate("dropout", (5, 6, 7))
+    text = text_of("dropout")
+    assert text.count("The judge is NOT an LLM") == 1
+    assert "not judged alike" not in text
+    assert "is not the preset with this switch alone" not in text
+    assert "its SFT or reward model is not" not in text
+
+
+def test_a_run_that_turned_something_else_is_noted(places):
+    default_runs()
+    ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
+    fabricate(make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",)))
+    text = text_of("dropout")
+    said = "is not the preset with this switch alone:"
+    assert f"dropout, seed 1, {said} ppo.kl_coef (0.1)." in text
+    assert f"dropout, seed 2, {said} ppo.dropout (0.3)." in text
+    assert "dropout, seed 2: its SFT or reward model is not the preset's." in text
+
+
+# -- what it cannot show ---------------------------------------------------------------------------
+
+
+def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(places):
+    default_runs()
+    ablate("no-normalization", (1, 2, 0))
+    ablate("dropout", (1, 2, 0))
+    assert "it cancels in each TD error" in text_of("no-normalization", "dropout")
+    assert "TD error" not in text_of("dropout")
+    plain = vars(make_config("tiny").ppo)
+    assert ablations.shift_cancels(plain)
+    for other in ({"gamma": 0.9}, {"critic_init": "sft"}, {"score_at": "eos"}):
+        assert not ablations.shift_cancels(plain | other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gamma": 0.9}, {"score_at": "eos"}, {"whiten_rewards": True}, {"lam": 0.5}],
+    ids=str,
+)
+def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(changes):
+    eos, pad, shift = 0, 9, 3.0
+    generator = torch.Generator().manual_seed(1)
+    responses = torch.tensor([[4, 5, eos, pad, pad], [6, 7, 8, 6, eos], [eos, pad, pad, pad, pad]])
+    noise = [torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(3)]
+    plain = Episodes(
+        queries=torch.ones(3, 2, dtype=torch.long),
+        responses=responses,
+        logprobs=noise[0],
+        ref_logprobs=noise[1],
+        values=noise[2],
+        scores=noise[2][0, :3],
+    )
+    moved = replace(plain, values=plain.values + shift, scores=plain.scores + shift)
+    config = replace(make_config("tiny").ppo, whiten_advantages=False, **changes)
+    before, after = (ppo.credit(Accelerator(cpu=True), x, config, pad) for x in (plain, moved))
+    distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
+    assert (distance < 1e-12) == ablations.shift_cancels(vars(config))
