@@ -53,8 +53,7 @@ class OpenAIJudge:
         Raises UserError where judge.max_cost is spent already.
         """
         batches = Batches(self.chat)
-        if self.settings.batch:
-            batches.collect_open()
+        batches.collect_open(wait=self.settings.batch)
         requests = {one.key: one for one in map(self.chat.request, comparisons)}
         self.chat.budget.spent = self.cache.spent(requests)
         todo = self._missing(comparisons)

@@ -89,6 +89,26 @@ def test_a_failed_try_is_no_reply(runs):
     outcomes = [one for (one,) in rows(runs, "SELECT outcome FROM tries ORDER BY id")]
     words = ("500", "no chat completion", "other's", "empty", "reply")
     assert all(word in outcome for word, outcome in zip(words, outcomes, strict=True))
+    unused = rows(runs, "SELECT outcome, raw FROM tries JOIN unused ON id = try ORDER BY id")
+    assert [outcome for outcome, _ in unused] == outcomes[1:4]
+    assert unused[0][1] == "oops"
+    assert json.loads(unused[1][1])["model"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (chat("Preferred: A \ud83d")[1], "A"),  # half an emoji
+        ({**chat(GOOD)[1], "usage": {"prompt_tokens": float("inf")}}, "A"),
+        ({**chat(GOOD)[1], "usage": {"prompt_tokens": 2**70, "completion_tokens": -1}}, "A"),
+        ("[" * 100_000, None),
+    ],
+)
+def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
+    with serving(lambda number, body: (200, reply) if number == 0 else chat("B")) as server:
+        assert ask(server).choice == (said or "B")
+    assert len(rows(runs, "SELECT key FROM replies")) == 1
+    assert len(rows(runs, "SELECT try FROM unused")) == (said is None)
 
 
 WRITER = """
@@ -186,6 +206,15 @@ def test_a_request_that_may_have_been_paid_for_counts_at_its_worst_price(runs):
     ((usd, outcome),) = rows(runs, "SELECT usd, outcome FROM tries")
     assert usd > 0.2
     assert "no reply" in outcome
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 1000}, {"prompt_tokens": -9}])
+def test_a_reply_that_hides_its_tokens_counts_at_its_worst_price(usage):
+    with serving(lambda number, body: chat(GOOD, usage=usage)) as server:
+        config = llm_config(server, max_cost=1.0, **PRICES)
+        with pytest.raises(UserError, match=r"judge.max_cost=1"):
+            list(judge_all(make_judge(config, {}), questions(20), 2))
+    assert len(server.requests) == 4  # at 0.24 each
 
 
 def test_a_cap_without_a_price_is_refused():
