@@ -20,7 +20,7 @@ import numpy as np
 from eval.analysis import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
-from eval.judge import make_judge
+from eval.judge import config_with_cap, make_judge
 from eval.statistics import (
     Interval,
     clustered_share,
@@ -30,7 +30,6 @@ from eval.statistics import (
 from eval.verdicts import Row
 from eval.win_rate import post_scores
 from stages.config import TOY, Config, UserError, fail
-from stages.presets import config_from_arguments
 from stages.readers import Located, format_post, is_cnndm, read_split
 from stages.runs import open_stage
 from stages.world import world_folder
@@ -226,7 +225,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Calibrate a judge."""
     try:
-        config = config_from_arguments(argv, "compare a judge with labelled comparisons")
+        config = config_with_cap(argv, "compare a judge with labelled comparisons")
         results = calibrate(config)
     except UserError as error:
         fail(error)

@@ -15,10 +15,9 @@ from typing import Any
 
 from eval.analysis import analyse, verdict_table
 from eval.both_orders import judge_both_orders
-from eval.judge import make_judge, read_policies
+from eval.judge import config_with_cap, make_judge, questions_about, read_policies
 from eval.verdicts import Row
 from stages.config import Config, UserError, fail
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 
 SELF = "reference"
@@ -47,7 +46,9 @@ def judge_controls(config: Config) -> dict[str, Any]:
         rows = control_rows(posts)
         if config.judge.kind == OWN_TEXTS_ONLY:
             rows = {SELF: rows[SELF]}
-        judgements = judge_both_orders(run, judge, rows, "controls")
+        # One cap for a run's questions: the controls may spend what its summaries have left.
+        beside = questions_about(policies)
+        judgements = judge_both_orders(run, judge, rows, "controls", beside)
         controls = {name: describe(name, judgements, rows) for name in CONTROLS}
         results = {
             "judge": asdict(judge.about),
@@ -125,7 +126,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Judge the controls of a run."""
     try:
-        config = config_from_arguments(argv, "judge texts that must lose to the references")
+        config = config_with_cap(argv, "judge texts that must lose to the references")
         results = judge_controls(config)
     except UserError as error:
         fail(error)

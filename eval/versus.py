@@ -18,7 +18,7 @@ import numpy as np
 from eval.analysis import analyse, verdict_table
 from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
-from eval.judge import make_judge
+from eval.judge import capped, make_judge
 from eval.statistics import sign_flip_p_value
 from eval.verdicts import Row
 from eval.win_rate import post_scores, win_rate
@@ -47,7 +47,9 @@ class Side:
         return f"{self.name}-{self.seed}-{self.policy}"
 
 
-def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, Any]]:
+def compare(
+    a: str, b: str, overrides: Sequence[str] = (), max_cost: float | None = None
+) -> tuple[Config, dict[str, Any]]:
     """Judge side `a` against side `b`, both `name[/seed][:policy]`; the config and the results.
 
     Raises UserError where a side has no summaries, the posts differ, or the judge cannot tell.
@@ -55,6 +57,7 @@ def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict
     left, right = read_side(a), read_side(b)
     check_posts(left, right)
     config = versus_config(left, right, overrides)
+    config = replace(config, judge=capped(config.judge, max_cost))
     if config.judge.kind == OWN_TEXTS_ONLY:
         check_scores(left, right)
     rows = pair_rows(left, right)
@@ -171,6 +174,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--a", required=True, help="name[/seed][:policy]")
     parser.add_argument("--b", required=True, help="name[/seed][:policy]")
     parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    parser.add_argument("--max-cost", type=float, help="the most that the judge may cost, USD")
     return parser.parse_args(argv)
 
 
@@ -178,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
     try:
-        config, results = compare(args.a, args.b, args.overrides)
+        config, results = compare(args.a, args.b, args.overrides, args.max_cost)
     except UserError as error:
         fail(error)
     judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge import main, make_judge
+from eval import calibration, controls, versus
+from eval.budget import price_of
+from eval.controls import judge_controls
+from eval.judge import judge_summaries, main, make_judge
 from eval.openai_judge import OpenAIJudge
 from eval.reply_cache import ReplyCache
 from eval.verdicts import Comparison, judge_all
-from stages.config import UserError
+from stages.config import Judge, UserError
 from stages.runs import open_stage
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -238,6 +241,53 @@ def test_the_command_line_takes_a_cap(monkeypatch, capsys):
             main(["--max-cost", "0.001", "--set", *settings])
     assert "judge.max_cost=0.001" in capsys.readouterr().err
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("model", "price"),
+    [
+        ("gpt-4o-2024-05-13", (5.0, 15.0)),  # dearer than the name without the date
+        ("gpt-4o-2024-08-06", (2.5, 10.0)),
+        ("gpt-3.5-turbo-1106", (1.0, 2.0)),
+        ("gpt-3.5-turbo-0125", (0.5, 1.5)),
+        ("gpt-4o-mini", (0.15, 0.6)),
+        ("gpt-4-32k", None),
+    ],
+)
+def test_a_snapshot_has_its_own_price_where_it_differs(model, price):
+    assert price_of(Judge(model=model)) == price
+
+
+@pytest.mark.parametrize("cap", ["0", "-1", "nan", "inf"])
+def test_a_cap_of_nothing_is_not_taken_for_no_cap(runs, capsys, cap):
+    with pytest.raises(SystemExit):
+        main(["--max-cost", cap])
+    assert "--max-cost must be above 0" in capsys.readouterr().err
+
+
+def test_the_controls_may_spend_what_the_summaries_have_left():
+    """2 pairs in both orders and 9 controls, 0.20 USD each and at most 0.24, for 1.3 USD."""
+    with serving(lambda number, body: chat(GOOD)) as server:
+        config = llm_config(server, max_cost=1.3, **PRICES)
+        with open_stage(config, "summaries") as run:
+            for k in range(2):
+                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
+                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
+            run.finish({})
+        judge_summaries(config)
+        assert len(server.requests) == 4
+        with pytest.raises(UserError, match=r"judge.max_cost=1.3"):
+            judge_controls(config)
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize(
+    "command", [controls.main, calibration.main, lambda argv: versus.main(["--a", "x", *argv])]
+)
+def test_every_command_that_asks_a_judge_takes_a_cap(runs, capsys, command):
+    with pytest.raises(SystemExit):
+        command(["--max-cost", "much"])
+    assert "argument --max-cost: invalid float value: 'much'" in capsys.readouterr().err
 
 
 def test_threads_share_one_cache(tmp_path):
