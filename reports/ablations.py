@@ -43,9 +43,10 @@ class Compared:
     what: str
     rows: list[dict[str, Any]]
     differences: dict[int, float]
-    """Seed -> difference of the win rate on the same posts, a fraction."""
-    posts: tuple[float, float]
-    """95% interval of the mean difference over posts, the seeds held fixed."""
+    """Seed -> difference of the win rate on the same posts, a fraction; a seed on which too many
+    posts have no verdict, on either side, is not among them."""
+    posts: tuple[float, float] | None
+    """95% interval of the mean difference over posts, the seeds held fixed; None without seeds."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -92,17 +93,29 @@ def compare(name: str, default: Sequence[Record], runs: Sequence[Record]) -> Com
         raise UserError(
             f"ablation {name} has no seed in common with its preset: run make ablations"
         )
-    pairs = [(scores(one), scores(by_seed[one.seed])) for one in common]
-    found = [paired_difference(*pair) for pair in pairs]
-    mine, presets = zip(*pairs, strict=True)
-    together = paired_difference(mean_scores(mine), mean_scores(presets))
+    given = [one for one in common if has_rate(one) and has_rate(by_seed[one.seed])]
+    pairs = {one.seed: (scores(one), scores(by_seed[one.seed])) for one in given}
     return Compared(
         name=name,
         what=ABLATIONS[name].what,
         rows=[numbers(one) for one in common],
-        differences={one.seed: each.estimate for one, each in zip(common, found, strict=True)},
-        posts=(together.low, together.high),
+        differences={seed: paired_difference(*pairs[seed]).estimate for seed in pairs},
+        posts=over_posts(list(pairs.values())),
     )
+
+
+def has_rate(record: Record) -> bool:
+    """Whether so few posts are unjudged that the rate of PPO's summaries may be given."""
+    return row(record)["ppo/win_rate"] is not None
+
+
+def over_posts(pairs: Sequence[tuple[Scores, Scores]]) -> tuple[float, float] | None:
+    """95% interval over posts of the mean difference of all seeds; None without seeds."""
+    if not pairs:
+        return None
+    mine, presets = zip(*pairs, strict=True)
+    together = paired_difference(mean_scores(mine), mean_scores(presets))
+    return together.low, together.high
 
 
 def numbers(record: Record) -> dict[str, Any]:
@@ -156,7 +169,7 @@ def summary(others: list[Compared]) -> str:
 def is_clear(one: Compared) -> bool:
     """Whether the interval over seeds and the one over posts both leave out 0, on one side."""
     seeds = mean_of_seeds(list(one.differences.values()))
-    if seeds is None:
+    if seeds is None or one.posts is None:
         return False
     return min(seeds[0], one.posts[0]) > 0 or max(seeds[1], one.posts[1]) < 0
 
@@ -164,6 +177,8 @@ def is_clear(one: Compared) -> bool:
 def conclusion(one: Compared) -> str:
     """One ablation in a sentence."""
     values = list(one.differences.values())
+    if not values:
+        return f"{one.name}: not compared, for too many posts have no verdict."
     mean, seeds = fmean(values), mean_of_seeds(values)
     each = ", ".join(f"{100 * value:+.1f}" for value in values)
     told = f"{one.name}: {100 * mean:+.1f} points of win rate (seeds: {each})"
@@ -185,8 +200,9 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     for one in others:
         values = list(one.differences.values())
         seeds = mean_of_seeds(values)
-        differences = [f"{100 * fmean(values):+.1f}", points(*one.posts)]
-        rows.append([one.name, *_means(one.rows), *differences, points(*seeds) if seeds else "–"])
+        mean = f"{100 * fmean(values):+.1f}" if values else verdict.MISSING
+        intervals = [points(*each) if each else verdict.MISSING for each in (one.posts, seeds)]
+        rows.append([one.name, *_means(one.rows), mean, *intervals])
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
         " are few). Less default: points of win rate, on the same posts and from the same SFT and"
@@ -198,7 +214,10 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
 def _means(rows: list[dict[str, Any]]) -> list[str]:
     cells = []
     for key, _, form in MEASURED:
-        values = [one[key] for one in rows]
+        values = [one[key] for one in rows if one[key] is not None]
+        if not values:
+            cells.append(verdict.MISSING)
+            continue
         seeds, mean = mean_of_seeds(values), form(fmean(values))
         cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
     return cells
@@ -219,12 +238,18 @@ def caveats(default: list[dict[str, Any]], others: list[Compared]) -> list[str]:
     """What to hold against the comparison."""
     frame = pd.DataFrame([*default, *(each for one in others for each in one.rows)])
     rows = [{str(key): value for key, value in one.items()} for one in frame.to_dict("records")]
-    notes = [note for note in dict.fromkeys(map(verdict.judge_note, rows)) if note]
+    said = [each(one) for each in (verdict.judge_flags, verdict.judge_note) for one in rows]
+    notes = [note for note in dict.fromkeys(said) if note]
     if frame["judge"].nunique() > 1 or frame["posts"].nunique() > 1:
         notes.append("The runs were not judged alike: judge or number of posts differ.")
     seeds = {one["seed"] for one in default}
     notes += [
-        f"{one.name} lacks seeds that the default has."
+        f"{one['name']} seed {one['seed']}: {line}"
+        for one in rows
+        for line in verdict.unjudged(one)
+    ]
+    notes += [
+        f"{one.name} is not compared on every seed of the default."
         for one in others
         if set(one.differences) != seeds
     ]

@@ -42,7 +42,8 @@ RESULTS: dict[str, Any] = {
     },
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
     | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
-    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680},
+    "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
+    | {"objective/kl_k1": 7.31, "policy/eos_rate": 0.991},
     "summaries": {
         "policies": {
             "sft": WRITTEN | {"rougeL": 0.412, "tokens": 17.23, "score": -0.351},
