@@ -102,10 +102,10 @@ class Chat:
         question = make_question(
             one.query, one.first, one.second, OBJECT if dialect.structured else LINES
         )
-        temperature = self.settings.temperature if dialect.temperature else None
-        asked = (self.url, self.settings.model, temperature, question.prompt, dialect.structured)
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        return Request(key, question, dialect)
+        body = self.body(Request("", question, dialect), max_tokens=0)
+        del body[dialect.tokens]  # a reply is found by its question and, apart, by its budget
+        asked = json.dumps((self.url, body), sort_keys=True)
+        return Request(hashlib.sha256(asked.encode()).hexdigest(), question, dialect)
 
     def body(self, request: Request, max_tokens: int) -> dict[str, Any]:
         """The request as the protocol spells it."""

@@ -51,6 +51,19 @@ def test_what_was_answered_is_not_paid_for_again():
         assert len(server.requests) == 5
 
 
+def test_the_key_names_all_that_is_sent_but_the_budget(monkeypatch):
+    with serving(lambda number, body: chat(GOOD)) as server:
+        ask(server)
+        ask(server, max_tokens=999)
+        assert len(server.requests) == 1
+        schema = {"type": "json_schema", "json_schema": {"name": "another"}}
+        monkeypatch.setattr("eval.chat.RESPONSE_FORMAT", schema)
+        ask(server)
+        monkeypatch.setattr("eval.prompt.PROMPT", "{tag}{query}{first}{second}{ending}")
+        ask(server)
+    assert len(server.requests) == 3
+
+
 def test_two_policies_that_wrote_one_summary_are_asked_about_once():
     def answer(number, body):
         time.sleep(0.2)
