@@ -16,6 +16,7 @@ UPSTREAM ?=
 NAME ?= $(PRESET)
 # The most that an LLM judge may cost, USD: make eval MAX_COST=5
 MAX_COST ?=
+CAP = $(if $(MAX_COST),--max-cost $(MAX_COST))
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -103,13 +104,13 @@ $(RUN)/summaries/manifest.json: $(RUN)/ppo/manifest.json $(DPO) $(RUN)/settings/
 	$(LAUNCH) -m eval.summaries $(ARGS) $(OWN)
 
 $(RUN)/judge/manifest.json: $(RUN)/summaries/manifest.json $(RUN)/settings/judge.json
-	$(PY) -m eval.judge $(ARGS) $(OWN) $(if $(MAX_COST),--max-cost $(MAX_COST))
+	$(PY) -m eval.judge $(ARGS) $(OWN) $(CAP)
 
 $(RUN)/win_rate/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/win_rate.json
 	$(PY) -m eval.win_rate $(ARGS) $(OWN)
 
 $(RUN)/controls/manifest.json: $(RUN)/judge/manifest.json $(RUN)/settings/controls.json
-	$(PY) -m eval.controls $(ARGS) $(OWN)
+	$(PY) -m eval.controls $(ARGS) $(OWN) $(CAP)
 
 # A calibration of the judge, once made, is part of what the report says of it.
 CALIBRATION := $(RUN)/calibration/manifest.json
@@ -153,7 +154,7 @@ endif
 # it is asked for: another judge must not be calibrated, and paid for, by `make eval`.
 ifneq ($(filter judge-calibration,$(MAKECMDGOALS)),)
 $(CALIBRATION): $(RUN)/settings/calibration.json $(DATA_FILES) | $(INSTALLED)
-	$(PY) -m eval.calibration $(ARGS) $(OWN)
+	$(PY) -m eval.calibration $(ARGS) $(OWN) $(CAP)
 endif
 
 judge-calibration: $(CALIBRATION)
@@ -161,7 +162,7 @@ judge-calibration: $(CALIBRATION)
 
 # Two policies on the same posts: make versus A=tiny:ppo B=tiny:sft (name[/seed][:policy])
 versus: $(INSTALLED)
-	$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
+	$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET)) $(CAP)
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(if $(SET),--set $(SET))
 
 # Published verdicts, analysed as our own: make verdict-analysis DATA=folder POLICY=ppo_1.3b

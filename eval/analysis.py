@@ -73,12 +73,12 @@ def _plain(found: Interval | None) -> dict[str, Any] | None:
 def order_balanced(rows: VerdictTable) -> Interval | None:
     """The mean of the rate when shown first and when shown second, with posts drawn anew.
 
-    Where posts were judged in both orders it is taken over those, so that the two rates speak of
-    the same posts; else over all. None where an order has no judgement.
+    Where most posts were judged in both orders it is taken over those, so that the two rates speak
+    of the same posts; else over all. None where an order has no judgement.
     """
     sums = _by_post(rows)
     both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
-    if both.any():
+    if 2 * both.sum() > len(both):
         kept = sums[both]
         means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
         return mean_of_posts(means, (0.0, 1.0))

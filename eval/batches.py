@@ -44,13 +44,26 @@ class Batches:
         self.error = ""
         self.patient = chat.client.with_options(max_retries=chat.settings.max_retries)
 
-    def collect_open(self) -> None:
-        """Wait for the batches that an earlier process has left, and keep their replies.
+    def collect_open(self, wait: bool) -> None:
+        """Keep the replies of the batches that an earlier process has left.
 
-        Raises UserError as `ask` does.
+        Those under way are waited for where `wait`; else they are named. Raises UserError as
+        `ask` does.
         """
         for name, value in self.cache.notes(self.prefix).items():
-            self._finish(name, json.loads(value))
+            note = json.loads(value)
+            if wait or self._has_ended(note["batch"]):
+                self._finish(name, note)
+
+    def _has_ended(self, batch_id: str | None) -> bool:
+        if batch_id is None:
+            return False  # uploaded, and as far as is known not begun
+        if self._call(lambda: self.patient.batches.retrieve(batch_id)).status in ENDED:
+            return True
+        print(
+            f"batch {batch_id} is under way and will be paid for too: judge.batch=true waits for it"
+        )
+        return False
 
     def ask(self, todo: Todo) -> int:
         """Ask all at once and wait for the replies; returns how many came.
@@ -89,7 +102,10 @@ class Batches:
             lambda: self.patient.files.create(file=("judge.jsonl", content), purpose="batch")
         )
         asked = {
-            one.custom_id: (one.request.key, one.request.question.hash, one.max_tokens)
+            one.custom_id: (
+                *(one.request.key, one.request.question.hash, one.max_tokens),
+                BATCH_DISCOUNT * self.chat.worst(one.request, one.max_tokens),
+            )
             for one in lines
         }
         name, note = self.prefix + file.id, {"file": file.id, "batch": None, "asked": asked}
@@ -108,7 +124,7 @@ class Batches:
         for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
             text = self._call(partial(self.patient.files.content, file_id)).text
             for line in filter(str.strip, text.split("\n")):
-                usd, reply = self._keep(json.loads(line), note["asked"])
+                usd, reply = self._keep(_row_of(line), note["asked"])
                 spent, replies = spent + usd, replies + reply
         self.cache.set_note(name, None)
         if batch.status == "failed" and not replies:
@@ -139,25 +155,26 @@ class Batches:
                 return batch
             time.sleep(POLL_SECONDS)
 
-    def _keep(self, line: Row, asked: dict[str, tuple[str, str, int]]) -> tuple[float, bool]:
+    def _keep(self, line: Row, asked: dict[str, tuple[str, str, int, float]]) -> tuple[float, bool]:
         """Keep one line of a result; returns USD spent, and whether it is a reply."""
         if line.get("custom_id") not in asked:
             return 0.0, False
-        key, prompt_hash, max_tokens = asked[line["custom_id"]]
+        key, prompt_hash, max_tokens, worst = asked[line["custom_id"]]
         if any(row["max_tokens"] == max_tokens for row in self.cache.replies(key)):
             return 0.0, False  # kept before a kill
         response = line.get("response") or {}
         if response.get("status_code") != 200:
             self.error = json.dumps(line.get("error") or response.get("body"))
             return 0.0, False
+        raw = json.dumps(response.get("body"))
         try:
-            row = self.chat.read(key, prompt_hash, max_tokens, json.dumps(response["body"]))
+            row = self.chat.read(key, prompt_hash, max_tokens, raw)
         except PassingError as error:
-            usd = BATCH_DISCOUNT * (error.usd or 0.0)
+            usd = _half(error.usd, worst)
             self.error = str(error)
-            self.cache.enter(key, usd, self.error)
+            self.cache.enter(key, usd, self.error, raw=raw)
             return usd, False
-        usd = BATCH_DISCOUNT * self.chat.cost(row)
+        usd = _half(self.chat.cost(row), worst)
         self.cache.enter(key, usd, "reply", row)
         return usd, True
 
@@ -171,3 +188,17 @@ class Batches:
             raise UserError(self.chat.refusal(error.status_code, error.response.text)) from None
         except openai.APIConnectionError as error:
             raise UserError(f"{error} The batch is noted: run it again to go on") from None
+
+
+def _row_of(line: str) -> Row:
+    """A line of a result; an empty row where it is none, so that the others are kept."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _half(usd: float | None, worst: float) -> float:
+    """USD for a line: half of what it costs by itself; `worst` where nobody knows that."""
+    return worst if usd is None else BATCH_DISCOUNT * usd

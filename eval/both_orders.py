@@ -3,23 +3,28 @@
 from collections.abc import Mapping, Sequence
 
 from eval.judge import comparison_of, judgement
-from eval.verdicts import VERDICTS, Judge, Row, judge_all
+from eval.verdicts import VERDICTS, Comparison, Judge, Row, judge_all
 from stages.runs import Run, progress
 
 
 def judge_both_orders(
-    run: Run, judge: Judge, rows: Mapping[str, Sequence[Row]], label: str
+    run: Run,
+    judge: Judge,
+    rows: Mapping[str, Sequence[Row]],
+    label: str,
+    beside: Sequence[Comparison] = (),
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows` holds lists by the name that the judgements get as `policy`. A row is named by its
-    `id`; where that is not its post's, `post` is. The judge is told of all questions at once.
+    `id`; where that is not its post's, `post` is. The judge is told of all questions at once;
+    `beside` is what was asked before under the same cap on the cost.
     """
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
     asked = [
         comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
     ]
-    replies = judge_all(judge, asked, run.config.judge.concurrency)
+    replies = judge_all(judge, asked, run.config.judge.concurrency, beside)
     judgements = []
     for task, reply in zip(tasks, progress(replies, label, len(tasks)), strict=True):
         judgements.append(judgement(judge.about, *task, reply))

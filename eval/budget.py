@@ -48,8 +48,8 @@ def price_of(judge: JudgeSettings) -> Price | None:
 
     Raises UserError where a cap was asked for that cannot be kept without a price.
     """
-    known = [PRICES[name] for name in PRICES if is_model(name, judge.model)]
-    read, written = known[0] if known else (-1.0, -1.0)
+    known = [name for name in PRICES if is_model(name, judge.model)]
+    read, written = PRICES[max(known, key=len)] if known else (-1.0, -1.0)
     read = judge.input_price if judge.input_price >= 0 else read
     written = judge.output_price if judge.output_price >= 0 else written
     if read < 0 or written < 0:

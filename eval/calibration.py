@@ -16,11 +16,12 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.analysis import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
-from eval.judge import make_judge
+from eval.judge import config_with_cap, make_judge
 from eval.statistics import (
     Interval,
     clustered_share,
@@ -30,7 +31,6 @@ from eval.statistics import (
 from eval.verdicts import Row
 from eval.win_rate import post_scores
 from stages.config import TOY, Config, UserError, fail
-from stages.presets import config_from_arguments
 from stages.readers import Located, format_post, is_cnndm, read_split
 from stages.runs import open_stage
 from stages.world import world_folder
@@ -146,10 +146,15 @@ def agreement_of(pair: Row) -> float:
 
 
 def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
-    posts = {post: number for number, post in enumerate({pair["post"]: 0 for pair in pairs})}
-    codes = np.array([posts[pair["post"]] for pair in pairs], dtype=np.int64)
-    found = clustered_share(np.array([agreement_of(pair) for pair in pairs], dtype=float), codes)
+    values = np.array([agreement_of(pair) for pair in pairs], dtype=float)
+    found = clustered_share(values, _post_numbers(pairs))
     return None if found is None else asdict(found) | {"pairs": len(pairs)}
+
+
+def _post_numbers(pairs: Sequence[Row]) -> NDArray[np.int64]:
+    """The post of each pair, as a number."""
+    posts = {post: number for number, post in enumerate({pair["post"]: 0 for pair in pairs})}
+    return np.array([posts[pair["post"]] for pair in pairs], dtype=np.int64)
 
 
 def _kappa(decided: Sequence[Row]) -> float | None:
@@ -209,7 +214,7 @@ def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Interval | None:
     known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
     labels = np.array([pair["label"] for pair in known], dtype=bool)
     answers = np.array([pair["answer"] for pair in known], dtype=float)
-    return corrected_rate(np.array(scores, dtype=float), labels, answers)
+    return corrected_rate(np.array(scores, dtype=float), labels, answers, _post_numbers(known))
 
 
 def print_summary(results: dict[str, Any]) -> None:
@@ -227,7 +232,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Calibrate a judge."""
     try:
-        config = config_from_arguments(argv, "compare a judge with labelled comparisons")
+        config = config_with_cap(argv, "compare a judge with labelled comparisons")
         results = calibrate(config)
     except UserError as error:
         fail(error)

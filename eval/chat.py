@@ -102,10 +102,10 @@ class Chat:
         question = make_question(
             one.query, one.first, one.second, OBJECT if dialect.structured else LINES
         )
-        temperature = self.settings.temperature if dialect.temperature else None
-        asked = (self.url, self.settings.model, temperature, question.prompt, dialect.structured)
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        return Request(key, question, dialect)
+        body = self.body(Request("", question, dialect), max_tokens=0)
+        del body[dialect.tokens]  # a reply is found by its question and, apart, by its budget
+        asked = json.dumps((self.url, body), sort_keys=True)
+        return Request(hashlib.sha256(asked.encode()).hexdigest(), question, dialect)
 
     def body(self, request: Request, max_tokens: int) -> dict[str, Any]:
         """The request as the protocol spells it."""
@@ -151,30 +151,34 @@ class Chat:
             return 0.0
         return self.price.at_worst(self.body(request, max_tokens), max_tokens)
 
-    def cost(self, row: Row) -> float:
-        """USD that a reply cost; 0 where the price is unknown."""
-        return self.price.of(row["prompt_tokens"], row["completion_tokens"]) if self.price else 0.0
+    def cost(self, row: Row) -> float | None:
+        """USD that a reply cost; 0 where the price is unknown, None where its tokens are."""
+        if self.price is None:
+            return 0.0
+        if not row["prompt_tokens"] or (row["text"] and not row["completion_tokens"]):
+            return None  # nothing is read or written for no tokens
+        return self.price.of(row["prompt_tokens"], row["completion_tokens"])
 
     def _try(self, request: Request, max_tokens: int, last: bool) -> None:
         worst = self.worst(request, max_tokens)
         self.budget.reserve(worst)
         number = self.cache.begin(request.key, worst)
-        usd, outcome, row = worst, "lost", None
+        usd, outcome, row, raw = worst, "lost", None, ""
         try:
             raw = self._post(self.body(request, max_tokens))
             row = self.read(request.key, request.question.hash, max_tokens, raw)
             if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
-                usd, row = self.cost(row), None
-                raise PassingError("the reply is empty", usd=usd)
-            usd, outcome = self.cost(row), "reply"
+                cost, row = self.cost(row), None
+                raise PassingError("the reply is empty", usd=cost)
+            usd, outcome = at_worst(self.cost(row), worst), "reply"
         except PassingError as fault:
-            usd, outcome = worst if fault.usd is None else fault.usd, str(fault)
+            usd, outcome = at_worst(fault.usd, worst), str(fault)
             raise
         except (UserError, DialectError) as error:
             usd, outcome = 0.0, str(error)
             raise
         finally:
-            self.cache.settle(number, usd, outcome, row)
+            self.cache.settle(number, usd, outcome, row, raw)
             self.budget.settle(worst, usd)
         self._confirm(request.dialect)
 
@@ -237,20 +241,20 @@ class Chat:
         try:
             completion = json.loads(raw)
             answer, usage = completion["choices"][0], completion.get("usage") or {}
-            text = answer["message"].get("content") or answer["message"].get("refusal") or ""
+            text = answer["message"].get("content") or answer["message"].get("refusal")
             row: Row = {
                 "key": key,
                 "max_tokens": max_tokens,
                 "prompt_hash": prompt_hash,
                 "requested_model": self.settings.model,
-                "model": str(completion.get("model") or ""),
-                "finish_reason": str(answer.get("finish_reason") or ""),
-                "text": str(text),
-                "prompt_tokens": int(usage.get("prompt_tokens") or 0),
-                "completion_tokens": int(usage.get("completion_tokens") or 0),
+                "model": plain(completion.get("model")),
+                "finish_reason": plain(answer.get("finish_reason")),
+                "text": plain(text),
+                "prompt_tokens": count(usage.get("prompt_tokens")),
+                "completion_tokens": count(usage.get("completion_tokens")),
                 "raw": raw,
             }
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise PassingError(
                 f"no chat completion came back from {self.url}, but {raw[:60]!r}: check "
                 "judge.base_url (it often ends in /v1)",
@@ -266,3 +270,18 @@ class Chat:
 
     def _who(self) -> str:
         return f"judge {self.settings.model}: "
+
+
+def at_worst(usd: float | None, worst: float) -> float:
+    """What to count for a try: its cost, or the worst where nobody knows it."""
+    return worst if usd is None else usd
+
+
+def plain(value: Any) -> str:
+    """A server's word as text that any file takes: half a surrogate pair becomes a mark."""
+    return str(value or "").encode(errors="replace").decode()
+
+
+def count(value: Any) -> int:
+    """A server's number of tokens; 0 where it is none."""
+    return value if isinstance(value, int) and 0 <= value < 2**53 else 0

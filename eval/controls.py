@@ -10,15 +10,15 @@ rates are no evidence of good summaries.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from eval.analysis import analyse, verdict_table
 from eval.both_orders import judge_both_orders
-from eval.judge import make_judge, read_policies
+from eval.judge import config_with_cap, make_judge, questions_about, read_policies
 from eval.verdicts import Row
 from stages.config import Config, UserError, fail
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 
 SELF = "reference"
@@ -43,20 +43,29 @@ def judge_controls(config: Config) -> dict[str, Any]:
     with open_stage(config, "controls") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        posts = next(iter(policies.values()))[: config.checks.control_posts]
-        rows = control_rows(posts)
-        if config.judge.kind == OWN_TEXTS_ONLY:
-            rows = {SELF: rows[SELF]}
-        judgements = judge_both_orders(run, judge, rows, "controls")
-        controls = {name: describe(name, judgements, rows) for name in CONTROLS}
-        results = {
-            "judge": asdict(judge.about),
-            "posts": len(posts),
-            "controls": controls,
-            "failed": [name for name, one in controls.items() if one["passed"] is False],
-        }
+        rows = rows_for(config, next(iter(policies.values())))
+        # One cap for a run's questions: the controls may spend what its summaries have left.
+        beside = questions_about(policies)
+        judgements = judge_both_orders(run, judge, rows, "controls", beside)
+        results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
     return results
+
+
+def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
+    """The controls that the judge of a config can be asked about, of as many posts as it says."""
+    rows = control_rows(list(posts[: config.checks.control_posts]))
+    return {SELF: rows[SELF]} if config.judge.kind == OWN_TEXTS_ONLY else rows
+
+
+def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
+    """The number of posts, every control's result, and the names of those that failed."""
+    controls = {name: describe(name, judgements, rows) for name in CONTROLS}
+    return {
+        "posts": len(rows[SELF]),
+        "controls": controls,
+        "failed": [name for name, one in controls.items() if one["passed"] is False],
+    }
 
 
 def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
@@ -125,7 +134,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Judge the controls of a run."""
     try:
-        config = config_from_arguments(argv, "judge texts that must lose to the references")
+        config = config_with_cap(argv, "judge texts that must lose to the references")
         results = judge_controls(config)
     except UserError as error:
         fail(error)

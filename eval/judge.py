@@ -5,7 +5,9 @@ python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 """
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from eval.openai_judge import OpenAIJudge
 from eval.verdicts import VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
 from stages import config as settings
 from stages.config import Config, UserError, fail
+from stages.config import Judge as JudgeSettings
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress, read_lines
 
@@ -28,8 +31,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = [(policy, row) for policy in policies for row in policies[policy]]
         tasks = [(policy, row, order) for policy, row in rows for order in VERDICTS]
-        comparisons = [comparison_of(row, order) for _, row, order in tasks]
-        replies = judge_all(judge, comparisons, config.judge.concurrency)
+        replies = judge_all(judge, questions_about(policies), config.judge.concurrency)
         judgements = []
         for task, reply in zip(
             tasks, progress(replies, f"judge {judge.about.kind}", len(tasks)), strict=True
@@ -48,6 +50,12 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     if not any(policies.values()):
         raise UserError(f"there is nothing to judge: {folder} holds no summaries")
     return policies
+
+
+def questions_about(policies: Mapping[str, Sequence[Row]]) -> list[Comparison]:
+    """What is asked about each policy's summaries: all of them, in both orders."""
+    rows = [row for policy in policies for row in policies[policy]]
+    return [comparison_of(row, order) for row in rows for order in VERDICTS]
 
 
 def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
@@ -104,16 +112,31 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     }
 
 
+def capped(judge: JudgeSettings, max_cost: float | None) -> JudgeSettings:
+    """The settings under the cap of a command line, where it gives one.
+
+    Raises UserError for a cap of 0, which in the settings means none.
+    """
+    if max_cost is None:
+        return judge
+    if not 0 < max_cost < inf:
+        raise UserError(f"--max-cost must be above 0, not {max_cost:g}: leave it out for no cap")
+    return replace(judge, max_cost=max_cost)
+
+
+def config_with_cap(argv: list[str] | None, description: str) -> Config:
+    """The config of a command line that also takes `--max-cost`."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--max-cost", type=float)
+    given, others = own.parse_known_args(argv)
+    config = config_from_arguments(others, f"{description}; also takes --max-cost USD")
+    return replace(config, judge=capped(config.judge, given.max_cost))
+
+
 def main(argv: list[str] | None = None) -> None:
     """Judge a run's summaries."""
     try:
-        own = argparse.ArgumentParser(add_help=False)
-        own.add_argument("--max-cost", type=float)
-        given, others = own.parse_known_args(argv)
-        what = "judge each policy's summaries in both orders; also takes --max-cost USD"
-        config = config_from_arguments(others, what)
-        if given.max_cost is not None:
-            config = replace(config, judge=replace(config.judge, max_cost=given.max_cost))
+        config = config_with_cap(argv, "judge each policy's summaries in both orders")
         results = judge_summaries(config)
     except UserError as error:
         fail(error)

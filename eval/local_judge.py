@@ -43,8 +43,11 @@ class LocalJudge:
         note = "LLM in this process: the more probable of the answers A and B, not sampled"
         self.about = About(kind="local", name=source, is_llm=True, note=note)
 
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Judge them all, in batches of texts of similar length, which pad the least."""
+    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+        """Judge them all, in batches of texts of similar length, which pad the least.
+
+        It costs nothing, so what was asked `beside` does not matter.
+        """
         todo = sorted(set(comparisons) - set(self.known), key=lambda one: sum(map(len, one)))
         starts = range(0, len(todo), self.batch_size)
         batches = [todo[start : start + self.batch_size] for start in starts]

@@ -47,16 +47,16 @@ class OpenAIJudge:
         note = f"LLM behind an OpenAI-compatible API, {temperature}, replies {form}"
         return About(kind="openai", name=self.settings.model, is_llm=True, note=note)
 
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
+    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        Raises UserError where judge.max_cost is spent already.
+        What `beside` has cost counts towards judge.max_cost too.
         """
         batches = Batches(self.chat)
-        if self.settings.batch:
-            batches.collect_open()
+        batches.collect_open(wait=self.settings.batch)
         requests = {one.key: one for one in map(self.chat.request, comparisons)}
-        self.chat.budget.spent = self.cache.spent(requests)
+        account = {self.chat.request(one).key for one in beside} | requests.keys()
+        self.chat.budget.spent = self.cache.spent(account)
         todo = self._missing(comparisons)
         print(self._estimate(len(requests), todo), flush=True)
         if self.settings.batch and todo:

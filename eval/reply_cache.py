@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS tries (
     time TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
+CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 COLUMNS = (
@@ -69,24 +70,31 @@ class ReplyCache:
         with self._transaction(durable=False):
             return self.connection.execute(NEW_TRY, row).lastrowid or 0
 
-    def settle(self, number: int, usd: float, outcome: str, reply: Row | None = None) -> None:
+    def settle(
+        self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
+    ) -> None:
         """What became of a try and what it cost, with its reply in the same transaction.
 
-        A reply that is there already, from another process, stands.
+        A reply that is there already, from another process, stands. `raw` is what came: where it
+        is no reply that can be used, it is kept beside the ledger.
         """
-        with self._transaction(durable=reply is not None):
-            self._keep(reply)
+        with self._transaction(durable=bool(reply or raw)):
+            self._keep(number, reply, raw)
             self.connection.execute(
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
             )
 
-    def enter(self, key: str, usd: float, outcome: str, reply: Row | None = None) -> None:
+    def enter(
+        self, key: str, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
+    ) -> None:
         """Enter a try that is over, with its reply in the same transaction."""
-        with self._transaction(durable=reply is not None):
-            self._keep(reply)
-            self.connection.execute(NEW_TRY, (key, usd, outcome, now()))
+        with self._transaction(durable=bool(reply or raw)):
+            number = self.connection.execute(NEW_TRY, (key, usd, outcome, now())).lastrowid or 0
+            self._keep(number, reply, raw)
 
-    def _keep(self, reply: Row | None) -> None:
+    def _keep(self, number: int, reply: Row | None, raw: str) -> None:
+        if reply is None and raw:
+            self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", (number, raw))
         if reply is None:
             return
         names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))

@@ -24,7 +24,9 @@ OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
 LINE_MARKER = re.compile(rf"^[^\w\"']*{MARKER.pattern[2:]}", re.MULTILINE | re.IGNORECASE)
 OPEN_OBJECT = re.compile(r'\{\s*"')
 # What a reasoning model thinks aloud is not its answer.
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+# A marker that opens a quotation within a line is somebody else's word, such as the post's.
+QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re.IGNORECASE)
 
 
 def parse_choice(text: str) -> Choice | None:
@@ -43,7 +45,7 @@ def parse_choice(text: str) -> Choice | None:
         return _choice(BARE_CHOICE.match(word))
     if OPEN_OBJECT.search(rest) and not LINE_MARKER.search(rest):
         return None  # cut off, or without a verdict
-    plain = re.sub(r"[*_`\"'‘’“”]", "", rest).lower().strip()
+    plain = re.sub(r"[*_`\"'‘’“”]", "", QUOTED.sub(" [quoted] ", rest)).lower().strip()
     markers = list(MARKER.finditer(plain))
     if markers:
         return _choice(CHOICE.match(plain[markers[-1].end() :].split("\n")[0]))

@@ -166,17 +166,25 @@ def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
 
 
 def corrected_rate(
-    scores: Floats, labels: NDArray[np.bool_], answers: Floats, seed: int = 0
+    scores: Floats,
+    labels: NDArray[np.bool_],
+    answers: Floats,
+    posts: NDArray[np.int64],
+    seed: int = 0,
 ) -> Interval | None:
     """The win rate that a judge of known errors points to, with a bootstrap over both samples.
 
     `(p + specificity - 1) / (sensitivity + specificity - 1)`, kept within [0, 1]. p is the mean of
     `scores`, one a post of the evaluation; `labels` and `answers` [pairs] are the calibration's:
-    whether people prefer the policy, and how far the judge does. None where the judge cannot
-    tell (the denominator is below `LEAST_SKILL`) or one of the labels is missing.
+    whether people prefer the policy, how far the judge does, and of which post: the pairs of one
+    post are drawn together. None where the judge cannot tell (the denominator is below
+    `LEAST_SKILL`) or one of the labels is missing.
     Source: Rogan and Gladen 1978; for LLM judges Lee et al. 2511.21140.
     """
-    rows = np.column_stack([labels, labels * answers, ~labels, ~labels * (1 - answers)])
+    pairs = (labels, labels * answers, ~labels, ~labels * (1 - answers))
+    _, codes = np.unique(posts, return_inverse=True)
+    sums = [np.bincount(codes, weights=column) for column in pairs]
+    rows: Floats = np.column_stack(sums).astype(float)
     estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True))
     if not np.isfinite(estimate).all():
         return None

@@ -72,8 +72,11 @@ class Judge(Protocol):
 class Preparing(Protocol):
     """A judge that wants to know beforehand all that it will be asked."""
 
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Told once, before the first `compare`: to name a price, or to work in batches."""
+    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+        """Told once, before the first `compare`: to name a price, or to work in batches.
+
+        `beside` was asked before and falls under the same cap on the cost.
+        """
 
 
 def judge_pair(judge: Judge, post_id: str, query: str, first: str, second: str) -> Reply:
@@ -84,12 +87,19 @@ def judge_pair(judge: Judge, post_id: str, query: str, first: str, second: str) 
     return judge.compare(post_id, query, first, second)
 
 
-def judge_all(judge: Judge, comparisons: Sequence[Comparison], concurrency: int) -> Iterator[Reply]:
+def judge_all(
+    judge: Judge,
+    comparisons: Sequence[Comparison],
+    concurrency: int,
+    beside: Sequence[Comparison] = (),
+) -> Iterator[Reply]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
     The first error ends it: what is under way is waited for, what is pending is cancelled.
+    `beside` is what was asked before under the same cap on the cost.
     """
     if isinstance(judge, Preparing):
-        judge.prepare([one for one in comparisons if one.first.split() != one.second.split()])
+        asked = [one for one in comparisons if one.first.split() != one.second.split()]
+        judge.prepare(asked, beside)
     with ThreadPoolExecutor(concurrency) as pool:
         yield from pool.map(lambda one: judge_pair(judge, *one), comparisons)

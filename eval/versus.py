@@ -3,7 +3,8 @@
     python -m eval.versus --a tiny:ppo --b tiny:sft
 
 A side is `name[/seed][:policy]` (44413 and ppo where left out). The judge is the one that run A's
-settings name, changed by `--set judge.*`; it sees both orders of each pair, as with references.
+settings name, changed by `--set judge.*`; it sees both orders of each pair, as with references,
+and the controls on A's posts (from the cache, where run A was evaluated with it).
 """
 
 import argparse
@@ -17,13 +18,13 @@ import numpy as np
 
 from eval.analysis import analyse, verdict_table
 from eval.both_orders import judge_both_orders
-from eval.controls import OWN_TEXTS_ONLY
-from eval.judge import make_judge
+from eval.controls import OWN_TEXTS_ONLY, outcome, rows_for
+from eval.judge import capped, make_judge
 from eval.statistics import sign_flip_p_value
 from eval.verdicts import Row
 from eval.win_rate import post_scores, win_rate
 from stages import config as settings
-from stages.config import Config, Judge, UserError, fail
+from stages.config import Checks, Config, Judge, UserError, fail
 from stages.presets import make_config, override_of
 from stages.runs import file_hash, open_stage, read_lines, read_manifest, stage_folder
 
@@ -47,7 +48,9 @@ class Side:
         return f"{self.name}-{self.seed}-{self.policy}"
 
 
-def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict[str, Any]]:
+def compare(
+    a: str, b: str, overrides: Sequence[str] = (), max_cost: float | None = None
+) -> tuple[Config, dict[str, Any]]:
     """Judge side `a` against side `b`, both `name[/seed][:policy]`; the config and the results.
 
     Raises UserError where a side has no summaries, the posts differ, or the judge cannot tell.
@@ -55,6 +58,7 @@ def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict
     left, right = read_side(a), read_side(b)
     check_posts(left, right)
     config = versus_config(left, right, overrides)
+    config = replace(config, judge=capped(config.judge, max_cost))
     if config.judge.kind == OWN_TEXTS_ONLY:
         check_scores(left, right)
     rows = pair_rows(left, right)
@@ -62,9 +66,11 @@ def compare(a: str, b: str, overrides: Sequence[str] = ()) -> tuple[Config, dict
         for side in dict.fromkeys((left.folder, right.folder)):
             run.inputs[str(side.relative_to(settings.RUNS))] = file_hash(side / "manifest.json")
         judge = make_judge(config, {"versus": rows})
-        judgements = judge_both_orders(run, judge, {"versus": rows}, "versus")
-        results = describe(rows, judgements) | {
+        controls = rows_for(config, list(left.rows.values()))
+        found = judge_both_orders(run, judge, {"versus": rows, **controls}, "versus")
+        results = describe(rows, [row for row in found if row["policy"] == "versus"]) | {
             "judge": asdict(judge.about),
+            "controls": outcome(found, controls),
             "a": left.label,
             "b": right.label,
         }
@@ -116,12 +122,12 @@ def check_scores(a: Side, b: Side) -> None:
 
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
-    """A config that names the comparison's folder and holds the judge of run A."""
+    """A config that names the comparison's folder and holds the judge of run A and its checks."""
     judged = a.folder.with_name("judge") / "config.json"
     path = judged if judged.exists() else a.folder / "config.json"
-    saved = json.loads(path.read_text(encoding="utf-8"))["judge"]
+    saved = json.loads(path.read_text(encoding="utf-8"))
     known = {one.name for one in fields(Judge)}
-    changes = {key: value for key, value in saved.items() if key in known}
+    changes = {key: value for key, value in saved["judge"].items() if key in known}
     for override in overrides:
         section, field, value = override_of(override)
         if section != "judge":
@@ -130,7 +136,8 @@ def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
     judge = Judge(**changes)
     config = make_config("tiny", seed=a.seed)
     name = f"versus-{a.label}-{b.label}"
-    return replace(config, name=name, judge=judge, overrides=tuple(overrides))
+    checks = Checks(**saved["checks"]) if "checks" in saved else config.checks
+    return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
 
 
 def pair_rows(a: Side, b: Side) -> list[Row]:
@@ -171,6 +178,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--a", required=True, help="name[/seed][:policy]")
     parser.add_argument("--b", required=True, help="name[/seed][:policy]")
     parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    parser.add_argument("--max-cost", type=float, help="the most that the judge may cost, USD")
     return parser.parse_args(argv)
 
 
@@ -178,7 +186,7 @@ def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
     try:
-        config, results = compare(args.a, args.b, args.overrides)
+        config, results = compare(args.a, args.b, args.overrides, args.max_cost)
     except UserError as error:
         fail(error)
     judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"

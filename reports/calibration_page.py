@@ -9,7 +9,7 @@ shown where the run has been evaluated with this judge.
 from typing import Any
 
 from reports import page
-from reports.collect import find_calibration, load_run
+from reports.collect import find_calibration, flags_beside, load_run
 from reports.judge_section import calibration, corrected_rates
 from reports.page import Block, Heading, Text
 from stages.config import Config, UserError, fail
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
     """The page: verdict, numbers, corrected rates where there is a run."""
-    flags = found["flags"]
+    flags = flags_beside(stage_folder(config, "controls").parent, vars(config.judge))
     name = found["judge"]["name"]
     said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
     corrected = {}

@@ -7,6 +7,7 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,15 +194,23 @@ def judge_flags(record: Record) -> list[str]:
 
 def flags_beside(run: Path, judge: dict[str, Any]) -> list[str]:
     """The same for a judge with these settings, from what lies in a run's folder."""
-    found = [_results_of(run / stage, judge) for stage in ("controls", SIDE)]
-    return _flags(found[0], found[1])
+    return _flags(_results_of(run / "controls", judge), _results_of(run / SIDE, judge))
 
 
-def _flags(controls: dict[str, Any] | None, calibration: dict[str, Any] | None) -> list[str]:
+def flags_of_versus(
+    found: dict[str, Any], runs: Sequence[Path], judge: dict[str, Any]
+) -> list[str]:
+    """The same for a comparison of two policies: its controls, its runs' calibrations."""
+    calibrations = [_results_of(run / SIDE, judge) for run in runs]
+    return list(dict.fromkeys(_flags(found["controls"], *calibrations)))
+
+
+def _flags(controls: dict[str, Any] | None, *calibrations: dict[str, Any] | None) -> list[str]:
     tried = controls["controls"].values() if controls else []
     failed = [one["what"] for one in tried if one["passed"] is False]
     said = f"it does not surely prefer the reference to {', to '.join(failed)}"
-    return [*([said] if failed else []), *(calibration["flags"] if calibration else [])]
+    flags = [flag for one in calibrations if one for flag in one["flags"]]
+    return [*([said] if failed else []), *flags]
 
 
 def _policy_row(record: Record, policy: str) -> dict[str, Any]:

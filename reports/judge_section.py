@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from eval.analysis import MOST_UNJUDGED
 from eval.calibration import HUMAN_CEILING, correct
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Note, Table, Text
@@ -201,13 +202,21 @@ def _calibration(record: Record) -> list[Block]:
 
 
 def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
-    """For each policy with a rate: the judged and the corrected one; None where uncorrectable."""
+    """For each policy the corrected win rate; None where it cannot be had, and where too many
+    posts have no verdict for any rate.
+    """
     pairs = record.calibration_pairs
     scores: dict[str, list[float]] = {}
     for row in record.rows("win_rate", "post_scores.jsonl"):
         if row["score"] is not None:
             scores.setdefault(row["policy"], []).append(row["score"])
-    return {policy: _plain(correct(values, pairs)) for policy, values in scores.items()}
+    judged = record.results("win_rate")["policies"]
+    return {
+        policy: _plain(correct(values, pairs))
+        if judged[policy]["unjudged"] <= MOST_UNJUDGED
+        else None
+        for policy, values in scores.items()
+    }
 
 
 def _plain(found: Any) -> dict[str, Any] | None:
@@ -257,7 +266,8 @@ def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[
         f" on {whole(found['error_pairs'])} labelled {which} it agrees with"
         f" {estimate(found['sensitivity'])} of the labels for the summary and with"
         f" {estimate(found['specificity'])} of those against it. The interval is a bootstrap over"
-        " both samples. A dash: the judge's errors leave nothing to correct. It holds as far as"
-        " the judge errs on our summaries as it does on the labelled ones."
+        " both samples. A dash: the judge's errors leave nothing to correct, or too many posts"
+        " have no verdict. It holds as far as the judge errs on our summaries as it does on the"
+        " labelled ones."
     )
     return [Table(("", "corrected win rate [95%]"), rows, caption)]

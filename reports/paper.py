@@ -1,6 +1,7 @@
 """The paper's numbers (paper.json), and which of them stand beside a run."""
 
 import json
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,15 @@ def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
     rows = []
     for name, key, form in COMPARED:
         entry = numbers[name]
-        ours = [form.format(row[key]) for row in columns.values()]
+        ours = [_written(form, row[key]) for row in columns.values()]
         theirs = [form.format(entry["mean"][size]) for size in SIZES]
         rows.append([entry["what"], *ours, *theirs, source(entry)])
     return header, rows
+
+
+def _written(form: str, value: float | None) -> str:
+    """One of our numbers; a dash where it may not be given."""
+    return "–" if value is None or isnan(value) else form.format(value)
 
 
 def caption() -> str:

@@ -5,6 +5,7 @@
 writes reports/generated/versus-<a>-<b>.md and .html from what `eval.versus` left on disk.
 """
 
+import json
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 from eval.analysis import MOST_UNJUDGED
 from eval.versus import arguments, read_side, versus_config
 from reports import page
-from reports.collect import flags_beside
-from reports.judge_section import rates
+from reports.collect import flags_of_versus
+from reports.judge_section import controls, rates
 from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from stages.config import UserError, fail
@@ -26,16 +27,21 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdict and its path."""
     args = arguments(argv)
     try:
-        config = versus_config(read_side(args.a), read_side(args.b), args.overrides)
-        manifest = read_manifest(stage_folder(config, "versus"))
+        sides = [read_side(one) for one in (args.a, args.b)]
+        config = versus_config(sides[0], sides[1], args.overrides)
+        folder = stage_folder(config, "versus")
+        manifest = read_manifest(folder)
         if manifest is None:
             raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
     except UserError as error:
         fail(error)
     found = manifest["results"]
-    flags = flags_beside(read_side(args.a).folder.parent, vars(config.judge))
+    judged_by = json.loads((folder / "config.json").read_text(encoding="utf-8"))["judge"]
+    flags = flags_of_versus(found, [side.folder.parent for side in sides], judged_by)
     path = page.write(config.name, f"{found['a']} against {found['b']}", blocks(found, flags))
-    print("\n".join([*textwrap.wrap(verdict(found), COLUMNS), "report:", str(path)]))
+    said = [verdict(found), judge_flags({"judge_flags": flags}) or ""]
+    wrapped = [line for text in said for line in textwrap.wrap(text, COLUMNS)]
+    print("\n".join([*wrapped, "report:", str(path)]))
 
 
 def verdict(found: dict[str, Any]) -> str:
@@ -86,6 +92,8 @@ def blocks(found: dict[str, Any], flags: Sequence[str] = ()) -> list[Block]:
         Table(header.split("|"), [cells], caption),
         Heading("Every rate"),
         *rates({found["a"]: given}),
+        Heading("Controls of the judge"),
+        *controls(found["controls"]),
     ]
 
 

@@ -114,7 +114,7 @@ STAGE_SECTIONS = {
 }
 OPTIONAL_STAGES = ("dpo",)  # a run may finish without them
 # The same for what may stand beside a run and is no part of it.
-SIDE_SECTIONS = {"calibration": ("world", "data", "judge", "checks"), "versus": ("judge",)}
+SIDE_SECTIONS = {"calibration": ("world", "data", "judge", "checks"), "versus": ("judge", "checks")}
 READ_THE_DATA = ("base", "calibration")
 UPSTREAM_STAGES = ("base", "sft", "rm", "normalize")
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}

@@ -7,12 +7,16 @@ from stages.errors import at_least_0, in_range, one_of, positive, require
 KINDS = ("openai", "local", "facts", "reward_model")
 
 # USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
-# A dated snapshot costs what its name without the date costs; batches cost half.
+# A dated snapshot costs what its name without the date costs, unless it stands here itself;
+# batches cost half.
 PRICES = {
     "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-3.5-turbo-0613": (1.50, 2.00),
+    "gpt-3.5-turbo-1106": (1.00, 2.00),
     "gpt-4": (30.00, 60.00),
     "gpt-4-turbo": (10.00, 30.00),
     "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-05-13": (5.00, 15.00),
     "gpt-4o-mini": (0.15, 0.60),
     "gpt-4.1": (2.00, 8.00),
     "gpt-4.1-mini": (0.40, 1.60),

@@ -199,6 +199,54 @@ def test_a_batch_of_which_nothing_comes_back_stops_with_one_line(monkeypatch):
     assert len(server.batches) == 1
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_batch_that_was_left_is_collected_without_the_batch_api_too(runs, monkeypatch, capsys):
+    """Left under way: named. Left and done: its replies are not paid for again."""
+    with batch_server() as server:
+        config = llm_config(server, batch=True, **PRICES)
+        with monkeypatch.context() as patch:
+            patch.setattr("eval.batches.Batches._wait", kill)
+            with pytest.raises(KeyboardInterrupt):
+                list(judge_all(make_judge(config, {}), questions(8), 2))
+        single = llm_config(server, **PRICES)
+        server.looks = 10**9
+        list(judge_all(make_judge(single, {}), questions(1), 2))
+        assert "batch-0 is under way" in capsys.readouterr().out
+        assert server.single == 1
+        server.batches["batch-0"]["looks"], server.looks = 0, 1
+        list(judge_all(make_judge(single, {}), questions(8), 2))
+        # The one that failed and the one that was cut off.
+        assert (server.single, len(server.batches)) == (3, 1)
+    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
+        ((spent,),) = file.execute("SELECT SUM(usd) FROM tries").fetchall()
+    assert spent == pytest.approx(3 * 0.20 + 6 * 0.10)
+
+
+def kill(*args):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_line_that_is_no_json_or_hides_its_tokens_spoils_no_other(runs, monkeypatch):
+    finish = BatchServer.finish
+
+    def spoil(self, batch):
+        finish(self, batch)
+        name = batch["output_file_id"]
+        lines = [json.loads(one) for one in self.files[name].splitlines()]
+        del lines[-1]["response"]["body"]["usage"]
+        self.files[name] = "\n".join(["{cut", "7", *map(json.dumps, lines)])
+
+    monkeypatch.setattr(BatchServer, "finish", spoil)
+    with batch_server() as server:
+        config = llm_config(server, batch=True, **PRICES)
+        replies = list(judge_all(make_judge(config, {}), questions(1) + questions(8)[3:], 2))
+    assert [reply.choice for reply in replies] == ["B"] * 6
+    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
+        ((spent,),) = file.execute("SELECT SUM(usd) FROM tries").fetchall()
+    assert 0.20 + 4 * 0.10 + 0.10 < spent < 0.20 + 4 * 0.10 + 0.13  # at the most 0.24 / 2
+
+
 DRIVER = """
 import sys
 from dataclasses import replace

@@ -205,5 +205,20 @@ def test_with_one_order_a_post_both_orders_weigh_alike():
     assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.05)
 
 
+def test_a_post_that_was_seen_twice_does_not_speak_for_all():
+    """100 posts in one order each, 60% won, and one more in both orders, lost in both."""
+    outcomes = np.array([1.0, 1.0, 1.0, 0.0, 0.0] * 20 + [0.0, 0.0])
+    table = VerdictTable(
+        posts=np.array([*range(100), 100, 100]),
+        outcomes=outcomes,
+        shown_first=np.array([True] * 50 + [False] * 50 + [True, False]),
+        log_ratios=np.zeros(102),
+        asked=np.ones(102, dtype=bool),
+    )
+    found = analyse(table)["order_balanced"]
+    assert found["estimate"] == pytest.approx(30 / 51)
+    assert found["posts"] == 101
+
+
 def test_an_empty_summary_has_one_word():
     assert [word_count(text) for text in ("", "  ", "one", "a b\nc")] == [1, 1, 1, 3]

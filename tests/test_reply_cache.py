@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from eval.judge import main, make_judge
+from eval import calibration, controls, versus
+from eval.budget import price_of
+from eval.controls import judge_controls
+from eval.judge import judge_summaries, main, make_judge
 from eval.openai_judge import OpenAIJudge
 from eval.reply_cache import ReplyCache
 from eval.verdicts import Comparison, judge_all
-from stages.config import UserError
+from stages.config import Judge, UserError
 from stages.runs import open_stage
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -46,6 +49,19 @@ def test_what_was_answered_is_not_paid_for_again():
         with pytest.raises(UserError, match="judge-2024"):
             ask(server, model="other", max_retries=0)
         assert len(server.requests) == 5
+
+
+def test_the_key_names_all_that_is_sent_but_the_budget(monkeypatch):
+    with serving(lambda number, body: chat(GOOD)) as server:
+        ask(server)
+        ask(server, max_tokens=999)
+        assert len(server.requests) == 1
+        schema = {"type": "json_schema", "json_schema": {"name": "another"}}
+        monkeypatch.setattr("eval.chat.RESPONSE_FORMAT", schema)
+        ask(server)
+        monkeypatch.setattr("eval.prompt.PROMPT", "{tag}{query}{first}{second}{ending}")
+        ask(server)
+    assert len(server.requests) == 3
 
 
 def test_two_policies_that_wrote_one_summary_are_asked_about_once():
@@ -89,6 +105,26 @@ def test_a_failed_try_is_no_reply(runs):
     outcomes = [one for (one,) in rows(runs, "SELECT outcome FROM tries ORDER BY id")]
     words = ("500", "no chat completion", "other's", "empty", "reply")
     assert all(word in outcome for word, outcome in zip(words, outcomes, strict=True))
+    unused = rows(runs, "SELECT outcome, raw FROM tries JOIN unused ON id = try ORDER BY id")
+    assert [outcome for outcome, _ in unused] == outcomes[1:4]
+    assert unused[0][1] == "oops"
+    assert json.loads(unused[1][1])["model"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (chat("Preferred: A \ud83d")[1], "A"),  # half an emoji
+        ({**chat(GOOD)[1], "usage": {"prompt_tokens": float("inf")}}, "A"),
+        ({**chat(GOOD)[1], "usage": {"prompt_tokens": 2**70, "completion_tokens": -1}}, "A"),
+        ("[" * 100_000, None),
+    ],
+)
+def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
+    with serving(lambda number, body: (200, reply) if number == 0 else chat("B")) as server:
+        assert ask(server).choice == (said or "B")
+    assert len(rows(runs, "SELECT key FROM replies")) == 1
+    assert len(rows(runs, "SELECT try FROM unused")) == (said is None)
 
 
 WRITER = """
@@ -188,6 +224,15 @@ def test_a_request_that_may_have_been_paid_for_counts_at_its_worst_price(runs):
     assert "no reply" in outcome
 
 
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 1000}, {"prompt_tokens": -9}])
+def test_a_reply_that_hides_its_tokens_counts_at_its_worst_price(usage):
+    with serving(lambda number, body: chat(GOOD, usage=usage)) as server:
+        config = llm_config(server, max_cost=1.0, **PRICES)
+        with pytest.raises(UserError, match=r"judge.max_cost=1"):
+            list(judge_all(make_judge(config, {}), questions(20), 2))
+    assert len(server.requests) == 4  # at 0.24 each
+
+
 def test_a_cap_without_a_price_is_refused():
     with (
         serving(lambda number, body: chat(GOOD)) as server,
@@ -209,6 +254,53 @@ def test_the_command_line_takes_a_cap(monkeypatch, capsys):
             main(["--max-cost", "0.001", "--set", *settings])
     assert "judge.max_cost=0.001" in capsys.readouterr().err
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("model", "price"),
+    [
+        ("gpt-4o-2024-05-13", (5.0, 15.0)),  # dearer than the name without the date
+        ("gpt-4o-2024-08-06", (2.5, 10.0)),
+        ("gpt-3.5-turbo-1106", (1.0, 2.0)),
+        ("gpt-3.5-turbo-0125", (0.5, 1.5)),
+        ("gpt-4o-mini", (0.15, 0.6)),
+        ("gpt-4-32k", None),
+    ],
+)
+def test_a_snapshot_has_its_own_price_where_it_differs(model, price):
+    assert price_of(Judge(model=model)) == price
+
+
+@pytest.mark.parametrize("cap", ["0", "-1", "nan", "inf"])
+def test_a_cap_of_nothing_is_not_taken_for_no_cap(runs, capsys, cap):
+    with pytest.raises(SystemExit):
+        main(["--max-cost", cap])
+    assert "--max-cost must be above 0" in capsys.readouterr().err
+
+
+def test_the_controls_may_spend_what_the_summaries_have_left():
+    """2 pairs in both orders and 9 controls, 0.20 USD each and at most 0.24, for 1.3 USD."""
+    with serving(lambda number, body: chat(GOOD)) as server:
+        config = llm_config(server, max_cost=1.3, **PRICES)
+        with open_stage(config, "summaries") as run:
+            for k in range(2):
+                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
+                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
+            run.finish({})
+        judge_summaries(config)
+        assert len(server.requests) == 4
+        with pytest.raises(UserError, match=r"judge.max_cost=1.3"):
+            judge_controls(config)
+    assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize(
+    "command", [controls.main, calibration.main, lambda argv: versus.main(["--a", "x", *argv])]
+)
+def test_every_command_that_asks_a_judge_takes_a_cap(runs, capsys, command):
+    with pytest.raises(SystemExit):
+        command(["--max-cost", "much"])
+    assert "argument --max-cost: invalid float value: 'much'" in capsys.readouterr().err
 
 
 def test_threads_share_one_cache(tmp_path):

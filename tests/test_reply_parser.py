@@ -38,6 +38,9 @@ OBJECTS: list[tuple[str, Choice | None]] = [
     ('{"preferred": 1}', None),
     ('{"preferred": null}', None),
     ('{"comparison": "Preferred: A"}', None),
+    ("<think>Is it A? Preferred: A", None),
+    ('"Preferred: B"', "B"),
+    ('Comparison: x\n"Preferred": "B"', "B"),
     ("C", None),
     ("Preferred: C", None),
 ]

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports import calibration_page, collect, page, run_page, scaling, verdict
+from reports import calibration_page, collect, judge_section, page, run_page, scaling, verdict
 from stages import config as settings
 from stages.config import Data, Judge
 from stages.presets import make_config
@@ -232,10 +232,31 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     alone = (places / "generated/tiny-seed44413-judge-calibration.md").read_text()
     assert "is flagged: it agrees with the labels on 51.0%" in alone
     assert "| PPO | 50.0% [" in alone
+    assert "the post's title" not in alone
     calibrated(replace(config, judge=Judge(kind="openai", model="another")), flags=["no"])
     record = collect.load_run(config)
     assert record.calibration is None
     assert collect.judge_flags(record) == []
+
+
+def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
+    config = make_config("tiny")
+    fabricate(config, controls_pass=False)
+    calibrated(config, flags=[])
+    calibration_page.main(["--preset", "tiny"])
+    alone = (places / "generated/tiny-seed44413-judge-calibration.md").read_text()
+    assert "is flagged: it does not surely prefer the reference to the post's title" in alone
+
+
+def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
+    config = make_config("tiny")
+    fabricate(config, unjudged=0.05)
+    calibrated(config, flags=[])
+    assert judge_section.corrected_rates(collect.load_run(config))["ppo"] is None
+    text = page.to_markdown("x", "x", run_page.blocks(collect.load_run(config)))
+    corrected = text.split("corrected win rate")[1]
+    assert "| SFT | 50.0% [" in corrected
+    assert "| PPO | – |" in corrected
 
 
 def test_a_judge_without_a_calibration_has_no_page(places, capsys):
@@ -279,6 +300,12 @@ def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     text = page.to_markdown("x", "x", run_page.blocks(collect.load_run(config)))
     assert "39.4%" in text
     assert "not an llm" not in text.lower()
+    fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
+    records, _ = scaling.collect(["pythia-1b"])
+    for some in (run_page.blocks(records[0]), scaling.blocks(records[:1])):
+        beside = page.to_markdown("x", "x", some).split("Beside the paper")[1]
+        assert "nan" not in beside
+        assert "63.0%" not in beside  # more than 2% of seed 2 is unjudged
     assert "39.4%" not in made[1]
     assert "not comparable with this run" in made[1]
 

@@ -118,10 +118,25 @@ def labelled(sensitivity, specificity, n):
     return np.repeat([True, False], n), np.array(answers)
 
 
+def corrected(scores, labels, answers):
+    """With one pair a post."""
+    return corrected_rate(scores, labels, answers, np.arange(len(labels)))
+
+
+def test_pairs_of_one_post_are_no_more_evidence_than_one():
+    labels, answers = labelled(0.8, 0.9, 100)
+    scores = np.repeat([1.0, 0.0], [590, 410])
+    alone = known(corrected(scores, labels, answers))
+    posts = np.repeat(np.arange(200), 3)
+    together = known(corrected_rate(scores, np.repeat(labels, 3), np.repeat(answers, 3), posts))
+    assert together.estimate == pytest.approx(alone.estimate)
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high), abs=0.01)
+
+
 def test_the_corrected_rate_undoes_the_judges_errors():
     # True rate 0.7 through sensitivity 0.8 and specificity 0.9: 0.7 * 0.8 + 0.3 * 0.1 = 0.59.
     labels, answers = labelled(0.8, 0.9, 500)
-    found = known(corrected_rate(np.repeat([1.0, 0.0], [590, 410]), labels, answers))
+    found = known(corrected(np.repeat([1.0, 0.0], [590, 410]), labels, answers))
     assert found.estimate == pytest.approx(0.7)
     # Delta method: variances of p, sensitivity and specificity, over the skill of 0.7.
     error = math.sqrt(0.59 * 0.41 / 1000 + 0.49 * 0.16 / 500 + 0.09 * 0.09 / 500) / 0.7
@@ -132,7 +147,7 @@ def test_the_corrected_rate_undoes_the_judges_errors():
 def test_a_judge_without_errors_needs_no_correction():
     labels, answers = labelled(1.0, 1.0, 200)
     scores = np.repeat([1.0, 0.5, 0.0], [120, 30, 50])
-    found = known(corrected_rate(scores, labels, answers))
+    found = known(corrected(scores, labels, answers))
     plain = mean_of_posts(scores, (0.0, 1.0))
     assert found.estimate == pytest.approx(plain.estimate)
     assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=0.005)
@@ -140,9 +155,9 @@ def test_a_judge_without_errors_needs_no_correction():
 
 def test_a_judge_who_guesses_corrects_nothing():
     labels, answers = labelled(0.5, 0.5, 300)
-    assert corrected_rate(np.repeat([1.0, 0.0], [60, 40]), labels, answers) is None
+    assert corrected(np.repeat([1.0, 0.0], [60, 40]), labels, answers) is None
     labels, answers = labelled(0.8, 0.9, 50)
-    assert corrected_rate(np.ones(10), labels[:50], answers[:50]) is None  # one kind of label only
+    assert corrected(np.ones(10), labels[:50], answers[:50]) is None  # one kind of label only
 
 
 def test_the_corrected_interval_holds_the_truth_19_times_in_20():
@@ -152,7 +167,7 @@ def test_the_corrected_interval_holds_the_truth_19_times_in_20():
         labels = rng.random(300) < 0.5
         answers = (rng.random(300) < np.where(labels, 0.75, 0.2)).astype(float)
         scores = (rng.random(400) < 0.6 * 0.75 + 0.4 * 0.2).astype(float)
-        found = known(corrected_rate(scores, labels, answers))
+        found = known(corrected(scores, labels, answers))
         held += found.low <= 0.6 <= found.high
     assert 0.9 <= held / 200 <= 0.99
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from eval.verdicts import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
 from stages.config import UserError
@@ -10,6 +11,7 @@ from stages.runs import open_stage, read_lines, read_manifest
 from stages.toy import CLAUSES, facts_of
 
 GENERATED = "generated"
+POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 
 
 @pytest.fixture
@@ -40,7 +42,8 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(places, capsys):
     assert (found["estimate"], found["losses"], found["unjudged"]) == (0.0, 40, 0.0)
     assert found["high"] == pytest.approx(1.96**2 / (40 + 1.96**2), abs=1e-3)  # Wilson, 0 of 40
     assert found["p_value"] == pytest.approx(1 / 10_001)
-    assert len(read_lines(folder / "judgements.jsonl")) == 80
+    policies = [row["policy"] for row in read_lines(folder / "judgements.jsonl")]
+    assert (policies.count("versus"), policies.count("reference")) == (80, 80)
     assert list(manifest["inputs"]) == ["tiny/seed44413/summaries"]
     versus_page.main(["--a", "tiny:sft", "--b", "tiny"])
     said = capsys.readouterr().out
@@ -90,6 +93,31 @@ def test_the_judge_is_the_runs_own_unless_set(places):
     assert found["estimate"] == 1.0  # the recorded score is the number of clauses
     with pytest.raises(UserError, match="versus takes judge"):
         compare("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
+
+
+def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
+    places, monkeypatch, capsys
+):
+    """Whichever judge was set for the comparison: its controls go with it."""
+
+    class First:
+        about = About(kind="facts", name="who takes the first", is_llm=False, note="for tests")
+
+        def compare(self, post_id, query, first, second):
+            return Reply(choice="A", text="")
+
+    summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])
+    sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo"]
+    monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: First())
+    main(sides)
+    versus_page.main(sides)
+    text = (places / GENERATED / "versus-tiny-1-sft-tiny-1-ppo.md").read_text()
+    assert "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to" in text
+    assert "THE JUDGE FAILED ITS CHECKS" in capsys.readouterr().out
+    assert "| the post's title | 50.0% [" in text
+    assert "the reference itself | 50.0%" in text
+    (found,) = [one for one in text.splitlines() if one.startswith("| 0 | 40 | 0 |")]
+    assert "100.0% [" in found  # picks the first shown: of the 80 judgements of the pairs alone
 
 
 def test_scores_of_two_reward_models_are_not_compared(places):
