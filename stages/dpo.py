@@ -10,6 +10,7 @@ schedule.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress
 from stages.training import (
     batch_rows,
+    batch_tensors,
     check_batch,
     chunks,
     cosine_rate,
@@ -35,6 +37,7 @@ from stages.training import (
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
+    saving_a_broken_batch,
     set_learning_rate,
     synchronized_last,
     use_gradient_checkpointing,
@@ -100,7 +103,10 @@ def learn(
         rate = dpo.learning_rate * cosine_rate(update, updates, config.optimizer.warmup_fraction)
         set_learning_rate(optimizer, rate)
         rows = batch_rows(len(train), dpo.batch_size, update, config.seed, "dpo")
-        stats = take_step(accelerator, policy, optimizer, train, reference, rows, config)
+        with saving_a_broken_batch(
+            run, accelerator, update, "sft", partial(batch_tensors, train, rows)
+        ):
+            stats = take_step(accelerator, policy, optimizer, train, reference, rows, config)
         if update == 0:
             check_start(stats, TOLERANCES[config.memory.mixed_precision])
         run.log(update + 1, **stats, lr=rate)

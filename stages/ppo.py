@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stages import functional
@@ -57,7 +56,6 @@ from stages.rollout import (
 )
 from stages.runs import Run, open_stage, progress
 from stages.training import (
-    NonFiniteError,
     batch_rows,
     check_batch,
     global_sum,
@@ -66,6 +64,7 @@ from stages.training import (
     make_accelerator,
     refuse_non_finite,
     sampling_noise,
+    saving_a_broken_batch,
     set_learning_rate,
     stream_seed,
     synchronized_last,
@@ -280,7 +279,7 @@ def learn(
     ptx: Pretraining | None,
 ) -> dict[str, float]:
     """Step 6 for one rollout. A number that is not finite ends the stage, with the batch saved."""
-    try:
+    with saving_a_broken_batch(run, accelerator, update, "sft", lambda: vars(rollout)):
         return optimize(  # 6. learn
             accelerator,
             models.trained,
@@ -292,13 +291,6 @@ def learn(
             seed=stream_seed(config.seed, "ppo minibatches", update),
             ptx=ptx,
         )
-    except NonFiniteError as error:
-        path = run.folder.with_name(f"ppo.failed{accelerator.process_index}.safetensors")
-        save_file({name: x.cpu().contiguous() for name, x in vars(rollout).items()}, path)
-        raise UserError(
-            f"{error} (update {update + 1}, its batch is in {path}; the last good weights are "
-            f"those in {run.require('sft')})"
-        ) from None
 
 
 def optimize(

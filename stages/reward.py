@@ -6,6 +6,7 @@ loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from stages.presets import config_from_arguments
 from stages.runs import open_stage, progress
 from stages.training import (
     batch_rows,
+    batch_tensors,
     check_batch,
     chunks,
     cosine_rate,
@@ -30,6 +32,7 @@ from stages.training import (
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
+    saving_a_broken_batch,
     set_learning_rate,
     stream,
     synchronized_last,
@@ -60,7 +63,10 @@ def train_reward_model(config: Config) -> None:
             )
             set_learning_rate(optimizer, rate)
             rows = batch_rows(len(train), config.rm.batch_size, update, config.seed, "rm")
-            stats = take_step(accelerator, reward_model, optimizer, train, rows, config)
+            with saving_a_broken_batch(
+                run, accelerator, update, "sft", partial(batch_tensors, train, rows)
+            ):
+                stats = take_step(accelerator, reward_model, optimizer, train, rows, config)
             run.log(update + 1, **stats, lr=rate)
         trained = accelerator.unwrap_model(reward_model)
         merge(trained)

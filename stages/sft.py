@@ -5,6 +5,7 @@ One update: a global batch of query + summary, the mean negative log-likelihood 
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from stages.runs import Run, open_stage, progress
 from stages.text_metrics import rouge
 from stages.training import (
     batch_rows,
+    batch_tensors,
     check_batch,
     chunks,
     cosine_rate,
@@ -32,6 +34,7 @@ from stages.training import (
     make_optimizer,
     refuse_non_finite,
     respond,
+    saving_a_broken_batch,
     set_learning_rate,
     synchronized_last,
     use_gradient_checkpointing,
@@ -61,7 +64,10 @@ def train_sft(config: Config) -> None:
             )
             set_learning_rate(optimizer, rate)
             rows = batch_rows(len(train), config.sft.batch_size, update, config.seed, "sft")
-            loss = take_step(accelerator, policy, optimizer, train, rows, config)
+            with saving_a_broken_batch(
+                run, accelerator, update, "base", partial(batch_tensors, train, rows)
+            ):
+                loss = take_step(accelerator, policy, optimizer, train, rows, config)
             metrics = {"loss/train": loss, "lr": rate}
             if (update + 1) % evaluation == 0 or update + 1 == updates:
                 policy.eval()

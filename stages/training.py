@@ -9,20 +9,22 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, Memory, Optimizer, UserError
-from stages.data import Ragged, pad_left
+from stages.data import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.functional import truncate_after
 from stages.models import sample
-from stages.runs import progress
+from stages.runs import Run, progress
 
 T = TypeVar("T")
 
@@ -147,6 +149,38 @@ def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
             f"{stage} stopped before a step: {', '.join(bad)} not finite: try a smaller "
             f"{stage}.learning_rate"
         )
+
+
+@contextmanager
+def saving_a_broken_batch(
+    run: Run,
+    accelerator: Accelerator,
+    update: int,
+    before: str,
+    batch: Callable[[], dict[str, Tensor]],
+) -> Iterator[None]:
+    """Around a step: where its numbers are not finite, save this process's part of the batch.
+
+    The error then names that file, the update and the weights of the stage `before`.
+    """
+    try:
+        yield
+    except NonFiniteError as error:
+        name = f"{run.folder.name}.failed{accelerator.process_index}.safetensors"
+        path = run.folder.with_name(name)
+        save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
+        raise UserError(
+            f"{error} (update {update + 1}, its batch is in {path}; the last good weights are "
+            f"those in {run.require(before)})"
+        ) from None
+
+
+def batch_tensors(split: TokenizedSplit, rows: Sequence[int]) -> dict[str, Tensor]:
+    """Some rows of a split: their numbers, and each column's tokens, -1 after the last."""
+    columns = {
+        name: pad_right([column[row] for row in rows], -1) for name, column in split.columns.items()
+    }
+    return {"rows": torch.tensor(rows), **columns}
 
 
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:

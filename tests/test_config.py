@@ -259,7 +259,7 @@ def test_memory_knobs_change_no_settings_hash():
         ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
         ("judge.model=x", {"judge", "controls", "calibration", "versus"}),
-        ("checks.control_posts=9", {"controls", "calibration"}),
+        ("checks.control_posts=9", {"controls", "calibration", "versus"}),
     ],
 )
 def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):

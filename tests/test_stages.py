@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
@@ -41,6 +42,7 @@ MINI = """
     dpo.learning_rate=0.0005
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
+SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
 MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
 
@@ -354,3 +356,34 @@ def test_metrics_hold_no_number_that_is_not_finite(study):
     for stage in ("sft", "rm", "ppo", "dpo"):
         for row in runs.read_lines(study / stage / "metrics.jsonl"):
             assert all(math.isfinite(value) for value in row.values()), json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("module", "stage", "before", "columns"),
+    [
+        (sft, "sft", "base", {"queries", "summaries"}),
+        (reward, "rm", "sft", {"queries", "chosen", "rejected"}),
+        (dpo, "dpo", "sft", {"queries", "chosen", "rejected"}),
+    ],
+)
+def test_a_stage_that_diverges_stops_with_its_batch_saved_and_names_the_weights_before_it(
+    study, tmp_path, monkeypatch, capsys, module, stage, before, columns
+):
+    run = tmp_path / "runs" / "mini" / "seed44413"
+    for one in ("base", "sft"):
+        shutil.copytree(study / one, run / one)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        module.main([*ARGUMENTS, f"{stage}.learning_rate=1e30"])
+    saved = Path(f"runs/mini/seed44413/{stage}.failed0.safetensors")
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{stage} stopped before a step" in said
+    assert f"its batch is in {saved}; the last good weights are those in " in said
+    assert said.endswith(f"seed44413/{before})")
+    batch = load_file(saved)
+    assert batch.keys() == {"rows", *columns}
+    assert len(set(batch["rows"].tolist())) == 16
+    queries = load_split(run / "base/data", SPLITS[stage]).columns["queries"]
+    first = batch["queries"][0]
+    assert first[first >= 0].tolist() == queries[int(batch["rows"][0])].tolist()
+    assert not (run / stage / "manifest.json").exists() or stage == "sft"
