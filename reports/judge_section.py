@@ -37,12 +37,12 @@ RATES_CAPTION = (
 
 def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the terminal's second table."""
-    header = ["", "raw [95%]", "at equal length", "picks first", "same if swapped"]
+    header = ["", "at equal length [95%]", "picks first", "same if swapped"]
     rows = []
     for policy in numbers["policies"]:
         found = _given(numbers, policy)
-        rates = [estimate(found.get(key)) for key in ("raw", "length_controlled")]
-        rows.append([policy.upper(), *rates, *_leanings(numbers, policy)])
+        rate = estimate(found.get("length_controlled"))
+        rows.append([policy.upper(), rate, *_leanings(numbers, policy)])
     return header, rows
 
 

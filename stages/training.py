@@ -24,7 +24,7 @@ from stages.config import Config, Memory, Optimizer, UserError
 from stages.data import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.functional import truncate_after
 from stages.models import sample
-from stages.runs import Run, progress
+from stages.runs import Run, progress, stage_folder
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ def saving_a_broken_batch(
         save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
         raise UserError(
             f"{error} (update {update + 1}, its batch is in {path}; the last good weights are "
-            f"those in {run.require(before)})"
+            f"those in {stage_folder(run.config, before)})"
         ) from None
 
 
