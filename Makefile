@@ -123,7 +123,8 @@ NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	$(PY) -m reports.scaling --names $(NAMES)
 
-# One switch at a time against the preset, every seed: make -j2 ablations PRESET=tiny
+# One switch at a time against the default run, every seed: make -j2 ablations PRESET=tiny
+# Against another: make ablations NAME=short SET="data.max_summary_tokens=14"
 ifneq ($(filter ablations ablate/%,$(MAKECMDGOALS)),)
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?= $(shell $(PYTHON) -m stages.ablations)
@@ -136,16 +137,16 @@ STUDY = PRESET=$(PRESET) VENV=$(VENV) PYTHON=$(PYTHON) LAUNCH="$(LAUNCH)"
 ABLATED := $(foreach seed,$(SEEDS),$(addprefix ablate/$(seed)/,$(ABLATIONS)))
 .PHONY: ablations $(ABLATED) $(addprefix ablate/,$(SEEDS))
 ablations: $(ABLATED)
-	$(PY) -m reports.ablations --preset $(PRESET) --ablations $(ABLATIONS)
+	$(PY) -m reports.ablations --name $(NAME) --ablations $(ABLATIONS)
 
 $(addprefix ablate/,$(SEEDS)): ablate/%: $(INSTALLED)
-	$(MAKE) sft rm ppo eval $(STUDY) SEED=$*
+	$(MAKE) sft rm ppo eval $(STUDY) SEED=$* NAME=$(NAME) SET="$(SET)"
 
 # $$(MAKE), so that make sees a make in the line: -j and -n reach it.
 define ABLATE
 ablate/$(1)/$(2): ablate/$(1)
-	$$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(PRESET)-$(2) UPSTREAM=$(PRESET) \
-		SET="$$(shell $(PYTHON) -m stages.ablations $(2))"
+	$$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(NAME)-$(2) UPSTREAM=$(NAME) \
+		SET="$(strip $(SET) $$(shell $(PYTHON) -m stages.ablations $(2)))"
 endef
 $(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))
 endif

@@ -1,9 +1,9 @@
-"""One switch at a time: what each ablation does to a preset, over seeds.
+"""One switch at a time: what each ablation does to a run, over seeds.
 
-    python -m reports.ablations --preset tiny --ablations critic-sft dropout
+    python -m reports.ablations --name tiny --ablations critic-sft dropout
 
 takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
-reports/generated/ablations-tiny.md and .html. An ablation is compared with the preset on the same
+reports/generated/ablations-tiny.md and .html. An ablation is compared with the run on the same
 posts and from the same SFT and reward model, seed by seed. How far posts and how far seeds could
 move a difference is shown apart.
 """
@@ -36,22 +36,21 @@ DEFAULT = "default"
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its lines."""
     parser = argparse.ArgumentParser(description="what each switch does, over seeds")
-    parser.add_argument("--preset", required=True)
+    parser.add_argument("--name", required=True, help="the run that ablations are compared with")
     parser.add_argument("--ablations", nargs="*", default=list(ABLATIONS))
     args = parser.parse_args(argv)
     try:
-        default, others, left_out = collect(args.preset, args.ablations)
+        default, others, left_out = collect(args.name, args.ablations)
     except UserError as error:
         fail(error)
-    title = f"Ablations of preset {args.preset}"
-    path = page.write(
-        f"ablations-{args.preset}", title, blocks(args.preset, default, others, left_out)
-    )
+    title = f"Ablations of run {args.name}"
+    made = blocks(args.name, default, others, left_out)
+    path = page.write(f"ablations-{args.name}", title, made)
     print("\n".join((*(conclusion(one) for one in others), f"report: {path}")))
 
 
 def blocks(
-    preset: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
+    name: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: conclusions, the switches, means, each seed, what it does and does not show."""
     rows = [numbers(one) for one in default]
@@ -66,7 +65,7 @@ def blocks(
         Heading("Each seed"),
         seeds_table(rows, others),
         Heading("What this does and does not show"),
-        *(Text(one) for one in limits(preset, default, others)),
+        *(Text(one) for one in limits(name, default, others)),
     ]
 
 
@@ -88,7 +87,7 @@ def conclusion(one: Compared) -> str:
     """One ablation in a sentence."""
     if not one.changed:
         return (
-            f"{one.name}: changed no summary; all {whole(one.written)} are the preset's, word for"
+            f"{one.name}: changed no summary; all {whole(one.written)} are the default's, word for"
             " word."
         )
     each = ", ".join(f"{100 * value:+.1f}" for value in one.differences.values())
@@ -173,11 +172,11 @@ def caveats(default: list[dict[str, Any]], others: list[Compared]) -> list[str]:
     return [*notes, *unjudged, *(note for one in others for note in one.notes)]
 
 
-def limits(preset: str, default: list[Record], others: list[Compared]) -> list[str]:
+def limits(name: str, default: list[Record], others: list[Compared]) -> list[str]:
     """How far the conclusions reach."""
     rows = [numbers(one) for one in default]
     found = [
-        "It shows what one switch does to this preset with everything else at its setting, over"
+        "It shows what one switch does to this run with everything else at its setting, over"
         f" {len(default)} seeds. It shows no interaction of switches, nothing about other learning"
         " rates, and no difference smaller than its intervals. Each switch is judged by itself at"
         " 95%: the more of them, the likelier that one stands out by chance.",
@@ -194,7 +193,7 @@ def limits(preset: str, default: list[Record], others: list[Compared]) -> list[s
         )
     if not all(one["pretrained"] and one["real_posts"] for one in rows):
         found.append(
-            f"Preset {preset} is not a language model on real posts: that a detail makes no"
+            f"Run {name} is not a language model on real posts: that a detail makes no"
             " difference here does not say that it makes none at the paper's sizes, nor the"
             " other way round."
         )

@@ -1,4 +1,4 @@
-"""An ablation beside its preset, seed by seed: the same posts, SFT and reward model, one switch.
+"""An ablation beside the default run, by seed: same posts, SFT and reward model.
 
 What the runs on disk say of it, and whether they are what such a comparison needs.
 `reports.ablations` puts it into words.
@@ -22,7 +22,7 @@ EQUAL = 1e-12  # numbers that are closer than this are one number, rounded
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One ablation beside the preset: rows of numbers, and differences in win rate by seed."""
+    """One ablation beside the default run: rows of numbers, and differences in win rate by seed."""
 
     name: str
     rows: list[dict[str, Any]]
@@ -31,11 +31,11 @@ class Compared:
     posts: tuple[float, float]
     """95% interval of the mean difference over posts, the seeds held fixed."""
     changed: int
-    """Held-out summaries that are not the preset's word for word, in all seeds."""
+    """Held-out summaries that are not the default run's word for word, in all seeds."""
     written: int
     """Held-out summaries in all seeds."""
     notes: list[str]
-    """What makes it something else than the preset with one switch turned."""
+    """What makes it something else than the default run with one switch turned."""
 
     @property
     def mean(self) -> float:
@@ -65,8 +65,8 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     return mean_of_seeds(values)
 
 
-def collect(preset: str, names: Sequence[str]) -> tuple[list[Record], list[Compared], list[str]]:
-    """The preset's runs, the ablations beside them, and a line on each seed that is left out.
+def collect(base: str, names: Sequence[str]) -> tuple[list[Record], list[Compared], list[str]]:
+    """The default runs, the ablations beside them, and a line on each seed that is left out.
 
     Raises UserError where a name is unknown, or no seed of a run can be compared.
     """
@@ -74,12 +74,12 @@ def collect(preset: str, names: Sequence[str]) -> tuple[list[Record], list[Compa
     if unknown or not names:
         asked = f"no ablation {unknown[0]!r}" if unknown else "no ablation is named"
         raise UserError(f"{asked}: known are {', '.join(ABLATIONS)}")
-    default, left_out = rated_runs(preset)
+    default, left_out = rated_runs(base)
     if not default:
-        raise UserError(f"no seed of {preset} has a win rate: {' '.join(left_out)}")
+        raise UserError(f"no seed of {base} has a win rate: {' '.join(left_out)}")
     others = []
     for name in names:
-        runs, out = rated_runs(f"{preset}-{name}")
+        runs, out = rated_runs(f"{base}-{name}")
         left_out += out
         if runs:
             others.append(compare(name, default, runs))
@@ -100,16 +100,16 @@ def rated_runs(name: str) -> tuple[list[Record], list[str]]:
 
 
 def compare(name: str, default: Sequence[Record], runs: Sequence[Record]) -> Compared:
-    """An ablation beside the preset, on the seeds that both have. Raises UserError without one."""
+    """An ablation beside the default run, on the seeds of both. Raises UserError without one."""
     by_seed = {one.seed: one for one in default}
     pairs = [(one, by_seed[one.seed]) for one in runs if one.seed in by_seed]
     if not pairs:
         raise UserError(
-            f"ablation {name} has no seed in common with its preset: run make ablations"
+            f"ablation {name} has no seed in common with the default run: run make ablations"
         )
     found = [(scores(run), scores(base)) for run, base in pairs]
-    mine, presets = zip(*found, strict=True)
-    together = paired_difference(mean_scores(mine), mean_scores(presets))
+    mine, defaults = zip(*found, strict=True)
+    together = paired_difference(mean_scores(mine), mean_scores(defaults))
     changed = [changed_summaries(run, base) for run, base in pairs]
     return Compared(
         name=name,
@@ -148,14 +148,14 @@ def mean_scores(sides: Sequence[Scores]) -> Scores:
 
 
 def changed_summaries(run: Record, default: Record) -> list[bool]:
-    """Whether each post's PPO summary is another one than the preset's."""
+    """Whether each post's PPO summary is another one than the default run's."""
     before = {one["id"]: one["summary"] for one in default.rows("summaries", "ppo.jsonl")}
     rows = run.rows("summaries", "ppo.jsonl")
     return [one["summary"] != before.get(one["id"]) for one in rows]
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:
-    """Where a run is not the preset with this one switch turned."""
+    """Where a run is not the default with this one switch turned."""
     wanted = switched(name)
     differing = differing_settings([default, run], free=("memory",))
     wrong = [key for key in differing if key not in wanted]
@@ -166,13 +166,13 @@ def oddities(name: str, run: Record, default: Record) -> list[str]:
     notes = []
     if wrong:
         said = ", ".join(f"{key} ({_value(run, key)})" for key in wrong)
-        notes.append(f"{name}, seed {run.seed}, is not the preset with this switch alone: {said}.")
+        notes.append(f"{name}, seed {run.seed}, is not the default with this switch alone: {said}.")
     inputs = [
         {stage: one.manifests["ppo"]["inputs"].get(stage) for stage in UPSTREAM_STAGES}
         for one in (default, run)
     ]
     if inputs[0] != inputs[1]:
-        notes.append(f"{name}, seed {run.seed}: its SFT or reward model is not the preset's.")
+        notes.append(f"{name}, seed {run.seed}: its SFT or reward model is not the default's.")
     return notes
 
 

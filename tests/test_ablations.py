@@ -151,7 +151,7 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places
     ablate("no-eos-trick", (0, 0, 0), texts=None)
     ablate("dropout", (1, 0, 2))
     text = text_of("no-eos-trick", "dropout")
-    assert "no-eos-trick: changed no summary; all 27 are the preset's, word for word." in text
+    assert "no-eos-trick: changed no summary; all 27 are the default's, word for word." in text
     assert "No summary at all was changed by no-eos-trick." in text
     assert cells(text, "Means", "no-eos-trick")[-4:] == ["none", "–", "–", "–"]
     assert "+0.0, +0.0]" not in text
@@ -162,7 +162,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
     default_runs()
     for name in ABLATIONS:
         ablate(name, (1, 2, 0))
-    ablations.main(["--preset", "tiny"])
+    ablations.main(["--name", "tiny"])
     text = (places / "generated/ablations-tiny.md").read_text()
     for name, one in ABLATIONS.items():
         setting, what = cells(text, "The switches", name)
@@ -221,7 +221,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
     default_runs(seeds=(2, 3))
     fabricate(make_config("tiny", seed=1, name="base"))
     fabricate(replace(turned("dropout", 1), upstream="base"))
-    with pytest.raises(UserError, match="dropout has no seed in common with its preset"):
+    with pytest.raises(UserError, match="dropout has no seed in common with the default run"):
         compared.collect("tiny", ["dropout"])
 
 
@@ -231,7 +231,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
 def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, said):
     default_runs()
     with pytest.raises(SystemExit):
-        ablations.main(["--preset", "tiny", "--ablations", *names])
+        ablations.main(["--name", "tiny", "--ablations", *names])
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not (places / "generated").exists()
@@ -255,7 +255,7 @@ def test_a_judge_that_is_no_llm_is_named(places):
     text = text_of("dropout")
     assert text.count("The judge is NOT an LLM") == 1
     assert "not judged alike" not in text
-    assert "is not the preset with this switch alone" not in text
+    assert "is not the default with this switch alone" not in text
     assert "its SFT or reward model is not" not in text
 
 
@@ -264,10 +264,10 @@ def test_a_run_that_turned_something_else_is_noted(places):
     ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
     fabricate(make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",)))
     text = text_of("dropout")
-    said = "is not the preset with this switch alone:"
+    said = "is not the default with this switch alone:"
     assert f"dropout, seed 1, {said} ppo.kl_coef (0.1)." in text
     assert f"dropout, seed 2, {said} ppo.dropout (0.3)." in text
-    assert "dropout, seed 2: its SFT or reward model is not the preset's." in text
+    assert "dropout, seed 2: its SFT or reward model is not the default's." in text
 
 
 # -- what it cannot show ---------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_make_runs_a_switch_on_every_seed_from_the_presets_models(tmp_path):
         said += " --set ppo.critic_init=sft"
         stages = [stage for _, stage, rest in runs if rest == said]
         assert stages == ["ppo", "summaries", "judge", "win_rate", "controls", "run_page"]
-    assert runs[-1] == ("reports", "ablations", "--preset tiny-s --ablations critic-sft")
+    assert runs[-1] == ("reports", "ablations", "--name tiny-s --ablations critic-sft")
     assert len(runs) == 2 * (10 + 6) + 1
 
 
@@ -91,7 +91,19 @@ def test_make_takes_every_ablation_and_three_seeds_where_none_is_named(tmp_path)
         for name, one in ABLATIONS.items():
             said = f" SEED={seed} NAME=tiny-{name} UPSTREAM=tiny SET={one.settings}"
             assert sum(line.endswith(said) for line in lines) == 1
-    assert lines[-1].endswith(f"--preset tiny --ablations {' '.join(ABLATIONS)}")
+    assert lines[-1].endswith(f"--name tiny --ablations {' '.join(ABLATIONS)}")
+
+
+def test_make_ablates_another_run_than_the_presets_own(tmp_path):
+    found = make(tmp_path, "SEEDS=1", "ABLATIONS=dropout", "NAME=short", "SET=ppo.lam=0.5")
+    assert found.returncode == 0, found.stderr
+    runs = commands(found)
+    own = "--preset tiny --seed 1 --name short --set ppo.lam=0.5"
+    assert [stage for _, stage, rest in runs if rest == own][:3] == ["base", "sft", "reward"]
+    said = "--preset tiny --seed 1 --name short-dropout --upstream short"
+    said += " --set ppo.lam=0.5 ppo.dropout=0.1"
+    assert [stage for _, stage, rest in runs if rest == said][:2] == ["ppo", "summaries"]
+    assert runs[-1] == ("reports", "ablations", "--name short --ablations dropout")
 
 
 def test_make_refuses_an_unknown_ablation_before_anything_runs(tmp_path):
