@@ -6,7 +6,7 @@ under it, with its unit. Standard library only.
 
 from dataclasses import dataclass, fields
 
-from stages.errors import in_range, one_of, positive, require
+from stages.errors import at_least_0, in_range, one_of, positive, require
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
@@ -213,7 +213,11 @@ class Memory:
     mixed_precision: str = "bf16"
     """`bf16` on a GPU; `no`: float32."""
     gradient_checkpointing: bool = False
+    cpu_threads: int = 0
+    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. Sums are
+    rounded otherwise with another number, so that a run repeats to the digit only with its own."""
 
     def __post_init__(self) -> None:
         positive(self, "memory", "microbatch_size", "forward_batch_size")
+        at_least_0(self, "memory", "cpu_threads")
         one_of(self, "memory", "mixed_precision", ("no", "bf16"))

@@ -30,10 +30,12 @@ T = TypeVar("T")
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator, with the global seeds set. Raises UserError for bf16 without a GPU."""
+    """The accelerator, with seeds and threads set. Raises UserError for bf16 without a GPU."""
     bf16 = config.memory.mixed_precision == "bf16"
     if bf16 and not torch.cuda.is_available():
         raise UserError("memory.mixed_precision is bf16 but there is no GPU: set it to no")
+    if config.memory.cpu_threads:
+        torch.set_num_threads(config.memory.cpu_threads)
     seed = stream_seed(config.seed, "global")
     random.seed(seed)
     np.random.seed(seed % 2**32)

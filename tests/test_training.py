@@ -3,6 +3,7 @@
 import math
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -246,3 +247,15 @@ def test_responses_are_cut_after_their_eos_and_hold_no_padding(policy, tokenizer
             assert response == before[: before.index(stop) + 1]
         assert tokens.pad_token_id not in response
     assert found[0][-1] == stop
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 2), (1, 1), (3, 3)])
+def test_a_process_computes_on_as_many_threads_as_the_settings_say(asked, given):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        memory = replace(make_config("tiny").memory, cpu_threads=asked)
+        make_accelerator(replace(make_config("tiny"), memory=memory))
+        assert torch.get_num_threads() == given
+    finally:
+        torch.set_num_threads(before)
