@@ -124,7 +124,7 @@ scaling: $(INSTALLED)
 	$(PY) -m reports.scaling --names $(NAMES)
 
 # One switch at a time against the default run, every seed: make -j2 ablations PRESET=tiny
-# Against another: make ablations NAME=short SET="data.max_summary_tokens=14"
+# Against another: make ablations NAME=hot UPSTREAM=tiny SET="ppo.temperature=2"
 ifneq ($(filter ablations ablate/%,$(MAKECMDGOALS)),)
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?= $(shell $(PYTHON) -m stages.ablations)
@@ -140,12 +140,13 @@ ablations: $(ABLATED)
 	$(PY) -m reports.ablations --name $(NAME) --ablations $(ABLATIONS)
 
 $(addprefix ablate/,$(SEEDS)): ablate/%: $(INSTALLED)
-	$(MAKE) sft rm ppo eval $(STUDY) SEED=$* NAME=$(NAME) SET="$(SET)"
+	$(MAKE) sft rm ppo eval $(STUDY) SEED=$* NAME=$(NAME) \
+		UPSTREAM="$(UPSTREAM)" SET="$(SET)"
 
 # $$(MAKE), so that make sees a make in the line: -j and -n reach it.
 define ABLATE
 ablate/$(1)/$(2): ablate/$(1)
-	$$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(NAME)-$(2) UPSTREAM=$(NAME) \
+	$$(MAKE) ppo eval $(STUDY) SEED=$(1) NAME=$(NAME)-$(2) UPSTREAM=$(or $(UPSTREAM),$(NAME)) \
 		SET="$(strip $(SET) $$(shell $(PYTHON) -m stages.ablations $(2)))"
 endef
 $(foreach seed,$(SEEDS),$(foreach one,$(ABLATIONS),$(eval $(call ABLATE,$(seed),$(one)))))

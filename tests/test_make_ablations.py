@@ -106,6 +106,20 @@ def test_make_ablates_another_run_than_the_presets_own(tmp_path):
     assert runs[-1] == ("reports", "ablations", "--name short --ablations dropout")
 
 
+def test_make_ablates_a_run_that_starts_from_another_ones_models(tmp_path):
+    for stage in ("base", "sft", "rm", "normalize"):
+        folder = tmp_path / "runs" / "tiny" / "seed1" / stage
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    wanted = ["SEEDS=1", "ABLATIONS=dropout", "NAME=hot", "UPSTREAM=tiny", "SET=ppo.lam=0.5"]
+    found = make(tmp_path, *wanted)
+    assert found.returncode == 0, found.stderr
+    asked = [(stage, rest) for _, stage, rest in commands(found) if stage in ("sft", "ppo")]
+    own = "--preset tiny --seed 1 --name hot --upstream tiny --set ppo.lam=0.5"
+    dropout = "--preset tiny --seed 1 --name hot-dropout --upstream tiny"
+    assert asked == [("ppo", own), ("ppo", f"{dropout} --set ppo.lam=0.5 ppo.dropout=0.1")]
+
+
 def test_make_refuses_an_unknown_ablation_before_anything_runs(tmp_path):
     found = make(tmp_path, "ABLATIONS=dropout dropuot")
     assert found.returncode != 0
