@@ -76,10 +76,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=28),
         judge=Judge(kind="facts"),
-        # One thread is hardly slower on so small a model, and gives every machine the same digits.
-        memory=Memory(
-            microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=1
-        ),
+        memory=Memory(microbatch_size=64, forward_batch_size=128, mixed_precision="no"),
     )
 
 

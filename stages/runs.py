@@ -268,11 +268,12 @@ def library_versions() -> dict[str, str]:
 
 
 def device_name() -> str:
-    """The GPU's name, or `CPU` with its number of cores."""
+    """The GPU's name, or `CPU` with its number of cores and torch's of threads."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"CPU, {os.cpu_count()} cores"
+    threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
+    return f"CPU, {os.cpu_count()} cores{threads}"
 
 
 def peak_memory_gib() -> float:
