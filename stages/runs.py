@@ -250,10 +250,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def code_version() -> str:
-    """The commit that runs, `-dirty` where files differ from it; `unknown` outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """The commit that runs, `-dirty` where files differ from it; `unknown` outside git.
+
+    Generated reports, some of which are committed, are what runs write and not what runs them.
+    """
+    describe = ["git", "describe", "--always", "--abbrev=10"]
+    found = subprocess.run(describe, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return "unknown"
+    differ = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)reports/generated"]
+    changed = subprocess.run(differ, capture_output=True, check=False).returncode
+    return found.stdout.strip() + ("-dirty" if changed else "")
 
 
 def library_versions() -> dict[str, str]:

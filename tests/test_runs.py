@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from stages.config import Config, UserError
 from stages.presets import make_config
 from stages.runs import (
     Run,
+    code_version,
     file_hash,
     hash_files,
     make_command,
@@ -292,3 +294,20 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch):
     assert list(progress(range(3), "reading", 3)) == [0, 1, 2]
     assert "\r" in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
+
+
+def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert code_version() == "unknown"
+    (tmp_path / "reports" / "generated").mkdir(parents=True)
+    for name in ("code.py", "reports/generated/page.md", "reports/page.py"):
+        (tmp_path / name).write_text("1")
+    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    clean = code_version()
+    assert len(clean) == 10
+    (tmp_path / "reports/generated/page.md").write_text("2")
+    assert code_version() == clean
+    (tmp_path / "reports/page.py").write_text("2")
+    assert code_version() == f"{clean}-dirty"
