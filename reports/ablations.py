@@ -28,7 +28,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("ppo/win_rate", "win rate", percent),
     ("kl", "KL, nats", partial(number, digits=2)),
     ("ppo/tokens", "tokens", partial(number, digits=1)),
-    ("eos_rate", "EOS at 0.7", percent),
+    ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
 
@@ -122,7 +122,8 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
         rows.append([one.name, *_means(one.rows), *cells])
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
-        " are few), none where all seeds give one number: that is no sign of precision. Changed:"
+        " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"
+        " sign of precision. EOS sampled: responses that ended in the last updates of PPO. Changed:"
         " held-out summaries that are not the default's, word for word. Less default: points of"
         " win rate, on the same posts and from the same SFT and reward model; its interval over"
         " posts with the seeds held fixed, and over seeds."
@@ -135,6 +136,8 @@ def _means(rows: list[dict[str, Any]]) -> list[str]:
     for key, _, form in MEASURED:
         values = [one[key] for one in rows]
         seeds, mean = over_seeds(values), form(fmean(values))
+        if seeds and form is percent:  # a share
+            seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
         cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
     return cells
 

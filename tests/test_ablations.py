@@ -96,6 +96,14 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
     assert "dropout: +50.0 points of win rate (seeds: +50.0, +55.0, +45.0); more than" in text
 
 
+def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
+    default_runs()
+    for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
+        config = turned("dropout", seed)
+        fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
+    assert cells(text_of("dropout"), "Means", "dropout")[3] == "59.0% [0.0%, 100.0%]"
+
+
 def test_changed_summaries_are_counted_by_their_text(places):
     default_runs(texts=OWN_TEXTS)
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
