@@ -135,8 +135,8 @@ class ReplyCache:
             try:
                 self.connection.execute(statement)
                 return
-            except sqlite3.OperationalError:
-                if time.monotonic() > deadline:
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 

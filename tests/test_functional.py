@@ -1,7 +1,6 @@
 """Every formula, against the paper's own numbers, hand-made tables and independent formulas."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -25,16 +24,12 @@ from stages.functional import (
     truncate_after,
     value_loss,
 )
+from tests.conftest import close
 
 EOS, PAD = 0, 99
 NAN = math.nan
 LN3 = math.log(3)
 GOLDEN = pytest.mark.parametrize("name", ["ppo_plain", "ppo_whiten_rewards", "ppo_gamma_lam"])
-
-
-def close(found: Tensor, expected: Any, tolerance: float = 1e-6) -> None:
-    expected = torch.as_tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
 def random_case(seed: int, rows: int = 4, length: int = 7) -> dict[str, Tensor]:

@@ -33,10 +33,7 @@ from stages.models import (
     score_responses,
     token_scalars,
 )
-
-
-def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+from tests.conftest import close
 
 
 def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -239,8 +236,6 @@ def test_policy_and_critic_give_the_logits_and_values_of_each_alone(policy, rewa
 
 def test_scores_values_and_logprobs_are_those_of_the_papers_code(golden, shared):
     case, folder = golden("reward_tiny"), shared / "golden" / "tiny_neox"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not here")
     policy = load_policy(folder).eval()
     reward_model = new_reward_model(folder, torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():

@@ -174,6 +174,14 @@ def test_two_processes_may_make_the_file_at_once(tmp_path):
     assert [opener.wait(60) for opener in openers] == [0, 0]
 
 
+def test_only_a_locked_file_is_waited_for(tmp_path):
+    cache = ReplyCache(tmp_path / "replies.sqlite")
+    start = time.monotonic()
+    with pytest.raises(sqlite3.OperationalError, match="syntax error"):
+        cache._patiently("NONSENSE")
+    assert time.monotonic() - start < 5  # a locked one gets a minute
+
+
 def test_the_estimate_is_printed_before_the_first_request(capsys):
     with serving(lambda number, body: chat(GOOD)) as server:
         judge = make_judge(llm_config(server, **PRICES), {})

@@ -26,16 +26,12 @@ from stages.ppo_settings import CHOICES, PAPER_QUIRKS
 from stages.presets import make_config
 from stages.rollout import Episodes, describe
 from stages.text_metrics import copied_title_words, distinct
+from tests.conftest import close
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
 LENGTHS = [3, 5, 1]
 NAN = float("nan")
-
-
-def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
-    wanted = torch.as_tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=0, equal_nan=True)
 
 
 # -- formulas --------------------------------------------------------------------------------------
