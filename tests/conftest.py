@@ -136,3 +136,20 @@ def reward_model(policy_folder):
     from stages.models import new_reward_model
 
     return new_reward_model(policy_folder, torch.Generator().manual_seed(2)).eval()
+
+
+@pytest.fixture
+def before_ppo(policy, reward_model, tokenizer):
+    """The networks as PPO finds them; critic and reward model, policy and reference are one."""
+    from stages.models import PolicyAndCritic
+    from stages.ppo_models import Models
+
+    return Models(
+        trained=PolicyAndCritic(policy, reward_model),
+        policy=policy,
+        critic=reward_model,
+        ref_policy=policy,
+        reward_model=reward_model,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+    )

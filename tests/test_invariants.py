@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from stages import functional, invariants, ppo, ppo_models
+from stages import functional, invariants, ppo
 from stages.config import Ppo, UserError
 from stages.data import make_ragged, pad_left, pad_right
 from stages.models import PolicyAndCritic, score_responses
@@ -27,24 +27,15 @@ def networks(policy, reward_model, tokenizer):
 
 
 @pytest.fixture
-def start(networks):
+def start(before_ppo):
     """A rollout before the first update, where everything holds."""
-    policy, reward_model, eos_id, pad_id = networks
+    eos_id, pad_id = before_ppo.eos_id, before_ppo.pad_id
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
     responses = pad_right(rows, pad_id, length=5)
-    models = ppo_models.Models(
-        trained=PolicyAndCritic(policy, reward_model),
-        policy=policy,
-        critic=reward_model,
-        ref_policy=policy,
-        reward_model=reward_model,
-        eos_id=eos_id,
-        pad_id=pad_id,
-    )
     settings = Ppo()
     with torch.no_grad():
-        episodes = ppo.measure(models, queries, responses, settings)
+        episodes = ppo.measure(before_ppo, queries, responses, settings)
     mask, value_mask = functional.response_masks(responses, pad_id)
     extra = dict.fromkeys(("advantages", "returns"), torch.zeros(responses.shape))
     return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
@@ -140,28 +131,18 @@ def test_a_statistic_that_is_not_finite_stops_before_the_step():
 
 @pytest.mark.parametrize("whitened", [True, False])
 def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
-    networks, tokenizer, tmp_path, whitened
+    before_ppo, tmp_path, whitened
 ):
-    policy, reward_model, eos_id, pad_id = networks
     made = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
     config = replace(made, ppo=replace(made.ppo, whiten_advantages=whitened))
-    models = ppo_models.Models(
-        trained=PolicyAndCritic(policy, reward_model),
-        policy=policy,
-        critic=reward_model,
-        ref_policy=policy,
-        reward_model=reward_model,
-        eos_id=eos_id,
-        pad_id=pad_id,
-    )
     accelerator, queries = Accelerator(cpu=True), make_ragged([[5, 6, 7], [8]])
-    rollout, _ = ppo.roll_out(accelerator, models, queries, config, 0)
+    rollout, _ = ppo.roll_out(accelerator, before_ppo, queries, config, 0)
     rollout.returns[1, 0] = float("inf")
-    optimizer = torch.optim.SGD(models.trained.parameters(), lr=1.0)
-    before = [one.detach().clone() for one in models.trained.parameters()]
+    optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
+    before = [one.detach().clone() for one in before_ppo.trained.parameters()]
     run: Any = SimpleNamespace(folder=tmp_path / "ppo", config=config)
     with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
-        ppo.learn(run, accelerator, models, optimizer, rollout, config, 6, None)
+        ppo.learn(run, accelerator, before_ppo, optimizer, rollout, config, 6, None)
     path = tmp_path / "ppo.failed0.safetensors"
     said = f"(update 7, its batch is in {path}; the last good weights are those in "
     assert said in str(refusal.value)
@@ -169,7 +150,7 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
     saved = load_file(path)
     assert saved.keys() == vars(rollout).keys()
     assert all(torch.equal(saved[name], x) for name, x in vars(rollout).items())
-    assert all(map(torch.equal, models.trained.parameters(), before))
+    assert all(map(torch.equal, before_ppo.trained.parameters(), before))
 
 
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import models, ppo, ppo_models
+from stages import models, ppo
 from stages.config import Ppo, UserError
 from stages.data import make_ragged
 from stages.functional import (
@@ -21,7 +21,7 @@ from stages.functional import (
     value_losses,
     weighted_sum,
 )
-from stages.models import PolicyAndCritic, load_policy
+from stages.models import load_policy
 from stages.ppo_settings import CHOICES, PAPER_QUIRKS
 from stages.presets import make_config
 from stages.rollout import Episodes, describe
@@ -237,7 +237,7 @@ def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
 
 @pytest.mark.parametrize("kept", ["recomputed", "sampled"])
 def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
-    monkeypatch, policy, reward_model, tokenizer, kept
+    monkeypatch, before_ppo, kept
 ):
     real = models.sample
 
@@ -249,17 +249,8 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
     config = make_config(
         "tiny", name="mine", overrides=("ppo.batch_size=4", f"ppo.logprobs={kept}")
     )
-    networks = ppo_models.Models(
-        trained=PolicyAndCritic(policy, reward_model),
-        policy=policy,
-        critic=reward_model,
-        ref_policy=policy,
-        reward_model=reward_model,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
-    )
     queries = make_ragged([[5, 6, 7], [8], [3, 4], [9, 9, 9, 9]])
-    rollout, metrics = ppo.roll_out(Accelerator(cpu=True), networks, queries, config, 0)
+    rollout, metrics = ppo.roll_out(Accelerator(cpu=True), before_ppo, queries, config, 0)
     gap = (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask]
     close(gap, torch.full_like(gap, 0.25 if kept == "sampled" else 0.0), 1e-4)
     assert metrics["val/sampler_mismatch"] == pytest.approx(0.25, abs=1e-4)
