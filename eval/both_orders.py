@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from eval.judge import comparison_of, judgement
 from eval.verdicts import VERDICTS, Comparison, Judge, Row, judge_all
-from stages.runs import Run, progress
+from stages.progress import progress
+from stages.runs import Run
 
 
 def judge_both_orders(

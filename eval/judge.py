@@ -17,8 +17,10 @@ from eval.verdicts import VERDICTS, About, Comparison, Judge, Reply, Row, judge_
 from stages import config as settings
 from stages.config import Config, UserError, fail
 from stages.config import Judge as JudgeSettings
+from stages.files import read_lines
 from stages.presets import config_from_arguments
-from stages.runs import open_stage, progress, read_lines
+from stages.progress import progress
+from stages.runs import open_stage
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:

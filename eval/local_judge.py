@@ -14,7 +14,7 @@ from eval.prompt import LETTER, Question, make_question
 from eval.verdicts import About, Choice, Comparison, Reply
 from stages.errors import UserError
 from stages.models import model_inputs
-from stages.runs import progress
+from stages.progress import progress
 
 LETTERS: tuple[Choice, Choice] = ("A", "B")
 # Stands in for the question while the chat template is rendered.

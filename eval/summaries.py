@@ -15,7 +15,8 @@ from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
 from stages.presets import config_from_arguments
-from stages.runs import Run, open_stage, progress, read_manifest, stage_folder
+from stages.progress import progress
+from stages.runs import Run, open_stage, read_manifest, stage_folder
 from stages.text_metrics import copied_title_words, distinct, rouge
 from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
 

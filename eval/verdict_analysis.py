@@ -19,8 +19,8 @@ import numpy as np
 from eval.analysis import analyse
 from eval.length_control import VerdictTable, length_controlled, word_count
 from stages.errors import UserError, fail
+from stages.files import read_lines
 from stages.readers import check_comparison
-from stages.runs import read_lines
 
 Length = Callable[[str], int]
 

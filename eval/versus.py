@@ -25,8 +25,9 @@ from eval.verdicts import Row
 from eval.win_rate import post_scores, win_rate
 from stages import config as settings
 from stages.config import Checks, Config, Judge, UserError, fail
+from stages.files import file_hash, read_lines
 from stages.presets import make_config, override_of
-from stages.runs import file_hash, open_stage, read_lines, read_manifest, stage_folder
+from stages.runs import open_stage, read_manifest, stage_folder
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -123,9 +124,7 @@ def check_scores(a: Side, b: Side) -> None:
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
     """A config that names the comparison's folder and holds the judge of run A and its checks."""
-    judged = a.folder.with_name("judge") / "config.json"
-    path = judged if judged.exists() else a.folder / "config.json"
-    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved = json.loads((judged_folder(a, overrides) / "config.json").read_text(encoding="utf-8"))
     known = {one.name for one in fields(Judge)}
     changes = {key: value for key, value in saved["judge"].items() if key in known}
     for override in overrides:
@@ -138,6 +137,19 @@ def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
     name = f"versus-{a.label}-{b.label}"
     checks = Checks(**saved["checks"]) if "checks" in saved else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
+
+
+def judged_folder(side: Side, overrides: Sequence[str]) -> Path:
+    """The folder whose recorded settings name the judge: that of a run's verdicts, if it has any.
+
+    Raises UserError where several judges judged it and none is chosen.
+    """
+    root = side.folder.with_name("judge")
+    judges = sorted(one for one in root.glob("*") if read_manifest(one) is not None)
+    if len(judges) > 1 and not any(one.startswith("judge.kind=") for one in overrides):
+        names = ", ".join(one.name for one in judges)
+        raise UserError(f"{side.label} was judged by {names}: choose one with SET=judge.kind=...")
+    return judges[0] if judges else side.folder
 
 
 def pair_rows(a: Side, b: Side) -> list[Row]:

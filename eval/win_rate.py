@@ -21,8 +21,9 @@ import numpy as np
 from eval.analysis import MOST_UNJUDGED, POINTS, analyse, verdict_table
 from eval.statistics import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from stages.config import Config, UserError, fail
+from stages.files import read_lines
 from stages.presets import config_from_arguments
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest
 
 ORDERS = {"policy_first", "reference_first"}
 Scores = Mapping[str, float | None]

@@ -3,7 +3,7 @@
     python -m reports.ablations --name tiny --ablations critic-sft dropout
 
 takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
-reports/generated/ablations-tiny.md and .html. An ablation is compared with the run on the same
+runs/reports/ablations-tiny.md and .html. An ablation is compared with the run on the same
 posts and from the same SFT and reward model, seed by seed. How far posts and how far seeds could
 move a difference is shown apart.
 """
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         fail(error)
     title = f"Ablations of run {args.name}"
     made = blocks(args.name, default, others, left_out)
-    path = page.write(f"ablations-{args.name}", title, made)
+    path = page.write(page.beside_the_runs(), f"ablations-{args.name}", title, made)
     print("\n".join((*(conclusion(one) for one in others), f"report: {path}")))
 
 

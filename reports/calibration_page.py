@@ -2,7 +2,8 @@
 
     python -m reports.calibration_page --preset tiny
 
-writes reports/generated/<name>-seed<k>-judge-calibration.md and .html. The corrected rates are
+writes runs/<name>/seed<k>/calibration_report/<judge>/<name>-seed<k>-judge-calibration.html and
+.md. The corrected rates are
 shown where the run has been evaluated with this judge.
 """
 
@@ -14,7 +15,7 @@ from reports.judge_section import calibration, corrected_rates
 from reports.page import Block, Heading, Text
 from stages.config import Config, UserError, fail
 from stages.presets import config_from_arguments
-from stages.runs import read_manifest, stage_folder
+from stages.runs import inputs_now, open_stage, read_manifest, stage_folder
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,15 +24,19 @@ def main(argv: list[str] | None = None) -> None:
         config = config_from_arguments(argv, "the page of a judge's calibration")
         found = find_calibration(config)
         stem = f"{config.name}-seed{config.seed}-judge-calibration"
-        path = page.write(stem, f"Calibration of the judge, {config.name}", blocks(config, found))
+        with open_stage(config, "calibration_report") as run:
+            run.inputs = inputs_now(config, "calibration_report")
+            made = blocks(config, found)
+            path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)
+            run.finish({})
     except UserError as error:
         fail(error)
-    print(f"report: {path}")
+    print(f"report: {run.folder / path.name}")
 
 
 def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
     """The page: verdict, numbers, corrected rates where there is a run."""
-    flags = flags_beside(stage_folder(config, "controls").parent, vars(config.judge))
+    flags = flags_beside(config)
     name = found["judge"]["name"]
     said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
     corrected = {}

@@ -5,7 +5,6 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 (`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,20 +16,15 @@ import pandas as pd
 from eval.analysis import MOST_UNJUDGED
 from reports.verdict import shown
 from stages import config as settings
-from stages.config import (
-    OPTIONAL_STAGES,
-    RANDOM,
-    STAGE_SECTIONS,
-    TOY,
-    UPSTREAM_STAGES,
-    Config,
-    UserError,
-)
-from stages.judge_settings import HOW_ONLY
-from stages.runs import file_hash, make_command, read_lines, read_manifest, stage_folder
+from stages.config import RANDOM, TOY, Config, Judge, UserError
+from stages.errors import unknown
+from stages.files import file_hash, read_json, read_lines
+from stages.presets import recorded_config
+from stages.runs import mend, read_manifest, stage_folder, why_not
+from stages.stage_table import STAGES as TABLE
 
-STAGES = tuple(STAGE_SECTIONS)
 SIDE = "calibration"  # beside the run: shown where it is there
+STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, "dpo"))
 RATES = ("/win_rate", "/low", "/high", "/controlled")
 
 
@@ -73,39 +67,50 @@ def load_run(config: Config) -> Record:
     Raises UserError, with the make command to run, where a stage is missing or was made from
     another version of an earlier stage than the one that lies there now.
     """
-    folders = _part_of_the_run({stage: stage_folder(config, stage) for stage in STAGES})
-    for stage, folder in folders.items():
-        if read_manifest(folder) is None:
-            raise UserError(f"stage {stage} is missing: run `{make_command(config, stage)}`")
-    stale = _stale(folders)
-    if stale:
-        stage, source = stale
-        command = make_command(config, stage)
-        raise UserError(f"stage {stage} was made from an earlier {source}: run `{command}`")
-    return _read(folders)
+    folders = _part_of_the_run(config)
+    for stage in folders:
+        problem = why_not(config, stage)
+        if problem:
+            raise UserError(f"stage {stage} {problem}: {mend(config, stage, problem)}")
+    return _read(config, folders)
 
 
-def find_runs(name: str) -> tuple[list[Record], list[str]]:
+def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     """The finished seeds of a run, in the order of the seeds, and a line on each other seed.
 
-    Raises UserError where none has finished.
+    `judge`: the folder of one judge, where a run was judged by several.
+    Raises UserError where none has finished, and where it must be said which judge is meant.
     """
     found, left_out = [], []
     for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
-        folders = _part_of_the_run(_folders(folder))
-        missing = [stage for stage in folders if read_manifest(folders[stage]) is None]
-        stale = None if missing else _stale(folders)
-        if missing:
-            left_out.append(f"{name} {folder.name} is left out: stage {missing[0]} is missing.")
-        elif stale:
-            why = f"stage {stale[0]} was made from an earlier {stale[1]}"
-            left_out.append(f"{name} {folder.name} is left out: {why}.")
+        config = _judged_config(folder, judge)
+        if config is None:
+            left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
+            continue
+        folders = _part_of_the_run(config)
+        problems = {stage: why_not(config, stage) for stage in folders}
+        wrong = next((f"stage {stage} {why}" for stage, why in problems.items() if why), "")
+        if wrong:
+            left_out.append(f"{name} {folder.name} is left out: {wrong}.")
         else:
-            found.append(_read(folders))
+            found.append(_read(config, folders))
     if not found:
         where = settings.RUNS / name
+        if not where.is_dir() and settings.RUNS.is_dir():
+            names = [one.name for one in settings.RUNS.iterdir()]
+            raise unknown("run", name, names, "run `make status` to see what there is")
         raise UserError(f"no finished run in {where}: run `make eval PRESET=<preset> NAME={name}`")
     return found, left_out
+
+
+def _judged_config(seed_folder: Path, judge: str) -> Config | None:
+    """The config with which the win rates of a seed were made; None where there are none."""
+    there = [one for one in (seed_folder / "win_rate").glob("*") if read_manifest(one)]
+    judged = sorted(one for one in there if judge in ("", one.name))
+    if len(judged) > 1:
+        names = ", ".join(one.name for one in judged)
+        raise UserError(f"{seed_folder} was judged by {names}: choose one with JUDGE=")
+    return recorded_config(judged[0]) if judged else None
 
 
 def table(records: list[Record]) -> pd.DataFrame:
@@ -192,16 +197,14 @@ def judge_flags(record: Record) -> list[str]:
     return _flags(record.results("controls"), record.calibration)
 
 
-def flags_beside(run: Path, judge: dict[str, Any]) -> list[str]:
-    """The same for a judge with these settings, from what lies in a run's folder."""
-    return _flags(_results_of(run / "controls", judge), _results_of(run / SIDE, judge))
+def flags_beside(config: Config) -> list[str]:
+    """The same for the judge of a config, from what lies in the run's folder."""
+    return _flags(*(_results_of(stage_folder(config, one)) for one in ("controls", SIDE)))
 
 
-def flags_of_versus(
-    found: dict[str, Any], runs: Sequence[Path], judge: dict[str, Any]
-) -> list[str]:
+def flags_of_versus(found: dict[str, Any], runs: Sequence[Path], judge: Judge) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
-    calibrations = [_results_of(run / SIDE, judge) for run in runs]
+    calibrations = [_calibration_of(run, judge) for run in runs]
     return list(dict.fromkeys(_flags(found["controls"], *calibrations)))
 
 
@@ -254,19 +257,16 @@ def hashes(record: Record) -> dict[str, str]:
     }
 
 
-def _read(folders: dict[str, Path]) -> Record:
-    manifests = {stage: read_manifest(folder) or {} for stage, folder in folders.items()}
-    last = manifests["win_rate"]
-    found = _settings(folders)
-    side = folders["win_rate"].with_name(SIDE)
-    calibration = _results_of(side, found["judge"])
+def _read(config: Config, folders: dict[str, Path]) -> Record:
+    side = stage_folder(config, SIDE)
+    calibration = _results_of(side)
     return Record(
-        name=last["name"],
-        preset=last["preset"],
-        seed=last["seed"],
+        name=config.name,
+        preset=config.preset,
+        seed=config.seed,
         folders=folders,
-        manifests=manifests,
-        settings=found,
+        manifests={stage: read_manifest(folder) or {} for stage, folder in folders.items()},
+        settings=_settings(folders),
         calibration=calibration,
         calibration_pairs=read_lines(side / "pairs.jsonl") if calibration else [],
     )
@@ -277,60 +277,41 @@ def find_calibration(config: Config) -> dict[str, Any]:
 
     Raises UserError, with the make command to run, where there is none of this judge.
     """
-    folder = stage_folder(config, SIDE)
-    found = _results_of(folder, vars(config.judge))
+    found = _results_of(stage_folder(config, SIDE))
     if found is None:
-        command = make_command(config, SIDE)
-        raise UserError(f"this judge was not calibrated for {config.name}: run `{command}`")
+        command = mend(config, SIDE, "is missing")
+        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
     return found
 
 
-def _results_of(folder: Path, judge: dict[str, Any]) -> dict[str, Any] | None:
-    """What a check in a folder found, if it was one of the judge with these settings."""
+def _results_of(folder: Path) -> dict[str, Any] | None:
     manifest = read_manifest(folder)
-    if manifest is None:
-        return None
-    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    same = all(saved["judge"].get(key) == judge[key] for key in judge.keys() - set(HOW_ONLY))
-    return manifest["results"] if same else None
+    return manifest["results"] if manifest else None
+
+
+def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:
+    return _results_of(run / SIDE / judge.folder)
 
 
 def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """Section -> field -> value, each section as the last stage that it governs recorded it."""
     found: dict[str, dict[str, Any]] = {}
-    for stage in folders:
-        saved = json.loads((folders[stage] / "config.json").read_text(encoding="utf-8"))
-        for section in STAGE_SECTIONS[stage]:
-            if section in saved:  # not in what an earlier version wrote
-                found[section] = saved[section]
-        if stage == "ppo":
-            found["memory"] = saved["memory"]
+    for stage, folder in folders.items():
+        saved = read_json(folder / "config.json")
+        sections = (*TABLE[stage].sections, *(("memory",) if stage == "ppo" else ()))
+        found |= {section: saved[section] for section in sections if section in saved}
     return found
 
 
-def _folders(seed_folder: Path) -> dict[str, Path]:
-    """Where the stages of a seed lie; its last stage knows the upstream run."""
-    own = {stage: seed_folder / stage for stage in STAGES}
-    upstream = (read_manifest(own["win_rate"]) or {}).get("upstream")
-    if not upstream:
-        return own
-    elsewhere = settings.RUNS / upstream / seed_folder.name
-    return own | {stage: elsewhere / stage for stage in UPSTREAM_STAGES}
-
-
-def _part_of_the_run(folders: dict[str, Path]) -> dict[str, Path]:
-    """Without the optional stages whose policies were not summarised."""
+def _part_of_the_run(config: Config) -> dict[str, Path]:
+    """The folders of a run's stages, without optional ones whose policies were not summarised."""
+    folders = {stage: stage_folder(config, stage) for stage in STAGES}
     summarised = (read_manifest(folders["summaries"]) or {}).get("inputs", {})
-    left_out = {stage for stage in OPTIONAL_STAGES if stage not in summarised}
-    return {stage: folder for stage, folder in folders.items() if stage not in left_out}
-
-
-def _stale(folders: dict[str, Path]) -> tuple[str, str] | None:
-    """A stage that was made from another version of an earlier one, and that one."""
-    for stage, folder in folders.items():
-        for source, recorded in (read_manifest(folder) or {})["inputs"].items():
-            if recorded != file_hash(folders[source] / "manifest.json"):
-                return stage, source
-    return None
+    return {
+        stage: folder
+        for stage, folder in folders.items()
+        if not TABLE[stage].optional or stage in summarised
+    }
 
 
 def _seed(name: str) -> int:

@@ -13,9 +13,10 @@ from eval.statistics import mean_of_seeds
 from eval.win_rate import Scores, paired_difference
 from reports.collect import Record, differing_settings, find_runs, row
 from reports.verdict import shown
-from stages.ablations import ABLATIONS
-from stages.config import SECTIONS, UPSTREAM_STAGES, UserError
+from stages.ablations import ABLATIONS, settings_of_ablation
+from stages.config import SECTIONS, UserError
 from stages.presets import override_of
+from stages.stage_table import SHARED_STAGES
 
 EQUAL = 1e-12  # numbers that are closer than this are one number, rounded
 
@@ -70,10 +71,10 @@ def collect(base: str, names: Sequence[str]) -> tuple[list[Record], list[Compare
 
     Raises UserError where a name is unknown, or no seed of a run can be compared.
     """
-    unknown = [name for name in names if name not in ABLATIONS]
-    if unknown or not names:
-        asked = f"no ablation {unknown[0]!r}" if unknown else "no ablation is named"
-        raise UserError(f"{asked}: known are {', '.join(ABLATIONS)}")
+    if not names:
+        raise UserError(f"no ablation is named: known are {', '.join(ABLATIONS)}")
+    for name in names:
+        settings_of_ablation(name)  # an unknown one is refused
     default, left_out = rated_runs(base)
     if not default:
         raise UserError(f"no seed of {base} has a win rate: {' '.join(left_out)}")
@@ -168,7 +169,7 @@ def oddities(name: str, run: Record, default: Record) -> list[str]:
         said = ", ".join(f"{key} ({_value(run, key)})" for key in wrong)
         notes.append(f"{name}, seed {run.seed}, is not the default with this switch alone: {said}.")
     inputs = [
-        {stage: one.manifests["ppo"]["inputs"].get(stage) for stage in UPSTREAM_STAGES}
+        {stage: one.manifests["ppo"]["inputs"].get(stage) for stage in SHARED_STAGES}
         for one in (default, run)
     ]
     if inputs[0] != inputs[1]:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-GENERATED = Path("reports/generated")
+from stages import config as settings
+from stages.files import write_text
+
 STYLE = Path(__file__).with_name("style.css")
 
 
@@ -81,22 +83,20 @@ Block = Heading | Text | Note | Table | Figure | Sample | Details
 NUMERIC = re.compile(r"[-+[]?[\d.]|[-–]$")
 
 
-def write(stem: str, title: str, blocks: Sequence[Block]) -> Path:
-    """Write the page's files to `GENERATED`, each whole or not at all; returns the HTML's path."""
-    GENERATED.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
+    """Write the page's files to a folder, each whole or not at all; returns the HTML's path."""
+    folder.mkdir(parents=True, exist_ok=True)
     for figure in (block for block in blocks if isinstance(block, Figure)):
-        write_text(GENERATED / f"{stem}-{figure.name}.svg", figure.whole)
-    write_text(GENERATED / f"{stem}.md", to_markdown(stem, title, blocks))
-    path = GENERATED / f"{stem}.html"
+        write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
+    write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
+    path = folder / f"{stem}.html"
     write_text(path, to_html(title, blocks))
     return path
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is either whole or as it was."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
+def beside_the_runs() -> Path:
+    """Where pages about several runs are written."""
+    return settings.RUNS / "reports"
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:

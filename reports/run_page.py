@@ -2,9 +2,8 @@
 
     python -m reports.run_page --preset tiny --seed 44413
 
-writes reports/generated/<name>-seed<k>.md and .html (with the plots of the Markdown page beside
-them) and runs/<name>/seed<k>/headline.txt, the result table for the terminal. The headline is
-written last: it is Make's target.
+writes into runs/<name>/seed<k>/report/<judge>/: <name>-seed<k>.md and .html (with the plots of the
+Markdown page beside them), headline.txt, the result table for the terminal, and numbers.json.
 """
 
 import textwrap
@@ -16,9 +15,10 @@ from reports import dpo_section, judge_section, made_with, page, paper, plots, v
 from reports.collect import Record, hashes, load_run, policies_of, row
 from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
 from reports.verdict import MISSING, interval, number, percent, whole
-from stages.config import UserError, fail
+from stages.config import Config, UserError, fail
+from stages.files import write_json, write_text
 from stages.presets import config_from_arguments
-from stages.runs import stage_folder
+from stages.runs import inputs_now, open_stage
 
 COLUMNS = 80
 SAMPLES = 6
@@ -54,14 +54,28 @@ def main(argv: list[str] | None = None) -> None:
     """Write and print the report of one finished run."""
     try:
         config = config_from_arguments(argv, "report one run")
-        record = load_run(config)
-        stem = f"{record.name}-seed{record.seed}"
-        path = page.write(stem, f"Run {record.name}, seed {record.seed}", blocks(record))
+        print(write_report(config), end="")
     except UserError as error:
         fail(error)
-    text = headline(row(record), path)
-    page.write_text(stage_folder(config, "win_rate").parent / "headline.txt", text)
-    print(text, end="")
+
+
+def write_report(config: Config) -> str:
+    """Write the page and the headline of one finished run; returns the headline.
+
+    Raises UserError, with the make command to run, where a stage is missing or stale.
+    """
+    record = load_run(config)
+    with open_stage(config, "report") as run:
+        run.inputs = inputs_now(config, "report")
+        stem = f"{record.name}-seed{record.seed}"
+        title = f"Run {record.name}, seed {record.seed}"
+        path = page.write(run.partial, stem, title, blocks(record))
+        numbers = row(record)
+        text = headline(numbers, run.folder / path.name)
+        write_text(run.partial / "headline.txt", text)
+        write_json(run.partial / "numbers.json", numbers)
+        run.finish({})
+    return text
 
 
 def blocks(record: Record) -> list[Block]:

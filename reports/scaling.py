@@ -2,7 +2,7 @@
 
     python -m reports.scaling --names tiny-s tiny tiny-l
 
-takes all finished seeds of these runs and writes reports/generated/scaling-<names>.md and .html.
+takes all finished seeds of these runs and writes runs/reports/scaling-<names>.md and .html.
 A mean over seeds never stands alone: each seed's point and interval is shown apart. The claim
 that the sizes differ in nothing but the base model is checked against what the runs recorded.
 """
@@ -51,21 +51,22 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="compare model sizes")
     parser.add_argument("--names", nargs="+", required=True, help="runs, one a size")
     parser.add_argument("--title", default="", help="names the page; default: the runs' names")
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
     args = parser.parse_args(argv)
     try:
-        records, left_out = collect(args.names)
+        records, left_out = collect(args.names, args.judge)
     except UserError as error:
         fail(error)
     title = args.title or "-".join(args.names)
     stem = "scaling-" + re.sub(r"[^A-Za-z0-9.-]+", "-", title.lower()).strip("-")
     heading = args.title or f"Sizes side by side: {', '.join(args.names)}"
-    path = page.write(stem, heading, blocks(records, left_out))
+    path = page.write(page.beside_the_runs(), stem, heading, blocks(records, left_out))
     print("\n".join((*conclusions(table(records)), f"report: {path}")))
 
 
-def collect(names: Sequence[str]) -> tuple[list[Record], list[str]]:
+def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
     """All finished seeds of the runs, and a line on each that is not."""
-    found = [find_runs(name) for name in dict.fromkeys(names)]
+    found = [find_runs(name, judge) for name in dict.fromkeys(names)]
     return [one for runs, _ in found for one in runs], [line for _, out in found for line in out]
 
 

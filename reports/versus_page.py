@@ -2,10 +2,10 @@
 
     python -m reports.versus_page --a tiny:ppo --b tiny:sft
 
-writes reports/generated/versus-<a>-<b>.md and .html from what `eval.versus` left on disk.
+writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>/, from what
+`eval.versus` left on disk.
 """
 
-import json
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -36,9 +36,13 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         fail(error)
     found = manifest["results"]
-    judged_by = json.loads((folder / "config.json").read_text(encoding="utf-8"))["judge"]
-    flags = flags_of_versus(found, [side.folder.parent for side in sides], judged_by)
-    path = page.write(config.name, f"{found['a']} against {found['b']}", blocks(found, flags))
+    flags = flags_of_versus(found, [side.folder.parent for side in sides], config.judge)
+    path = page.write(
+        stage_folder(config, "report"),
+        config.name,
+        f"{found['a']} against {found['b']}",
+        blocks(found, flags),
+    )
     said = [verdict(found), judge_flags({"judge_flags": flags}) or ""]
     wrapped = [line for text in said for line in textwrap.wrap(text, COLUMNS)]
     print("\n".join([*wrapped, "report:", str(path)]))

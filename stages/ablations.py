@@ -1,15 +1,8 @@
-"""What `make ablations` turns, one switch at a time, against the preset's own settings.
+"""What `make ablations` turns, one switch at a time, against a run. Standard library only."""
 
-    python -m stages.ablations                 the names
-    python -m stages.ablations critic-sft      the settings of one, as --set takes them
-
-Standard library only, so that `make` can read the list before anything is installed.
-"""
-
-import sys
 from dataclasses import dataclass
 
-from stages.config import UserError, fail
+from stages.errors import unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +38,8 @@ ABLATIONS = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Print the names, or the settings of the one that is named."""
-    names = sys.argv[1:] if argv is None else argv
-    try:
-        unknown = [name for name in names if name not in ABLATIONS]
-        if unknown:
-            raise UserError(f"no ablation {unknown[0]!r}: known are {', '.join(ABLATIONS)}")
-        print(*[ABLATIONS[name].settings for name in names] or ABLATIONS)
-    except UserError as error:
-        fail(error)
-
-
-if __name__ == "__main__":
-    main()
+def settings_of_ablation(name: str) -> tuple[str, ...]:
+    """The overrides of one ablation. Raises UserError, with the nearest name, for no such one."""
+    if name not in ABLATIONS:
+        raise unknown("ablation", name, ABLATIONS)
+    return tuple(ABLATIONS[name].settings.split())

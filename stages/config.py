@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError, fail, require
-from stages.judge_settings import HOW_ONLY, Judge
+from stages.judge_settings import Judge
 from stages.ppo_settings import Ppo
 from stages.sections import (
     HUB,
@@ -31,19 +31,16 @@ from stages.sections import (
     Sft,
     World,
 )
+from stages.stage_table import STAGES
 
 # One address for whoever needs a setting.
 __all__ = [
     "HUB",
-    "OPTIONAL_STAGES",
     "RANDOM",
     "RUNS",
     "SECTIONS",
-    "SIDE_SECTIONS",
-    "STAGE_SECTIONS",
     "TOY",
     "TRAIN_TOKENIZER",
-    "UPSTREAM_STAGES",
     "Base",
     "Checks",
     "Config",
@@ -60,6 +57,7 @@ __all__ = [
     "UserError",
     "World",
     "fail",
+    "hash_of",
     "settings_hash",
     "settings_of",
 ]
@@ -99,45 +97,35 @@ class Config:
         require(one_folder, "name", "be a folder name")
 
 
-# What each stage's result depends on, beside the stages before it. Memory knobs are not among it.
-STAGE_SECTIONS = {
-    "base": ("base", "world", "data"),
-    "sft": ("optimizer", "sft", "lora"),
-    "rm": ("optimizer", "rm", "lora"),
-    "normalize": (),
-    "ppo": ("optimizer", "ppo", "lora"),
-    "dpo": ("optimizer", "dpo", "lora"),
-    "summaries": ("eval",),
-    "judge": ("judge",),
-    "controls": ("judge", "checks"),
-    "win_rate": (),
-}
-OPTIONAL_STAGES = ("dpo",)  # a run may finish without them
-# The same for what may stand beside a run and is no part of it.
-SIDE_SECTIONS = {"calibration": ("world", "data", "judge", "checks"), "versus": ("judge", "checks")}
-READ_THE_DATA = ("base", "calibration")
-UPSTREAM_STAGES = ("base", "sft", "rm", "normalize")
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
+# Of the memory section, what changes numbers by more than the rounding of a differently cut batch.
+NUMERICS = ("mixed_precision", "cpu_threads")
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
-    names = (STAGE_SECTIONS | SIDE_SECTIONS)[stage]
-    sections = {name: dataclasses.asdict(getattr(config, name)) for name in names}
-    for name in HOW_ONLY if "judge" in sections else ():
-        del sections["judge"][name]
-    if stage in READ_THE_DATA and config.data.source != TOY:
+    row = STAGES[stage]
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in row.sections}
+    if "judge" in sections:
+        sections["judge"] = config.judge.identity
+    if row.reads_data and config.data.source != TOY:
         sections.pop("world")
-    if stage in READ_THE_DATA and config.data.source != HUB:
+    if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
     else:
         del sections["lora"]["stages"]  # what other stages learn is theirs
+    if row.computes:
+        sections["memory"] = {name: getattr(config.memory, name) for name in NUMERICS}
     return {"seed": config.seed, **sections}
 
 
 def settings_hash(config: Config, stage: str) -> str:
     """Short name of `settings_of`, as manifests record it."""
-    text = json.dumps(settings_of(config, stage), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_of(settings_of(config, stage))
+
+
+def hash_of(value: Any) -> str:
+    """Sixteen digits that name a value made of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import UserError
+from stages.files import read_lines
+from stages.progress import progress
 from stages.readers import POST_TEMPLATE, Located, is_cnndm
-from stages.runs import progress, read_lines
 
 CNNDM = "comparisons_cnndm"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"

@@ -25,7 +25,8 @@ from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
-from stages.runs import Run, open_stage, progress
+from stages.progress import progress
+from stages.runs import Run, open_stage
 from stages.training import (
     batch_rows,
     batch_tensors,

@@ -1,6 +1,8 @@
 """What a user can mend: the error that is one line, and the checks that raise it."""
 
+import difflib
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 
@@ -44,3 +46,16 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
     """Raise UserError unless a field of a section is one of the choices."""
     value = getattr(section, name)
     require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
+
+
+def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
+    """The error for a name that does not exist: the nearest that do, or where all of them are.
+
+    `what` is the kind of name; `where` says how to see all names, else they are listed.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    near = near or [one for one in names if name and (name in one or one.endswith(f".{name}"))][:3]
+    if near:
+        return UserError(f"unknown {what} {name!r}: did you mean {' or '.join(near)}?")
+    return UserError(f"unknown {what} {name!r}: {where or 'choose one of ' + ', '.join(names)}")

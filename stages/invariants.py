@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, UserError
 from stages.data import pad_left, pad_right
+from stages.files import write_json
 from stages.functional import token_logprobs
 from stages.models import score_responses
 from stages.rollout import Rollout
-from stages.runs import write_json
 
 # Largest difference, in nats or reward units. Float32 differs by rounding alone; bfloat16 keeps
 # three digits, and one token's log-probability moves by some hundredths with the batch's shape.

@@ -1,10 +1,23 @@
 """The settings of the judge, and what its models cost. Standard library only."""
 
+import hashlib
+import json
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from stages.errors import at_least_0, in_range, one_of, positive, require
 
 KINDS = ("openai", "local", "facts", "reward_model")
+# The question's wording in `eval/prompt.py`; a test holds this name to it.
+WORDING = "axes-1"
+# The settings that verdicts of each kind depend on.
+READ_BY = {
+    "openai": ("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+    "local": ("model",),
+    "facts": (),
+    "reward_model": (),
+}
 
 # USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
 # A dated snapshot costs what its name without the date costs, unless it stands here itself;
@@ -78,9 +91,24 @@ class Judge:
             price = getattr(self, name)
             require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What verdicts depend on: the kind, the settings that this kind reads, and the wording.
 
-# What no verdict depends on, so that a finished judgement stays valid when it changes.
-HOW_ONLY = (
-    *("concurrency", "requests_per_minute", "request_seconds", "max_retries"),
-    *("input_price", "output_price", "max_cost", "batch"),
-)
+        Price, pace and caps are not among it, so that a finished judgement stays valid when they
+        change.
+        """
+        read = {name: getattr(self, name) for name in READ_BY[self.kind]}
+        return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+
+    @property
+    def folder(self) -> str:
+        """The name of this judge's folders below a run: two judges of one run stand side by side.
+
+        The model's name and six digits of the identity; the kind alone where it decides everything.
+        """
+        if not READ_BY[self.kind]:
+            return self.kind
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/").split("/")[-1]).strip("-.")
+        return f"{name[:40] or self.kind}-{digest[:6]}"

@@ -18,7 +18,8 @@ from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.invariants import KNOWN_ANSWERS, save_known_answers
 from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
 from stages.presets import config_from_arguments
-from stages.runs import open_stage, progress
+from stages.progress import progress
+from stages.runs import open_stage
 from stages.training import chunks, gather_rows, local_share, make_accelerator
 
 TOLERANCE = 1e-3  # reward units

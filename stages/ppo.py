@@ -45,6 +45,7 @@ from stages.ppo_loss import (
 )
 from stages.ppo_models import Models, clip_gradients, load_models, reward_shift
 from stages.presets import config_from_arguments
+from stages.progress import progress
 from stages.rollout import (
     Episodes,
     Rollout,
@@ -54,7 +55,7 @@ from stages.rollout import (
     log_samples,
     trim_left,
 )
-from stages.runs import Run, open_stage, progress
+from stages.runs import Run, open_stage
 from stages.training import (
     batch_rows,
     check_batch,

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from stages.data import TokenizedSplit
 from stages.functional import preference_loss
 from stages.intervals import wilson
-from stages.runs import progress
+from stages.progress import progress
 from stages.training import chunks, gather_rows, local_share
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from stages.lora import adapt, merge
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
-from stages.runs import open_stage, progress
+from stages.progress import progress
+from stages.runs import open_stage
 from stages.training import (
     batch_rows,
     batch_tensors,

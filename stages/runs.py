@@ -1,43 +1,40 @@
-"""A run's folder: settings, metrics, samples, manifest, lock.
+"""A run's folder: settings, metrics, samples, checkpoints, manifest, lock. Standard library only.
 
     runs/<name>/seed<k>/<stage>/   config.json (first)  metrics.jsonl  ...  manifest.json (last)
 
 A stage works in `<stage>.partial` and is renamed when it has finished, so that a folder `<stage>`
-with its manifest exists exactly when the stage is done and an interrupted one replaces nothing.
-A stage opens what it needs by `require`, which checks hashes; it never guesses a newest file.
+with its manifest exists exactly when the stage is done. What is half done stays in the partial
+folder: the same stage with the same settings and inputs goes on from it. What is replaced moves
+to `aside/`. A stage opens what it needs by `require`, which checks hashes; it never guesses a
+newest file. Stages of a judge have one folder a judge: `judge/facts`, `report/facts`.
 """
 
 import dataclasses
-import fcntl
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import resource
 import shlex
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from stages import config as settings
-from stages.config import UPSTREAM_STAGES, Config, UserError, settings_hash
+from stages.config import Config, UserError, hash_of, settings_hash, settings_of
+from stages.files import file_hash, hash_files, read_json, write_json
+from stages.locks import held
+from stages.machine import code_version, device_name, library_versions, peak_memory_gib
+from stages.progress import progress
+from stages.stage_table import STAGES
 
 T = TypeVar("T")
-GOALS = {"base": "sft", "normalize": "rm", "calibration": "judge-calibration"} | dict.fromkeys(
-    ("summaries", "judge", "controls", "win_rate"), "eval"
-)
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
-SECONDS_BETWEEN_LINES = 15.0
-LOG_WIDTH = 80
+RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made: no follower's input
+RESUME = "resume"
+WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # no part of what a stage puts out
+MOST_SHOWN = 4  # differences that one line names
+DATA_FILES = ("*.jsonl", "*.parquet")
 
 
 class Run:
@@ -49,8 +46,10 @@ class Run:
     def __init__(self, config: Config, stage: str, main: bool = True) -> None:
         self.config, self.stage, self.main = config, stage, main
         self.folder = stage_folder(config, stage)
-        self.partial = self.folder.with_name(f"{stage}.partial")
-        self.started = time.time()
+        self.partial = partial_of(self.folder)
+        self.resume = self.partial / RESUME
+        """Whatever lets an interrupted stage go on; gone when the stage has finished."""
+        self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
         self.wandb: Any = None
 
@@ -61,25 +60,20 @@ class Run:
         with other settings or from other inputs, or where one of its files has changed.
         """
         folder = stage_folder(self.config, stage)
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise UserError(f"stage {stage} is missing: run `{make_command(self.config, stage)}`")
-        if manifest["settings_hash"] != settings_hash(self.config, stage):
-            self._refuse(stage, "was made with other settings")
-        for name, recorded in manifest["inputs"].items():
-            path = stage_folder(self.config, name) / "manifest.json"
-            if not path.exists() or recorded != file_hash(path):
-                self._refuse(stage, f"was made from an earlier {name}")
-        for name, recorded in manifest["outputs"].items():
-            if not (folder / name).exists() or file_hash(folder / name) != recorded:
-                self._refuse(stage, f"has changed on disk ({name})")
-        self.inputs[stage] = file_hash(folder / "manifest.json")
+        problem = why_not(self.config, stage) or changed_file(folder)
+        if problem:
+            raise UserError(f"stage {stage} {problem}: {mend(self.config, stage, problem)}")
+        self.inputs[stage] = str(identity(self.config, stage, self.stage))
         return folder
 
-    def _refuse(self, stage: str, why: str) -> None:
-        command = make_command(self.config, stage)
-        folder = stage_folder(self.config, stage)
-        raise UserError(f"stage {stage} {why}: remove {folder} and run `{command}`")
+    def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
+        """Pass the items on, showing how far and how long, to `make status` too."""
+
+        def note(count: int, left: float) -> None:
+            found = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
+            write_json(self.partial / "progress.json", found)
+
+        return progress(items, label, total, done, note if self.main else None)
 
     def log(self, step: int, **metrics: float) -> None:
         """Append one line to metrics.jsonl (keys are TRL's), and mirror it to wandb if asked."""
@@ -98,6 +92,7 @@ class Run:
         """Write the manifest and put the stage in its place. Main process only."""
         if not self.main:
             return
+        outputs = hash_files(self.partial, leave_out=WHILE_WORKING)
         manifest = {
             "stage": self.stage,
             "preset": self.config.preset,
@@ -105,60 +100,120 @@ class Run:
             "seed": self.config.seed,
             "upstream": self.config.upstream,
             "settings_hash": settings_hash(self.config, self.stage),
+            "settings": settings_of(self.config, self.stage),
             "code_version": code_version(),
-            "inputs": self.inputs,
-            "outputs": hash_files(self.partial),
+            "inputs": self.inputs | data_inputs(self.config, self.stage),
+            "outputs": outputs,
+            "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
+            "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
             "results": results,
-            "seconds": round(time.time() - self.started, 1),
+            "seconds": round(time.monotonic() - self.started, 1),
             "peak_memory_gib": peak_memory_gib(),
             "device": device_name(),
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
         write_json(self.partial / "manifest.json", manifest)
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.partial.rename(self.folder)
+        put_in_place(self.config, self.stage)
         if self.wandb is not None:
             self.wandb.finish()
 
 
 @contextmanager
 def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
-    """A fresh `Run` for a stage, locked against a second process; a UserError leaves no trace.
+    """A `Run` for a stage, locked against a second process; it goes on where one was interrupted.
 
+    An error is kept beside what is half done; one before anything was done leaves no trace.
     Raises UserError where the stage is under way elsewhere, or is another run's to make.
     """
-    if config.upstream and stage in UPSTREAM_STAGES:
+    if config.upstream and STAGES[stage].shared:
         raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
     run = Run(config, stage, main)
     if not main:
         yield run
         return
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(run.folder.with_name(f".{stage}.lock"), stage):
+    try:
+        with held(lock_of(run.folder), stage):
+            put_in_place(config, stage)
+            _prepare(run)
+            try:
+                run.wandb = _start_wandb(config, stage)
+                yield run
+            except Exception as error:
+                _keep_or_remove(run, error)
+                raise
+    finally:
+        remove_empty_folders(run.folder.parent)
+
+
+def _prepare(run: Run) -> None:
+    """The partial folder: as an interrupted try with these settings and inputs left it, or new."""
+    config, stage = run.config, run.stage
+    attempt = {
+        "settings_hash": settings_hash(config, stage),
+        "inputs": current_inputs(config, stage),
+    }
+    if run.resume.is_dir() and read_json(run.partial / "attempt.json") == attempt:
+        for name in ("failed.json", "progress.json"):
+            (run.partial / name).unlink(missing_ok=True)
+        return
+    if run.resume.is_dir():
+        move_aside(run.partial)
+    shutil.rmtree(run.partial, ignore_errors=True)
+    run.partial.mkdir()
+    write_json(run.partial / "config.json", dataclasses.asdict(config))
+    write_json(run.partial / "attempt.json", attempt)
+
+
+def _keep_or_remove(run: Run, error: Exception) -> None:
+    if isinstance(error, UserError) and not run.resume.is_dir():
         shutil.rmtree(run.partial, ignore_errors=True)
-        run.partial.mkdir()
-        write_json(run.partial / "config.json", dataclasses.asdict(config))
-        try:
-            run.wandb = _start_wandb(config, stage)
-            yield run
-        except UserError:
-            shutil.rmtree(run.partial, ignore_errors=True)
-            raise
+        return
+    said = (str(error).splitlines() or [""])[0] or type(error).__name__
+    with suppress(OSError):  # a full disk is one of the errors
+        write_json(run.partial / "failed.json", {"error": said})
 
 
-@contextmanager
-def _lock(path: Path, stage: str) -> Iterator[None]:
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"stage {stage} is already under way: {path} is locked") from None
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+def put_in_place(config: Config, stage: str) -> None:
+    """Give a finished partial folder its name; what had the name moves aside unless it is equal."""
+    folder = stage_folder(config, stage)
+    partial = partial_of(folder)
+    manifest = read_manifest(partial)
+    if manifest is None:
+        return
+    before = read_manifest(folder)
+    equal = before is None or before.get("content") == manifest["content"]
+    if folder.exists() and (equal or STAGES[stage].reads_records):
+        shutil.rmtree(folder)
+    elif folder.exists():
+        move_aside(folder)
+    partial.rename(folder)
+    shutil.rmtree(folder / RESUME, ignore_errors=True)
+    for name in WHILE_WORKING[1:]:
+        (folder / name).unlink(missing_ok=True)
+
+
+def move_aside(folder: Path) -> Path:
+    """Move a stage's folder to `aside/` of its seed, under a name that is free; returns it."""
+    seed = next(one for one in folder.parents if one.name.startswith("seed"))
+    name = "-".join(folder.relative_to(seed).parts)
+    aside = seed / "aside"
+    aside.mkdir(exist_ok=True)
+    number = 1 + sum(1 for one in aside.iterdir() if one.name.rpartition("-")[0] == name)
+    while (aside / f"{name}-{number}").exists():
+        number += 1
+    target = aside / f"{name}-{number}"
+    folder.rename(target)
+    return target
+
+
+def remove_empty_folders(folder: Path) -> None:
+    """Remove a folder below `runs/`, and those above it, as long as they are empty."""
+    with suppress(OSError):
+        while folder != settings.RUNS.parent:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _start_wandb(config: Config, stage: str) -> Any:
@@ -175,28 +230,145 @@ def _start_wandb(config: Config, stage: str) -> Any:
     return wandb.init(name=f"{group}-{stage}", group=group, config=dataclasses.asdict(config))
 
 
+# -- where things are ------------------------------------------------------------------------------
+
+
 def stage_folder(config: Config, stage: str) -> Path:
-    """Where a stage of this run lies; the first stages lie with `upstream` where that is given."""
-    name = config.upstream if config.upstream and stage in UPSTREAM_STAGES else config.name
-    return settings.RUNS / name / f"seed{config.seed}" / stage
+    """Where a stage of this run lies; shared stages lie with `upstream` where that is given."""
+    row = STAGES[stage]
+    name = config.upstream if config.upstream and row.shared else config.name
+    folder = settings.RUNS / name / f"seed{config.seed}" / stage
+    return folder / config.judge.folder if row.per_judge else folder
+
+
+def partial_of(folder: Path) -> Path:
+    """Where a stage works until it has finished."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that a working stage holds."""
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None."""
-    path = folder / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    found: dict[str, Any] | None = read_json(folder / "manifest.json")
+    return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a stage wrote."""
-    with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
-        return [json.loads(line) for line in lines]
+# -- whether a finished stage still holds ----------------------------------------------------------
+
+
+def why_not(config: Config, stage: str) -> str:
+    """Why a stage is not what this config asks for, to be read after its name; empty if it is.
+
+    Decided by content: the settings' hash, what its inputs have put out by now, and its files'
+    presence and sizes (`require` hashes them too).
+    """
+    folder = stage_folder(config, stage)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return "is missing"
+    if "content" not in manifest:
+        return "was made by an earlier version of this code"
+    differing = differing_settings(config, stage)
+    if differing:
+        more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
+        return f"was made with other settings ({'; '.join(differing[:MOST_SHOWN])}{more})"
+    for name, now in current_inputs(config, stage).items():
+        recorded = manifest["inputs"].get(name)
+        if recorded is None and now is not None:
+            return f"was made without {name}"
+        if recorded != now:
+            return f"was made from {'other' if name == 'data' else 'an earlier'} {name}"
+    for name, size in manifest["sizes"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != size:
+            return f"has changed on disk ({name})"
+    return ""
+
+
+def differing_settings(config: Config, stage: str) -> list[str]:
+    """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
+
+    None where the stage is an upstream's own: there the record decides.
+    """
+    manifest = read_manifest(stage_folder(config, stage))
+    if manifest is None or (config.upstream and STAGES[stage].shared):
+        return []
+    if manifest["settings_hash"] == settings_hash(config, stage):
+        return []
+    made, asked = (
+        {
+            f"{section}.{key}" if isinstance(values, dict) else section: value
+            for section, values in found.items()
+            for key, value in (values if isinstance(values, dict) else {"": values}).items()
+        }
+        for found in (manifest["settings"], settings_of(config, stage))
+    )
+    return [
+        f"{key}: made with {made.get(key, 'nothing')}, asked {asked.get(key, 'nothing')}"
+        for key in made | asked
+        if made.get(key) != asked.get(key)
+    ]
+
+
+def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
+    """What a stage would be made from now: the identity of each input, None where it is missing."""
+    row = STAGES[stage]
+    inputs = {name: identity(config, name, stage) for name in row.inputs}
+    joined = {name: identity(config, name, stage) for name in row.joined_by}
+    there = {name: found for name, found in joined.items() if found is not None}
+    return inputs | there | data_inputs(config, stage)
+
+
+def inputs_now(config: Config, stage: str) -> dict[str, str]:
+    """`current_inputs` of a stage that has checked that nothing is missing."""
+    return {name: str(found) for name, found in current_inputs(config, stage).items()}
+
+
+def identity(config: Config, stage: str, reader: str) -> str | None:
+    """Names what a finished stage holds, as far as the stage `reader` looks; None where missing."""
+    folder = stage_folder(config, stage)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    if STAGES[reader].reads_records:
+        return file_hash(folder / "manifest.json")
+    return str(manifest.get("content"))
+
+
+def data_inputs(config: Config, stage: str) -> dict[str, str]:
+    """Names the files that a stage reads from a folder of the user's own, as `data`."""
+    source = config.data.source
+    if not STAGES[stage].reads_data or source in (settings.TOY, settings.HUB):
+        return {}
+    paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
+    return {"data": hash_of({path.name: file_hash(path) for path in paths})}
+
+
+def changed_file(folder: Path) -> str:
+    """`has changed on disk (file)` for the first output whose hash is another now; else empty."""
+    manifest = read_manifest(folder) or {"outputs": {}}
+    for name, recorded in manifest["outputs"].items():
+        if not (folder / name).exists() or file_hash(folder / name) != recorded:
+            return f"has changed on disk ({name})"
+    return ""
+
+
+def mend(config: Config, stage: str, problem: str) -> str:
+    """What to do about a stage that does not hold, in one line."""
+    command = make_command(config, stage)
+    if "settings" in problem or "on disk" in problem or "version" in problem:
+        return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
+    return f"run `{command}`"
 
 
 def make_command(config: Config, stage: str) -> str:
     """What to type so that a stage of this run exists."""
-    words = ["make", GOALS.get(stage, stage), f"PRESET={config.preset}", f"SEED={config.seed}"]
-    elsewhere = config.upstream and stage in UPSTREAM_STAGES
+    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
+    elsewhere = config.upstream and STAGES[stage].shared
     name = config.upstream if elsewhere else config.name
     if name != config.preset:
         words.append(f"NAME={name}")
@@ -209,83 +381,3 @@ def make_command(config: Config, stage: str) -> str:
     if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):
         words.append(f"TOKENIZER={config.base.tokenizer}")
     return " ".join(shlex.quote(word) for word in words)
-
-
-def progress(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """Pass the items on, showing how far and how long: a bar on a terminal, lines in a log."""
-    if sys.stderr.isatty():
-        yield from tqdm(items, desc=label, total=total, ncols=LOG_WIDTH)
-        return
-    started = last = time.time()
-    for done, item in enumerate(items, start=1):
-        yield item
-        now = time.time()
-        if now - last >= SECONDS_BETWEEN_LINES and done < total:
-            left = (now - started) / done * (total - done)
-            print(f"{label}: {done}/{total}, {left:.0f} s left", file=sys.stderr, flush=True)
-            last = now
-    print(f"{label}: {total} done in {time.time() - started:.0f} s", file=sys.stderr, flush=True)
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while chunk := handle.read(2**22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def hash_files(folder: Path) -> dict[str, str]:
-    """Hash of every file below a folder, by its relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): file_hash(path) for path in files}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is either whole or absent."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.rename(path)
-
-
-def code_version() -> str:
-    """The commit that runs, `-dirty` where files differ from it; `unknown` outside git.
-
-    Generated reports, some of which are committed, are what runs write and not what runs them.
-    """
-    describe = ["git", "describe", "--always", "--abbrev=10"]
-    found = subprocess.run(describe, capture_output=True, text=True, check=False)
-    if found.returncode:
-        return "unknown"
-    differ = ["git", "diff", "--quiet", "HEAD", "--", ".", ":(exclude)reports/generated"]
-    changed = subprocess.run(differ, capture_output=True, check=False).returncode
-    return found.stdout.strip() + ("-dirty" if changed else "")
-
-
-def library_versions() -> dict[str, str]:
-    """Python and the libraries whose version can change a number."""
-    versions = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def device_name() -> str:
-    """The GPU's name, or `CPU` with its number of cores and torch's of threads."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
-    return f"CPU, {os.cpu_count()} cores{threads}"
-
-
-def peak_memory_gib() -> float:
-    """The most memory this process has held: resident on the host, plus allocated on a GPU."""
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.max_memory_allocated() / 2**30 if torch and torch.cuda.is_available() else 0
-    return round(host + gpu, 2)

@@ -19,7 +19,8 @@ from stages.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, save_model
 from stages.presets import config_from_arguments
-from stages.runs import Run, open_stage, progress
+from stages.progress import progress
+from stages.runs import Run, open_stage
 from stages.text_metrics import rouge
 from stages.training import (
     batch_rows,

@@ -24,7 +24,8 @@ from stages.config import Config, Memory, Optimizer, UserError
 from stages.data import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.functional import truncate_after
 from stages.models import sample
-from stages.runs import Run, progress, stage_folder
+from stages.progress import progress
+from stages.runs import Run, stage_folder
 
 T = TypeVar("T")
 

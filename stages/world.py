@@ -10,7 +10,8 @@ from pathlib import Path
 from stages import config as settings
 from stages import toy
 from stages.config import Config
-from stages.runs import file_hash, progress
+from stages.files import file_hash
+from stages.progress import progress
 
 
 def world_folder(config: Config) -> Path:

@@ -7,7 +7,11 @@ from typing import Any
 
 from reports import run_page
 from stages import config as settings
-from stages.runs import file_hash, stage_folder
+from stages.config import Judge
+from stages.presets import make_config
+from stages.runs import current_inputs, stage_folder
+from stages.stage_table import SHARED_STAGES
+from stages.stage_table import STAGES as TABLE
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
 NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"
@@ -159,37 +163,55 @@ def fabricate(
     """A finished run on disk; returns its results by stage.
 
     `scores`: of the posts, alike for both policies; `texts`: PPO's summaries of the nine posts;
-    `found`: changes to PPO's results. With an upstream its stages must be there already.
+    `found`: changes to PPO's results. With an upstream its stages must be there already. A run that
+    is there is judged by one more judge.
     """
     results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings)
     results |= {"ppo": results["ppo"] | (found or {})}
-    inputs: dict[str, str] = {}
     for stage in STAGES:
         folder = stage_folder(config, stage)
-        if config.upstream and stage in settings.UPSTREAM_STAGES:
-            inputs[stage] = file_hash(folder / "manifest.json")
+        judged_before = not TABLE[stage].per_judge and folder.exists()
+        if judged_before or (config.upstream and stage in SHARED_STAGES):
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
         make_files(folder, stage, scores, texts)
-        manifest = MADE | {
-            "stage": stage,
-            "name": config.name,
-            "preset": config.preset,
-            "seed": config.seed,
-            "upstream": config.upstream,
-            "settings_hash": settings.settings_hash(config, stage),
-            "inputs": dict(inputs),
-            "results": results[stage],
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        inputs[stage] = file_hash(folder / "manifest.json")
+        write_manifest(config, stage, results[stage])
     return results
+
+
+def two_judges():
+    """One run and the configs of the two judges who judged it: PPO wins 63% and 55%."""
+    facts = make_config("tiny")
+    other = dataclasses.replace(facts, judge=Judge(kind="openai", model="another"))
+    fabricate(facts)
+    fabricate(other, judge=ONLINE, ppo=0.55)
+    return facts, other
+
+
+def write_manifest(config, stage, results):
+    """The manifest of a finished stage whose inputs are those that lie there now."""
+    inputs = current_inputs(config, stage)
+    manifest = MADE | {
+        "stage": stage,
+        "name": config.name,
+        "preset": config.preset,
+        "seed": config.seed,
+        "upstream": config.upstream,
+        "settings_hash": settings.settings_hash(config, stage),
+        "settings": settings.settings_of(config, stage),
+        "inputs": inputs,
+        "outputs": {},
+        "sizes": {},
+        "content": settings.hash_of([results, inputs]),
+        "results": results,
+    }
+    (stage_folder(config, stage) / "manifest.json").write_text(json.dumps(manifest))
 
 
 def calibrated(config, flags):
     """A calibration beside a run: a judge who is right on 9 of 10 labels of each kind."""
-    folder = settings.RUNS / config.name / f"seed{config.seed}" / "calibration"
+    folder = stage_folder(config, "calibration")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
@@ -198,7 +220,7 @@ def calibrated(config, flags):
     results |= {"by_confidence": {"9": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"error_pairs": 200, "with_reference": True}
-    (folder / "manifest.json").write_text(json.dumps({"results": results}))
+    write_manifest(config, "calibration", results)
     pairs = [
         {"label": label, "answer": float(label == right), "with_reference": True}
         for label in (True, False)

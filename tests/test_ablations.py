@@ -15,6 +15,7 @@ from stages.ablations import ABLATIONS
 from stages.config import UserError
 from stages.presets import make_config
 from stages.rollout import Episodes
+from stages.runs import stage_folder
 from tests.fabricated_runs import ONLINE, fabricate
 
 SEEDS = (1, 2, 3)
@@ -26,7 +27,6 @@ OWN_TEXTS = [f"summary {index}" for index in range(9)]
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(page, "GENERATED", tmp_path / "generated")
     return tmp_path
 
 
@@ -35,10 +35,10 @@ def wins(count):
     return [1.0] * count + [0.0] * (POSTS - count)
 
 
-def turned(name, seed, *more):
+def turned(name, seed, *more, upstream="tiny"):
     """The config that make gives an ablation."""
     asked = (*ABLATIONS[name].settings.split(), *more)
-    return make_config("tiny", seed=seed, name=f"tiny-{name}", upstream="tiny", overrides=asked)
+    return make_config("tiny", seed=seed, name=f"tiny-{name}", upstream=upstream, overrides=asked)
 
 
 def default_runs(seeds=SEEDS, **changes):
@@ -171,7 +171,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
     for name in ABLATIONS:
         ablate(name, (1, 2, 0))
     ablations.main(["--name", "tiny"])
-    text = (places / "generated/ablations-tiny.md").read_text()
+    text = (page.beside_the_runs() / "ablations-tiny.md").read_text()
     for name, one in ABLATIONS.items():
         setting, what = cells(text, "The switches", name)
         assert setting == one.settings
@@ -194,7 +194,7 @@ def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
 def test_an_unfinished_seed_is_left_out_and_named(places):
     default_runs()
     ablate("dropout", (5, 6, 7))
-    (settings.RUNS / "tiny-dropout/seed2/judge/manifest.json").unlink()
+    (stage_folder(turned("dropout", 2), "judge") / "manifest.json").unlink()
     assert "tiny-dropout seed2 is left out: stage judge is missing." in text_of("dropout")
 
 
@@ -228,13 +228,14 @@ def test_a_preset_without_any_rate_is_refused(places):
 def test_an_ablation_without_a_common_seed_is_refused(places):
     default_runs(seeds=(2, 3))
     fabricate(make_config("tiny", seed=1, name="base"))
-    fabricate(replace(turned("dropout", 1), upstream="base"))
+    fabricate(turned("dropout", 1, upstream="base"))
     with pytest.raises(UserError, match="dropout has no seed in common with the default run"):
         compared.collect("tiny", ["dropout"])
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [(["dropuot"], "no ablation 'dropuot': known are"), ([], "is named: known")]
+    ("names", "said"),
+    [(["dropuot"], "unknown ablation 'dropuot': did you mean dropout?"), ([], "is named: known")],
 )
 def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, said):
     default_runs()
@@ -242,7 +243,7 @@ def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, s
         ablations.main(["--name", "tiny", "--ablations", *names])
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
-    assert not (places / "generated").exists()
+    assert not page.beside_the_runs().exists()
 
 
 def test_runs_that_were_not_judged_alike_are_noted(places):
@@ -270,7 +271,8 @@ def test_a_judge_that_is_no_llm_is_named(places):
 def test_a_run_that_turned_something_else_is_noted(places):
     default_runs()
     ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
-    fabricate(make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",)))
+    own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
+    fabricate(own, accuracy=0.7)
     text = text_of("dropout")
     said = "is not the default with this switch alone:"
     assert f"dropout, seed 1, {said} ppo.kl_coef (0.1)." in text

@@ -9,10 +9,11 @@ import pytest
 from eval import calibration
 from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
 from eval.verdicts import About, Reply
-from reports import calibration_page, page
+from reports import calibration_page
 from stages.config import Checks, Data, Judge, UserError
+from stages.files import read_lines
 from stages.presets import make_config
-from stages.runs import read_lines, read_manifest
+from stages.runs import read_manifest
 from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
@@ -135,14 +136,14 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
 
 def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr(page, "GENERATED", runs.parent / "generated")
     with serving(lambda number, request: chat("A: A: A: A: A:")) as server:
         said = [f"judge.base_url={server.url}", "judge.model=judge", "judge.kind=openai"]
         arguments = ["--preset", "tiny", "--name", "mute", *SMALL_WORLD, *said, "judge.asks=1"]
         main([*arguments, "checks.calibration_pairs=9"])
         calibration_page.main([*arguments, "checks.calibration_pairs=9"])
     assert "FLAGGED: no pair has a verdict in both orders" in capsys.readouterr().out
-    text = (runs.parent / "generated/mute-seed44413-judge-calibration.md").read_text()
+    (written,) = runs.glob("mute/seed44413/calibration_report/judge-*/*.md")
+    text = written.read_text()
     assert "FLAGGED: no pair has a verdict in both orders" in text
     assert "| agreement with the labels, a tie counting half | – |" in text
     assert "| unjudged | 100.0% |" in text
@@ -150,7 +151,7 @@ def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypa
 
 def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
     main(["--preset", "tiny", "--name", "small", *SMALL_WORLD, "checks.calibration_pairs=400"])
-    folder = runs / "small/seed44413/calibration"
+    folder = runs / "small/seed44413/calibration/facts"
     found = (read_manifest(folder) or {})["results"]
     assert found["flags"] == []
     assert found["agreement"]["low"] > 0.85

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, fields, replace
@@ -12,15 +13,17 @@ import pytest
 from stages import presets
 from stages.config import (
     SECTIONS,
-    SIDE_SECTIONS,
-    STAGE_SECTIONS,
     Config,
+    Judge,
     Ppo,
     UserError,
+    hash_of,
     settings_hash,
     settings_of,
 )
-from stages.presets import PRESETS, config_from_arguments, make_config, write_stamps
+from stages.judge_settings import WORDING
+from stages.presets import PRESETS, config_from_arguments, make_config
+from stages.stage_table import SHARED_SECTIONS, STAGES
 
 
 def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:
@@ -145,10 +148,11 @@ def test_the_command_line_gives_the_same_config_as_the_call():
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("ppo.kl_coeff=1", "ppo.kl_coeff"),
-        ("pppo.kl_coef=1", "pppo"),
-        ("kl_coef=1", "kl_coef"),
-        ("seed=1", "seed"),
+        ("ppo.kl_coeff=1", "unknown setting 'ppo.kl_coeff': did you mean ppo.kl_coef"),
+        ("pppo.kl_coef=1", "did you mean ppo.kl_coef"),
+        ("kl_coef=1", "did you mean ppo.kl_coef"),
+        ("seed=1", "did you mean world.seed"),
+        ("xyzzy=1", "unknown setting 'xyzzy': `make settings` lists all of them"),
         ("ppo.kl_coef", "section.key=value"),
         ("ppo.batch_size=1.5", "ppo.batch_size takes a value of type int"),
         ("ppo.kl_coef=much", "ppo.kl_coef takes a value of type float"),
@@ -194,9 +198,11 @@ def test_no_setting_takes_a_number_that_is_not_finite(key, value):
     assert key in refused(f"{key}={value}")
 
 
-def test_unknown_presets_are_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"pythia-3b.*tiny"):
+def test_unknown_presets_are_refused_with_the_nearest_ones_or_all():
+    with pytest.raises(UserError, match=r"'pythia-3b': did you mean pythia-"):
         make_config("pythia-3b")
+    with pytest.raises(UserError, match=r"'xyzzy': choose one of tiny-s, tiny"):
+        make_config("xyzzy")
 
 
 def test_an_override_needs_a_name_of_its_own():
@@ -227,7 +233,16 @@ def test_settings_cannot_be_changed_in_place():
         replace(config.ppo, num_ppo_epoch=1)  # type: ignore[call-arg]
 
 
-def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies():
+def recorded(runs, config: Config) -> None:
+    """The settings that the stages of a run have left on disk."""
+    for stage in ("base", "sft", "rm", "normalize"):
+        folder = runs / config.name / f"seed{config.seed}" / stage
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+
+
+def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies(runs):
+    recorded(runs, make_config("tiny"))
     config = override("ppo.lam=0.5", "optimizer.adam_eps=1e-6", upstream="tiny")
     assert (config.name, config.upstream) == ("mine", "tiny")
     with pytest.raises(UserError, match="--name"):
@@ -236,13 +251,58 @@ def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies():
         assert "has no effect" in refused(text, upstream="tiny")
 
 
-# -- hashes and stamps -----------------------------------------------------------------------------
+def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs):
+    texts = ("sft.epochs=3", "world.seed=7", "base.hidden_size=64", "rm.epochs=2", "ppo.lam=0.9")
+    theirs = make_config("tiny", name="theirs", overrides=texts)
+    recorded(runs, theirs)
+    config = override("ppo.lam=0.5", "sft.epochs=3", upstream="theirs")
+    for section in SHARED_SECTIONS:
+        assert getattr(config, section) == getattr(theirs, section), section
+    assert (config.ppo.lam, config.optimizer) == (0.5, make_config("tiny").optimizer)
+
+
+def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_command(runs):
+    recorded(runs, make_config("tiny"))
+    text = refused(upstream="tinny")
+    assert "did you mean tiny" in text
+    assert "`make rm PRESET=tiny SEED=44413 NAME=tinny`" in text
+
+
+# -- hashes ----------------------------------------------------------------------------------------
+
+
+def test_every_stage_that_trains_or_samples_counts_precision_and_threads():
+    computing = {name for name, one in STAGES.items() if one.computes}
+    assert computing == {"sft", "rm", "normalize", "ppo", "dpo", "summaries"}
+
+
+def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
+    def folder(**changes: Any) -> str:
+        return Judge(**changes).folder
+
+    assert (folder(kind="facts"), folder(kind="facts", model="x")) == ("facts", "facts")
+    plain = folder(model="org/gpt-4o mini")
+    assert re.fullmatch(r"gpt-4o-mini-[0-9a-f]{6}", plain)
+    same = {"concurrency": 3, "max_cost": 2.0, "input_price": 1.0, "batch": True}
+    assert all(folder(model="org/gpt-4o mini", **{k: v}) == plain for k, v in same.items())
+    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "x", "kind": "local"}
+    found = {folder(**{"model": "org/gpt-4o mini", key: value}) for key, value in other.items()}
+    assert len(found | {plain}) == 6
+
+
+def test_the_wording_of_the_question_is_what_its_name_stands_for():
+    """Another wording is another judge: it needs another name here and in WORDING."""
+    from eval import prompt
+
+    texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT, prompt.LETTER)
+    whole = hash_of([*texts, prompt.RESPONSE_FORMAT])
+    assert (WORDING, whole) == ("axes-1", "df67b29ce81c1937")
 
 
 def test_memory_knobs_change_no_settings_hash():
     texts = "microbatch_size=3", "forward_batch_size=5", "gradient_checkpointing=true"
     changed = override(*(f"memory.{text}" for text in texts))
-    for stage in STAGE_SECTIONS | SIDE_SECTIONS:
+    for stage in STAGES:
         assert settings_hash(changed, stage) == settings_hash(make_config("tiny"), stage)
 
 
@@ -258,13 +318,17 @@ def test_memory_knobs_change_no_settings_hash():
         ("dpo.beta=0.5", {"dpo"}),
         ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
-        ("judge.model=x", {"judge", "controls", "calibration", "versus"}),
+        ("judge.kind=openai", {"judge", "controls", "calibration", "versus"}),
+        ("judge.model=x", set()),  # the facts rule asks no model
+        ("judge.max_cost=9", set()),
+        ("memory.cpu_threads=1", {name for name, one in STAGES.items() if one.computes}),
+        ("memory.mixed_precision=bf16", {name for name, one in STAGES.items() if one.computes}),
         ("checks.control_posts=9", {"controls", "calibration", "versus"}),
     ],
 )
 def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):
     before, after = make_config("tiny"), override(text)
-    every = STAGE_SECTIONS | SIDE_SECTIONS
+    every = STAGES
     changed = {one for one in every if settings_of(before, one) != settings_of(after, one)}
     assert changed == stages
     hashed = {one for one in every if settings_hash(before, one) != settings_hash(after, one)}
@@ -273,7 +337,7 @@ def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):
 
 def test_every_stage_depends_on_the_seed():
     one, other = make_config("tiny", seed=1), make_config("tiny", seed=2)
-    for stage in STAGE_SECTIONS | SIDE_SECTIONS:
+    for stage in STAGES:
         assert settings_hash(one, stage) != settings_hash(other, stage)
 
 
@@ -288,34 +352,6 @@ def test_the_built_in_world_is_no_setting_of_real_posts():
     before = make_config("pythia-70m")
     after = override("world.seed=2", preset="pythia-70m")
     assert settings_hash(before, "base") == settings_hash(after, "base")
-
-
-def test_stamps_are_written_only_where_they_changed(runs):
-    write_stamps(override("ppo.kl_coef=0.1"))
-    folder = runs / "mine" / "seed44413" / "settings"
-    paths = sorted(folder.iterdir())
-    assert {path.stem for path in paths} == set(STAGE_SECTIONS | SIDE_SECTIONS)
-    assert json.loads((folder / "ppo.json").read_text())["ppo"]["kl_coef"] == 0.1
-    for path in paths:
-        path.chmod(0o444)
-    before = {path: path.stat().st_mtime_ns for path in paths}
-    write_stamps(override("ppo.kl_coef=0.1"))
-    assert {path: path.stat().st_mtime_ns for path in paths} == before
-    (folder / "ppo.json").chmod(0o644)
-    write_stamps(override("ppo.kl_coef=0.2"))
-    changed = {path.stem for path in paths if path.stat().st_mtime_ns != before[path]}
-    assert changed == {"ppo"}
-
-
-def test_the_command_ends_with_one_line_and_no_trace_of_a_bad_setting(tmp_path):
-    command = [sys.executable, "-m", "stages.presets", "--set", "ppo.lam=2", "--name", "x"]
-    root = presets.__file__.rsplit("/", 2)[0]
-    found = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": root}, check=False
-    )
-    assert found.returncode == 2
-    assert found.stderr == "error: ppo.lam must lie in [0, 1], not 2.0\n"
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_settings_need_nothing_but_the_standard_library(tmp_path):

@@ -8,8 +8,9 @@ from eval import controls
 from eval.controls import control_rows, control_texts, describe, judge_controls
 from eval.verdicts import About, Reply
 from stages.config import Checks, Judge
+from stages.files import read_lines
 from stages.presets import make_config
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest, stage_folder
 from stages.toy import make_post
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
@@ -76,7 +77,7 @@ def test_the_built_in_judge_passes_every_control(runs):
     found = judge_controls(config)
     assert found["failed"] == []
     assert all(one["passed"] for one in found["controls"].values())
-    folder = runs / "tiny/seed44413/controls"
+    folder = stage_folder(config, "controls")
     assert (read_manifest(folder) or {})["results"] == found
     rows = read_lines(folder / "judgements.jsonl")
     assert len(rows) == sum(one["judgements"] for one in found["controls"].values())

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,8 +23,9 @@ from stages.data import TokenizedSplit, make_ragged
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.models import load_policy
 from stages.presets import make_config
-from stages.runs import open_stage
+from stages.runs import open_stage, stage_folder
 from stages.training import batch_rows, make_optimizer
+from tests.fabricated_runs import write_manifest
 
 ROOT = Path(__file__).parents[1]
 EOS = 0
@@ -278,26 +280,25 @@ def test_the_first_loss_is_named_where_it_is_not_ln_2():
 
 
 def planned(folder, *goals):
-    """The stages that make would run, in order."""
+    """The stages that make would run, in order, in a folder of runs."""
     command = ["make", "-n", "-f", str(ROOT / "Makefile"), *goals]
     command += ["VENV=", f"PYTHON={sys.executable}", "LAUNCH=python"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     found = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=environment, check=True
     )
-    words = found.stdout.split()
-    return [words[i + 1] for i, word in enumerate(words) if word == "-m"]
+    return re.findall(r"would make (\w+) \(", found.stdout)
 
 
-def test_make_evaluates_dpo_where_it_is_asked_for_or_was_made(tmp_path):
-    without = planned(tmp_path, "eval")
-    assert "eval.summaries" in without
-    assert "stages.dpo" not in without
-    both = planned(tmp_path, "dpo", "eval")
-    assert both.index("stages.sft") < both.index("stages.dpo") < both.index("eval.summaries")
-    assert "stages.reward" not in planned(tmp_path, "dpo")
-    made = tmp_path / "runs" / "tiny" / "seed44413" / "dpo" / "manifest.json"
-    made.parent.mkdir()
-    made.write_text("{}")
-    later = planned(tmp_path, "eval")
-    assert later.index("stages.dpo") < later.index("eval.summaries")
+def test_make_evaluates_dpo_where_it_is_asked_for_or_was_made(runs):
+    folder = runs.parent
+    without = planned(folder, "eval")
+    assert "summaries" in without
+    assert "dpo" not in without
+    both = planned(folder, "dpo", "eval")
+    assert both.index("sft") < both.index("dpo") < both.index("summaries")
+    assert "rm" not in planned(folder, "dpo")
+    stage_folder(make_config("tiny"), "dpo").mkdir(parents=True)
+    write_manifest(make_config("tiny"), "dpo", {})
+    later = planned(folder, "eval")
+    assert later.index("dpo") < later.index("summaries")

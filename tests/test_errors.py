@@ -119,6 +119,7 @@ def test_a_tokenizer_whose_pad_is_its_eos_is_refused(folder, capsys):
         (["PRESET=posts"], "needs a folder of posts"),
         (["PRESET=posts", "DATA=."], "needs a tokenizer folder"),
         (["NAME=x", "UPSTREAM=gone"], "make rm PRESET=tiny SEED=44413 NAME=gone"),
+        (["PRESET=tny"], "did you mean tiny"),
     ],
 )
 def test_make_refuses_bad_settings_before_anything_runs(tmp_path, arguments, expected):
@@ -130,6 +131,7 @@ def test_make_refuses_bad_settings_before_anything_runs(tmp_path, arguments, exp
     assert found.returncode == 2
     assert expected in found.stderr
     assert "Traceback" not in found.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys):

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from eval.reply_cache import UNDER_WAY
+from stages.files import read_lines
 from stages.presets import make_config
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +98,7 @@ def test_500_pairs_are_judged_rightly_and_paid_for_once_through_faults_and_kills
         http.shutdown()
         http.server_close()
 
-    folder = tmp_path / "runs" / "tiny" / "seed44413" / "judge"
+    (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
     rows = read_lines(folder / "judgements.jsonl")
     expected = [(f"p{k}", who) for k, who in enumerate(better) for _ in range(2)]
     assert [(row["id"], row["verdict"]) for row in rows] == expected

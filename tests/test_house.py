@@ -21,6 +21,11 @@ PACKAGES = ("stages", "eval", "reports")
 
 RANKS = {
     "stages.errors": 0,
+    "stages.files": 0,
+    "stages.machine": 0,
+    "stages.progress": 0,
+    "stages.stage_table": 0,
+    "stages.locks": 1,
     "stages.functional": 0,
     "stages.intervals": 0,
     "stages.text_metrics": 0,
@@ -33,6 +38,8 @@ RANKS = {
     "stages.presets": 3,
     "stages.runs": 3,
     "stages.models": 3,
+    "stages.status": 4,
+    "stages.pipeline": 5,
     "stages.readers": 4,
     "stages.world": 4,
     "stages.data": 5,
@@ -95,6 +102,7 @@ WITHOUT_TORCH = [
     "stages.ablations",
     "stages.presets",
     "stages.runs",
+    "stages.pipeline",
     "stages.toy",
     "eval.judge",
 ]

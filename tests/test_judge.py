@@ -10,8 +10,9 @@ from eval.judge import comparison_of, judge_summaries, judgement, main
 from eval.offline_judges import FactsJudge, RewardModelJudge
 from eval.verdicts import Choice, Judge, Reply, judge_pair
 from stages.config import UserError
+from stages.files import read_lines
 from stages.presets import make_config
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest, stage_folder
 from stages.toy import CLAUSES, facts_of, make_post
 from tests.chat_server import GOOD, chat, llm_config, serving
 
@@ -141,7 +142,7 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
         sft=[row(POST, "Nothing.", "Nothing."), row("toy1-validation-8", "Hm.", "Hm what.")],
     )
     main(["--preset", "tiny"])
-    folder = runs / "tiny" / "seed44413" / "judge"
+    folder = stage_folder(config, "judge")
     rows = read_lines(folder / "judgements.jsonl")
     posts, orders = (POST, "toy1-validation-8"), ("policy_first", "reference_first")
     assert [(one["policy"], one["id"], one["order"]) for one in rows] == [
@@ -166,7 +167,7 @@ def test_the_stage_keeps_the_order_of_rows_whichever_reply_comes_first(runs):
         rows = [{**row(f"p{k}", f"ours {k}", "theirs"), "query": f"post {k}."} for k in range(4)]
         finish_summaries(config, ppo=rows)
         results = judge_summaries(config)
-    found = read_lines(runs / "tiny" / "seed44413" / "judge" / "judgements.jsonl")
+    found = read_lines(stage_folder(config, "judge") / "judgements.jsonl")
     assert [one["id"] for one in found] == [f"p{k}" for k in range(4) for _ in range(2)]
     verdicts = ["policy", "reference"] + ["reference", "policy"] + ["policy", "reference"] * 2
     assert [one["verdict"] for one in found] == verdicts
@@ -190,7 +191,7 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(runs):
             judge_summaries(config)
         stopped = len(server.requests)
         assert stopped < 20  # 7 replies and a few under way, not 40
-        assert not (runs / "tiny" / "seed44413" / "judge").exists()
+        assert not stage_folder(config, "judge").exists()
         credit = 1000
         assert judge_summaries(config)["unjudged"] == 0
         assert len(server.requests) - stopped == 40 - 7

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from stages import base, dpo, normalize, ppo, ppo_models, presets, reward, runs, sft
 from stages.config import Lora, UserError, settings_hash
 from stages.data import load_split
+from stages.files import read_lines
 from stages.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
 from stages.models import (
     load_policy,
@@ -270,13 +271,13 @@ def test_a_stage_moves_linear_layers_by_a_matrix_of_the_rank_and_nothing_else(st
 
 
 def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
-    losses = [row.get("loss/validation") for row in runs.read_lines(study / "sft/metrics.jsonl")]
+    losses = [row.get("loss/validation") for row in read_lines(study / "sft/metrics.jsonl")]
     measured = [loss for loss in losses if loss is not None]
     assert measured[-1] < measured[0] - 0.3
-    kl = [row["objective/kl"] for row in runs.read_lines(study / "ppo/metrics.jsonl")]
+    kl = [row["objective/kl"] for row in read_lines(study / "ppo/metrics.jsonl")]
     assert kl[0] == pytest.approx(0, abs=1e-5)
     assert kl[-1] != pytest.approx(0, abs=1e-4)
-    margins = [row["rewards/margins"] for row in runs.read_lines(study / "dpo/metrics.jsonl")]
+    margins = [row["rewards/margins"] for row in read_lines(study / "dpo/metrics.jsonl")]
     assert margins[0] == pytest.approx(0, abs=1e-5)
     assert margins[-1] > 0.01
 

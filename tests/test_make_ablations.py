@@ -1,21 +1,17 @@
-"""What `make ablations` turns and runs: valid switches, every seed, nothing misspelled."""
-
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+"""What `make ablations` turns and makes: valid switches, every seed, nothing misspelled."""
 
 import pytest
 
 from reports import compared
 from stages import config as settings
+from stages import pipeline
 from stages.ablations import ABLATIONS
-from stages.presets import PRESETS, make_config, override_of
-
-ROOT = Path(__file__).parents[1]
-
-# -- the switches ----------------------------------------------------------------------------------
+from stages.config import UserError
+from stages.pipeline import Cell, How, ablation_cells
+from stages.presets import PRESETS, Asked, config_of, make_config, override_of
+from stages.runs import why_not
+from stages.stage_table import SHARED_STAGES
+from tests.test_pipeline import EVALUATED, Recorder, make, typed
 
 
 @pytest.mark.parametrize("preset", ["tiny", "pythia-1b"])
@@ -33,13 +29,13 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
         for one in (plain, made)
     )
     differing = {key: value for key, value in after.items() if value != before[key]}
-    named = {f"{section}.{key}" for section, key, _ in map(override_of, asked)}
-    assert named <= set(differing)
+    named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, asked)}
+    assert named_keys <= set(differing)
     assert differing == compared.switched(name)
     assert len(differing) == 1 or name == "compat-paper"
 
 
-def test_the_issues_ablations_are_on_the_list():
+def test_the_papers_ablations_are_on_the_list():
     """EOS trick off, critic from SFT, no normalization, whitened rewards, dropout, score at EOS."""
     found = {one.settings for one in ABLATIONS.values()}
     asked = "eos_trick=off critic_init=sft reward_normalization=false whiten_rewards=true"
@@ -47,81 +43,73 @@ def test_the_issues_ablations_are_on_the_list():
     assert not {f"tiny-{name}" for name in ABLATIONS} & set(PRESETS)
 
 
-# -- make ------------------------------------------------------------------------------------------
-
-
-def make(folder, *arguments):
-    """What `make -n ablations` says, in a folder with nothing made."""
-    (folder / "Makefile").symlink_to(ROOT / "Makefile")
-    command = ["make", "-n", "ablations", "VENV=", f"PYTHON={sys.executable}", *arguments]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=environment, check=False
-    )
-
-
-def commands(found):
-    """Package, module and arguments of each command, in order."""
-    lines = (" ".join(line.split()) for line in found.stdout.splitlines())
-    matches = (re.search(r"-m (stages|eval|reports)\.(\w+) (--[^>]*)", line) for line in lines)
-    return [(one[1], one[2], one[3].strip()) for one in matches if one]
-
-
-def test_make_runs_a_switch_on_every_seed_from_the_presets_models(tmp_path):
-    found = make(tmp_path, "SEEDS=1 2", "ABLATIONS=critic-sft", "PRESET=tiny-s")
-    assert found.returncode == 0, found.stderr
-    runs = commands(found)
+def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):
+    """As it was impossible: SFT, RM, data and world differ from the preset's."""
+    changed = ("sft.epochs=3", "rm.epochs=2", "world.seed=5", "ppo.lam=0.9")
+    mine = Asked(name="mine", overrides=changed)
+    maker = Recorder()
+    assert pipeline.make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
     for seed in (1, 2):
-        own = [stage for _, stage, rest in runs if rest == f"--preset tiny-s --seed {seed}"]
-        assert own[:6] == ["base", "sft", "reward", "normalize", "ppo", "summaries"]
-        said = f"--preset tiny-s --seed {seed} --name tiny-s-critic-sft --upstream tiny-s"
-        said += " --set ppo.critic_init=sft"
-        stages = [stage for _, stage, rest in runs if rest == said]
-        assert stages == ["ppo", "summaries", "judge", "win_rate", "controls", "run_page"]
-    assert runs[-1] == ("reports", "ablations", "--name tiny-s --ablations critic-sft")
-    assert len(runs) == 2 * (10 + 6) + 1
+        config = make_config("tiny", name="mine", seed=seed, overrides=changed)
+        one = make_config(
+            "tiny",
+            name="mine-dropout",
+            seed=seed,
+            upstream="mine",
+            overrides=("ppo.lam=0.9", "ppo.dropout=0.1"),
+        )
+        assert one.sft == config.sft
+        assert one.world.seed == 5
+        assert (one.ppo.lam, one.ppo.dropout) == (0.9, 0.1)
+        assert all(why_not(one, stage) == "" for stage in EVALUATED)
+    own = [stage for name, stage in maker.made if name == "mine-dropout"]
+    assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
+    assert maker.made[-1][1] == "reports.ablations"
 
 
-def test_make_takes_every_ablation_and_three_seeds_where_none_is_named(tmp_path):
-    # The makes within are told, not run.
-    told = make(tmp_path, "MAKE=echo").stdout.splitlines()
-    lines = [line for line in told if not line.startswith("echo ")]
-    for seed in (44413, 55513, 66613):
-        assert sum(f" SEED={seed} " in f"{line} " for line in lines) == 1 + len(ABLATIONS)
-        for name, one in ABLATIONS.items():
-            said = f" SEED={seed} NAME=tiny-{name} UPSTREAM=tiny SET={one.settings}"
-            assert sum(line.endswith(said) for line in lines) == 1
-    assert lines[-1].endswith(f"--name tiny --ablations {' '.join(ABLATIONS)}")
+def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):
+    make()
+    asked = Asked(name="hot", upstream="tiny", overrides=("ppo.temperature=2",))
+    default, turned = ablation_cells(asked, [44413], ["dropout"])
+    assert [cell.config.upstream for cell in (*default, *turned)] == ["tiny", "tiny"]
+    assert turned[0].config.name == "hot-dropout"
+    assert turned[0].asked.overrides == ("ppo.temperature=2", "ppo.dropout=0.1")
+    with pytest.raises(UserError, match="unknown ablation 'dropuot': did you mean dropout"):
+        ablation_cells(asked, [1], ["dropuot"])
 
 
-def test_make_ablates_another_run_than_the_presets_own(tmp_path):
-    found = make(tmp_path, "SEEDS=1", "ABLATIONS=dropout", "NAME=short", "SET=ppo.lam=0.5")
+def test_a_study_goes_on_past_a_run_that_fails_and_names_it(runs, capsys):
+    def cells() -> list[Cell]:
+        found = []
+        for seed in (1, 2, 3):
+            asked = Asked(seed=seed)
+            found.append(Cell(asked=asked, config=config_of(asked), goals=("sft",)))
+        return found
+
+    class Broken(Recorder):
+        def call(self, words) -> int:
+            return 7 if words[1] == "2" else super().call(words)
+
+    maker = Broken(How(jobs=2))
+    assert maker.make_all(cells()) == 7
+    assert sorted((runs / "tiny").glob("seed*/sft")) == [
+        runs / "tiny" / "seed1" / "sft",
+        runs / "tiny" / "seed3" / "sft",
+    ]
+    assert "1 of 3 failed: tiny seed 2" in capsys.readouterr().out
+
+
+def test_make_passes_seeds_ablations_and_jobs_on_and_refuses_an_unknown_one_at_once(tmp_path):
+    found = typed(tmp_path, "-n", "ablations", "SEEDS=1 2", "ABLATIONS=dropout critic-sft")
     assert found.returncode == 0, found.stderr
-    runs = commands(found)
-    own = "--preset tiny --seed 1 --name short --set ppo.lam=0.5"
-    assert [stage for _, stage, rest in runs if rest == own][:3] == ["base", "sft", "reward"]
-    said = "--preset tiny --seed 1 --name short-dropout --upstream short"
-    said += " --set ppo.lam=0.5 ppo.dropout=0.1"
-    assert [stage for _, stage, rest in runs if rest == said][:2] == ["ppo", "summaries"]
-    assert runs[-1] == ("reports", "ablations", "--name short --ablations dropout")
-
-
-def test_make_ablates_a_run_that_starts_from_another_ones_models(tmp_path):
-    for stage in ("base", "sft", "rm", "normalize"):
-        folder = tmp_path / "runs" / "tiny" / "seed1" / stage
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-    wanted = ["SEEDS=1", "ABLATIONS=dropout", "NAME=hot", "UPSTREAM=tiny", "SET=ppo.lam=0.5"]
-    found = make(tmp_path, *wanted)
-    assert found.returncode == 0, found.stderr
-    asked = [(stage, rest) for _, stage, rest in commands(found) if stage in ("sft", "ppo")]
-    own = "--preset tiny --seed 1 --name hot --upstream tiny --set ppo.lam=0.5"
-    dropout = "--preset tiny --seed 1 --name hot-dropout --upstream tiny"
-    assert asked == [("ppo", own), ("ppo", f"{dropout} --set ppo.lam=0.5 ppo.dropout=0.1")]
-
-
-def test_make_refuses_an_unknown_ablation_before_anything_runs(tmp_path):
-    found = make(tmp_path, "ABLATIONS=dropout dropuot")
-    assert found.returncode != 0
-    assert "no ablation 'dropuot': known are no-eos-trick" in found.stderr
-    assert "-m stages" not in found.stdout
+    lines = [
+        line for line in found.stdout.splitlines() if "would make ppo and what follows" in line
+    ]
+    assert [line.split(":")[0] for line in lines] == [
+        f"tiny-{name} seed {seed}" for seed in (1, 2) for name in ("dropout", "critic-sft")
+    ]
+    assert lines[0].endswith("ppo.dropout=0.1")
+    refused = typed(tmp_path, "ablations", "ABLATIONS=dropout dropuot")
+    assert refused.returncode == 2
+    assert "unknown ablation 'dropuot': did you mean dropout?" in refused.stderr
+    assert not list(tmp_path.iterdir())

@@ -11,7 +11,17 @@ from reports import calibration_page, collect, judge_section, page, run_page, sc
 from stages import config as settings
 from stages.config import Data, Judge
 from stages.presets import make_config
-from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate
+from stages.runs import read_manifest, stage_folder, why_not
+from tests.fabricated_runs import (
+    ONLINE,
+    STAGES,
+    calibrated,
+    fabricate,
+    two_judges,
+    write_manifest,
+)
+
+CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 
 
 @pytest.fixture
@@ -21,7 +31,6 @@ def places(tmp_path, monkeypatch):
 
 def lay_out(folder, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", folder / "runs")
-    monkeypatch.setattr(page, "GENERATED", folder / "generated")
     return folder
 
 
@@ -33,10 +42,12 @@ def report(places, **changes):
     """The Markdown, the HTML, the headline and the results of a fabricated run."""
     results = fabricate(make_config("tiny"), **changes)
     run_page.main(["--preset", "tiny"])
-    made = [
-        (places / "generated" / f"tiny-seed44413.{kind}").read_text() for kind in ("md", "html")
-    ]
-    return (*made, (places / "runs/tiny/seed44413/headline.txt").read_text(), results)
+    names = ("tiny-seed44413.md", "tiny-seed44413.html", "headline.txt")
+    return (*((folder_of() / name).read_text() for name in names), results)
+
+
+def folder_of(stage="report", config=None):
+    return stage_folder(config or make_config("tiny"), stage)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +55,7 @@ def made(tmp_path_factory):
     """A report that several tests read: its folder and what `report` returns."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         folder = lay_out(tmp_path_factory.mktemp("made"), monkeypatch)
-        return folder, *report(folder)
+        return folder_of(), *report(folder)
 
 
 class Page(HTMLParser):
@@ -116,16 +127,16 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(places, capsys):
     headline = report(places)[2]
     *lines, path = headline.splitlines()
     assert max(map(len, lines)) <= 80
-    assert path == str(places / "generated" / "tiny-seed44413.html")
+    assert path == str(folder_of() / "tiny-seed44413.html")
     assert capsys.readouterr().out == headline
 
 
 def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
-    places, markdown, *_ = made
+    folder, markdown, *_ = made
     named = re.findall(r"\]\(([^)]+\.svg)\)", markdown)
     assert len(named) == 4
-    assert all((places / "generated" / name).exists() for name in named)
-    assert not list((places / "generated").glob("*.partial"))
+    assert all((folder / name).exists() for name in named)
+    assert not list(folder.glob("*.partial"))
 
 
 def test_a_judge_that_is_no_llm_is_named_as_such_everywhere(made):
@@ -135,19 +146,18 @@ def test_a_judge_that_is_no_llm_is_named_as_such_everywhere(made):
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_missing_stage_is_refused_with_the_command_to_run(places, capsys, stage):
     fabricate(make_config("tiny"))
-    (settings.RUNS / "tiny/seed44413" / stage / "manifest.json").unlink()
+    (folder_of(stage) / "manifest.json").unlink()
     with pytest.raises(SystemExit):
         run_page.main(["--preset", "tiny"])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: stage {stage} is missing: run `make ")
     assert "PRESET=tiny SEED=44413`" in line
-    assert not (places / "generated").exists()
+    assert not folder_of().parent.exists()
 
 
 def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
     fabricate(make_config("tiny"))
-    manifest = settings.RUNS / "tiny/seed44413/ppo/manifest.json"
-    manifest.write_text(manifest.read_text() + "\n")
+    write_manifest(make_config("tiny"), "ppo", {"updates": 61})
     with pytest.raises(SystemExit):
         run_page.main(["--preset", "tiny"])
     assert "stage summaries was made from an earlier ppo" in capsys.readouterr().err
@@ -172,7 +182,7 @@ def test_numbers_that_disappoint_are_said_plainly(places, changes, said):
     row = tiny_row()
     told = " ".join([verdict.summary(row), *verdict.caveats(row)])
     assert said in told
-    headline = run_page.headline(row, page.GENERATED / "x.html")
+    headline = run_page.headline(row, folder_of() / "x.html")
     assert all(note in " ".join(headline.split()) for note in verdict.caveats(row))
 
 
@@ -180,7 +190,7 @@ def test_too_many_posts_without_a_verdict_forbid_a_conclusion(places):
     fabricate(make_config("tiny"), unjudged=0.05)
     row = tiny_row()
     assert "Too many comparisons had no verdict" in verdict.summary(row)
-    assert "beats SFT" not in verdict.summary(row) + run_page.headline(row, page.GENERATED)
+    assert "beats SFT" not in verdict.summary(row) + run_page.headline(row, folder_of())
 
 
 def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
@@ -220,23 +230,24 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
 def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):
     config = make_config("tiny")
     fabricate(config)
+    calibrated(replace(config, judge=Judge(kind="openai", model="another")), flags=["no"])
+    record = collect.load_run(config)
+    assert record.calibration is None
+    assert collect.judge_flags(record) == []
     calibrated(config, flags=["it agrees with the labels on 51.0%"])
+    assert collect.judge_flags(collect.load_run(config)) == ["it agrees with the labels on 51.0%"]
     run_page.main(["--preset", "tiny"])
-    markdown = (places / "generated/tiny-seed44413.md").read_text()
+    markdown = (folder_of() / "tiny-seed44413.md").read_text()
     assert "THE JUDGE FAILED ITS CHECKS: it agrees with the labels on 51.0%" in markdown
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in markdown
     assert "72 to 77%" in markdown
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
     assert "| SFT | 50.0% [" in markdown.split("corrected win rate")[1]
     calibration_page.main(["--preset", "tiny"])
-    alone = (places / "generated/tiny-seed44413-judge-calibration.md").read_text()
+    alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
     assert "is flagged: it agrees with the labels on 51.0%" in alone
     assert "| PPO | 50.0% [" in alone
     assert "the post's title" not in alone
-    calibrated(replace(config, judge=Judge(kind="openai", model="another")), flags=["no"])
-    record = collect.load_run(config)
-    assert record.calibration is None
-    assert collect.judge_flags(record) == []
 
 
 def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
@@ -244,7 +255,7 @@ def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
     fabricate(config, controls_pass=False)
     calibrated(config, flags=[])
     calibration_page.main(["--preset", "tiny"])
-    alone = (places / "generated/tiny-seed44413-judge-calibration.md").read_text()
+    alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
     assert "is flagged: it does not surely prefer the reference to the post's title" in alone
 
 
@@ -268,10 +279,10 @@ def test_a_judge_without_a_calibration_has_no_page(places, capsys):
 
 def test_two_renders_are_byte_for_byte_the_same(places):
     report(places)
-    first = {path.name: path.read_bytes() for path in (places / "generated").iterdir()}
+    first = (read_manifest(folder_of()) or {})["outputs"]
     run_page.main(["--preset", "tiny"])
-    assert first == {path.name: path.read_bytes() for path in (places / "generated").iterdir()}
-    assert len(first) == 6
+    assert first == (read_manifest(folder_of()) or {})["outputs"]
+    assert len(first) == 9  # md, html, four plots, headline, numbers and the settings
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
@@ -310,85 +321,23 @@ def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     assert "not comparable with this run" in made[1]
 
 
-def four_runs(**changes):
-    """Two sizes with two seeds each; `changes` go to the larger one's config."""
-    for preset, size, rates in (("tiny-s", 10**5, (0.3, 0.4)), ("tiny", 10**6, (0.6, 0.64))):
-        for seed, ppo in zip((1, 2), rates, strict=True):
-            config = replace(
-                make_config(preset, seed=seed), **(changes if preset == "tiny" else {})
-            )
-            fabricate(config, ppo=ppo, sft=0.25, accuracy=ppo + 0.2, size=size)
-    return scaling.collect(["tiny", "tiny-s"])
+def test_two_judges_of_one_run_stand_side_by_side(places):
+    """Verdicts, win rates and pages of both are kept."""
+    two = two_judges()
+    for config in two:
+        run_page.write_report(config)
+    pages = [(folder_of(config=one) / "tiny-seed44413.md").read_text() for one in two]
+    assert [collect.row(collect.load_run(one))["ppo/win_rate"] for one in two] == [0.63, 0.55]
+    assert ["63.0% [60.0, 66.0]" in text for text in pages] == [True, False]
+    assert ["55.0% [52.0, 58.0]" in text for text in pages] == [False, True]
+    assert [why_not(one, stage) for one in two for stage in ("judge", "win_rate", "report")] == (
+        [""] * 6
+    )
 
 
-def test_the_mean_over_seeds_is_the_mean(places):
-    records, left_out = four_runs()
-    found = scaling.means(collect.table(records))
-    assert found["tiny-s"]["ppo/win_rate"] == pytest.approx(0.35)
-    assert found["tiny"]["ppo/win_rate"] == pytest.approx(0.62)
-    assert found["tiny"]["difference"] == pytest.approx(0.37)
-    assert (list(found), left_out) == (["tiny-s", "tiny"], [])
-    text = page.to_markdown("x", "x", scaling.blocks(records))
-    assert "| 35.0% (30.0% to 40.0%) |" in text
-    assert "64.0% [61.0, 67.0]" in text
-
-
-def test_seeds_and_posts_spread_apart(places):
-    records, _ = four_runs()
-    table = scaling.spreads_table(collect.table(records))
-    found = {(row[0], row[1]): row[2:] for row in table.rows}
-    # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
-    assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1%", "3.0%"]
-    assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]
-
-
-def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(places):
-    four_runs()
-    fabricate(make_config("tiny", seed=3), unjudged=0.05)
-    records, _ = scaling.collect(["tiny", "tiny-s"])
-    frame = collect.table(records)
-    said = scaling.conclusion(frame, "ppo/win_rate")
-    assert "is not compared: a seed of tiny has too many posts without a verdict" in said
-    text = page.to_markdown("x", "x", scaling.blocks(records))
-    assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
-    assert "nan" not in text.lower().replace("nanc", "")
-
-
-def test_sizes_that_differ_in_the_model_only_are_found_alike(places):
-    records, _ = four_runs()
-    assert not any("NOT alike" in note for note in scaling.alike(records, collect.table(records)))
-    assert "nothing but the base model" in page.to_markdown("x", "x", scaling.blocks(records))
-
-
-def test_a_setting_that_differs_between_sizes_is_flagged(places):
-    tiny = make_config("tiny")
-    records, _ = four_runs(ppo=replace(tiny.ppo, kl_coef=0.1))
-    (note,) = scaling.alike(records, collect.table(records))
-    assert "ppo.kl_coef differs (0.05 / 0.1)" in note
-    assert "nothing but the base model" not in page.to_html("", scaling.blocks(records))
-
-
-def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overlap(places):
-    frame = collect.table(four_runs()[0])
-    rising, flat = (scaling.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
-    assert "rises with every step in size (35.0% to 62.0%)" in rising
-    assert "do not overlap" in rising
-    assert "does NOT rise" in flat
-    frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
-    assert "overlap, so the rise is not established" in scaling.conclusion(frame, "sft/win_rate")
-
-
-def test_an_unfinished_seed_is_left_out_and_named(places, capsys):
-    four_runs()
-    (settings.RUNS / "tiny/seed2/judge/manifest.json").unlink()
-    scaling.main(["--names", "tiny-s", "tiny"])
-    html = (places / "generated/scaling-tiny-s-tiny.html").read_text()
-    assert "tiny seed2 is left out: stage judge is missing" in html
-    assert "One seed only: tiny." in html
-    assert "scaling-tiny-s-tiny.html" in capsys.readouterr().out
-
-
-def test_a_run_that_is_not_there_is_refused_in_one_line(places, capsys):
-    with pytest.raises(SystemExit):
-        scaling.main(["--names", "nobody"])
-    assert "no finished run in" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["tiny-seed44413.md", "tiny-seed44413-ppo.svg", "numbers.json"])
+def test_a_page_that_was_deleted_is_missing(places, name):
+    report(places)
+    assert why_not(make_config("tiny"), "report") == ""
+    (folder_of() / name).unlink()
+    assert why_not(make_config("tiny"), "report") == f"has changed on disk ({name})"

@@ -2,32 +2,28 @@
 
 import io
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stages import progress as progress_module
 from stages import runs as runs_module
 from stages.config import Config, UserError
+from stages.files import file_hash, hash_files, read_lines, write_json
+from stages.machine import code_version
 from stages.presets import make_config
-from stages.runs import (
-    Run,
-    code_version,
-    file_hash,
-    hash_files,
-    make_command,
-    open_stage,
-    progress,
-    read_lines,
-    read_manifest,
-    stage_folder,
-    write_json,
-)
+from stages.progress import progress
+from stages.runs import Run, make_command, open_stage, read_manifest, stage_folder
 
 TINY = make_config("tiny")
+ROOT = Path(__file__).parents[1]
 
 
 def finish(config: Config, stage: str, *needs: str, text: str = "made") -> Path:
@@ -74,7 +70,7 @@ def test_a_stage_is_in_its_place_only_when_it_has_finished(runs):
 
 def test_the_manifest_is_written_after_every_other_file_and_hashes_them(runs, monkeypatch):
     seen = []
-    whole = runs_module.write_json
+    whole = write_json
 
     def watched(path, value):
         if path.name == "manifest.json":
@@ -83,7 +79,7 @@ def test_the_manifest_is_written_after_every_other_file_and_hashes_them(runs, mo
 
     monkeypatch.setattr(runs_module, "write_json", watched)
     folder = finish(TINY, "sft")
-    assert seen == [["config.json", "out.txt"], False]
+    assert seen == [["attempt.json", "config.json", "out.txt"], False]
     manifest = read_manifest(folder)
     assert manifest is not None
     assert manifest["outputs"] == {
@@ -109,10 +105,52 @@ def test_an_interrupted_stage_replaces_nothing_and_the_next_one_starts_afresh(ru
     assert not (folder.parent / "sft.partial").exists()
 
 
-def test_a_user_error_leaves_no_file(runs):
+def test_a_user_error_leaves_no_file_and_no_folder(runs):
     with pytest.raises(UserError, match="base is missing"), open_stage(TINY, "sft") as run:
         run.require("base")
-    assert everything(runs) == []
+    assert not runs.exists()
+
+
+def interrupt(config: Config, stage: str, error: BaseException) -> Path:
+    """A stage that stops in the middle, with something to go on from."""
+    with suppress(type(error)), open_stage(config, stage) as run:
+        run.resume.mkdir(exist_ok=True)
+        (run.resume / "kept.txt").write_text("half")
+        raise error
+    return run.partial
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("bad"), UserError("bad")])
+def test_what_is_half_done_is_kept_for_the_next_try_and_gone_when_it_has_finished(runs, error):
+    partial = interrupt(TINY, "sft", error)
+    assert (partial / "failed.json").exists() == (not isinstance(error, KeyboardInterrupt))
+    with open_stage(TINY, "sft") as run:
+        assert (run.resume / "kept.txt").read_text() == "half"
+        assert not (partial / "failed.json").exists()
+        run.finish({})
+    assert everything(run.folder) == ["config.json", "manifest.json"]
+
+
+def test_what_is_half_done_with_other_settings_or_inputs_moves_aside(runs):
+    interrupt(TINY, "sft", KeyboardInterrupt())
+    with open_stage(replace(TINY, sft=replace(TINY.sft, epochs=7)), "sft") as run:
+        assert not run.resume.exists()
+        run.resume.mkdir()
+    finish(TINY, "base")
+    with open_stage(replace(TINY, sft=replace(TINY.sft, epochs=7)), "sft") as run:
+        assert not run.resume.exists()
+    aside = run.folder.parent / "aside"
+    assert sorted(path.name for path in aside.iterdir()) == ["sft.partial-1", "sft.partial-2"]
+
+
+def test_a_stage_killed_between_its_manifest_and_its_name_is_put_in_place(runs, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(runs_module, "put_in_place", lambda config, stage: None)
+        finish(TINY, "sft")
+    assert read_manifest(stage_folder(TINY, "sft")) is None
+    runs_module.put_in_place(TINY, "sft")
+    assert read_manifest(stage_folder(TINY, "sft")) is not None
+    Run(TINY, "ppo").require("sft")
 
 
 def test_asking_for_wandb_without_it_is_refused_and_leaves_no_file(runs, monkeypatch):
@@ -125,11 +163,27 @@ def test_asking_for_wandb_without_it_is_refused_and_leaves_no_file(runs, monkeyp
 
 def test_one_stage_is_not_made_twice_at_once(runs):
     with open_stage(TINY, "sft"):
-        with pytest.raises(UserError, match="already under way"), open_stage(TINY, "sft"):
+        named = f"already under way: process {os.getpid()} on "
+        with pytest.raises(UserError, match=named), open_stage(TINY, "sft"):
             pass
         with open_stage(replace(TINY, seed=1), "sft"), open_stage(TINY, "rm"):
             pass
     finish(TINY, "sft")
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(runs):
+    code = (
+        "import os, signal, sys; from stages.presets import make_config;"
+        "from stages.runs import open_stage; from stages import config; from pathlib import Path;"
+        "config.RUNS = Path(sys.argv[1]); opened = open_stage(make_config('tiny'), 'sft');"
+        "opened.__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(runs)], cwd=ROOT, check=False)
+    assert found.returncode == -signal.SIGKILL
+    lock = runs / "tiny" / "seed44413" / ".sft.lock"
+    assert json.loads(lock.read_text())["pid"] > 0
+    finish(TINY, "sft")
+    assert not lock.exists()
 
 
 def test_only_the_main_process_writes(runs):
@@ -141,11 +195,11 @@ def test_only_the_main_process_writes(runs):
 
 
 def test_the_first_stages_of_an_ablation_lie_with_its_upstream(runs):
+    folder = finish(TINY, "sft")
     ablation = make_config("tiny", name="mine", upstream="tiny")
     with pytest.raises(UserError, match="belongs to tiny"), open_stage(ablation, "sft"):
         pass
-    assert not runs.exists()
-    folder = finish(TINY, "sft")
+    assert not (runs / "mine").exists()
     assert Run(ablation, "ppo").require("sft") == folder
     assert stage_folder(ablation, "ppo") == runs / "mine" / "seed44413" / "ppo"
 
@@ -157,7 +211,7 @@ def test_a_required_stage_is_recorded_as_an_input(runs):
     base = finish(TINY, "base")
     manifest = read_manifest(finish(TINY, "sft", "base"))
     assert manifest is not None
-    assert manifest["inputs"] == {"base": file_hash(base / "manifest.json")}
+    assert manifest["inputs"] == {"base": (read_manifest(base) or {})["content"]}
     assert Run(TINY, "rm").require("sft") == stage_folder(TINY, "sft")
 
 
@@ -175,25 +229,53 @@ def test_a_changed_or_removed_output_is_found(runs):
     (folder / "out.txt").unlink()
     text = refusal(TINY, "sft")
     assert "out.txt" in text
-    assert f"remove {folder}" in text
-    assert "make sft" in text
+    assert "`make sft PRESET=tiny SEED=44413 REPLACE=1`, which moves the old one aside" in text
 
 
 def test_other_settings_are_found_and_memory_knobs_are_not_settings(runs):
     finish(TINY, "sft")
     other = replace(TINY, sft=replace(TINY.sft, epochs=7))
-    assert "other settings" in refusal(other, "sft")
+    assert "other settings (sft.epochs: made with 2, asked 7)" in refusal(other, "sft")
+    assert "another NAME, or run `make sft" in refusal(other, "sft")
+    one_thread = replace(TINY, memory=replace(TINY.memory, cpu_threads=1))
+    assert "memory.cpu_threads: made with 2, asked 1" in refusal(one_thread, "sft")
     assert "missing" in refusal(replace(TINY, seed=1), "sft")
     frugal = replace(TINY, memory=replace(TINY.memory, microbatch_size=1))
     Run(frugal, "ppo").require("sft")
 
 
-def test_a_stage_made_from_an_earlier_input_is_found(runs):
+def test_a_stage_made_from_another_input_is_found_and_an_equal_one_changes_nothing(runs):
     finish(TINY, "base", text="one")
     finish(TINY, "sft", "base")
     finish(TINY, "base", text="two")
     assert "earlier base" in refusal(TINY, "sft")
+    finish(TINY, "base", text="one")
+    Run(TINY, "ppo").require("sft")
+    finish(TINY, "base", text="two")
     finish(TINY, "sft", "base")
+    Run(TINY, "ppo").require("sft")
+
+
+def test_what_is_replaced_moves_aside_and_an_equal_one_is_not_kept_twice(runs):
+    folder = finish(TINY, "sft", text="first")
+    finish(TINY, "sft", text="second")
+    finish(TINY, "sft", text="second")
+    finish(TINY, "sft", text="third")
+    aside = folder.parent / "aside"
+    kept = {path.name: (path / "out.txt").read_text() for path in aside.iterdir()}
+    assert kept == {"sft-1": "first", "sft-2": "second"}
+
+
+def test_how_a_stage_was_made_is_no_input_of_the_next_one(runs):
+    def base(loss: float) -> None:
+        with open_stage(TINY, "base") as run:
+            run.log(1, loss=loss)
+            (run.partial / "out.txt").write_text("equal")
+            run.finish({})
+
+    base(1.0)
+    finish(TINY, "sft", "base")
+    base(2.0)
     Run(TINY, "ppo").require("sft")
 
 
@@ -237,7 +319,8 @@ def test_the_command_makes_the_very_run_that_needs_the_stage(tmp_path):
             assert typed(make_command(config, stage)) == (goal, config)
 
 
-def test_the_command_for_an_upstream_stage_makes_the_upstream_run():
+def test_the_command_for_an_upstream_stage_makes_the_upstream_run(runs):
+    finish(TINY, "base")
     ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
     assert typed(make_command(ablation, "sft")) == ("sft", TINY)
     assert typed(make_command(ablation, "ppo")) == ("ppo", ablation)
@@ -272,7 +355,7 @@ def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
 
 
 def test_progress_prints_lines_in_a_log(capsys, monkeypatch):
-    monkeypatch.setattr(runs_module, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
     assert list(progress("abc", "reading", 3)) == ["a", "b", "c"]
     captured = capsys.readouterr()
     lines = captured.err.splitlines()

@@ -39,16 +39,28 @@ def last_name(node: ast.expr) -> str:
 
 
 def attributes_read(section: str) -> set[str]:
-    """Every `section.attribute` that a module reads which does not define settings."""
+    """Every `section.attribute` that a module reads which does not define settings.
+
+    Of a module that defines them what it reads as `config.section.property`: the settings' hash.
+    """
     found = set()
     for name, path in MODULES.items():
         if name in WHERE_SETTINGS_LIVE:
+            found |= properties_read(tree_of(path), section)
             continue
         names = receivers(tree_of(path), section)
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found |= {node.attr} if last_name(node.value) in names else set()
     return found
+
+
+def properties_read(tree: ast.Module, section: str) -> set[str]:
+    """The properties of `config.section` that a module reads, written out in full."""
+    read = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return set(derived_from(section)) & {
+        one.removeprefix(f"config.{section}.") for one in read if one.startswith("config.")
+    }
 
 
 def derived_from(section: str) -> dict[str, set[str]]:

@@ -39,7 +39,8 @@ def test_a_thousand_pairs_from_a_warm_cache_are_judged_and_analysed_in_seconds(
         assert len(server.requests) == paid >= 2 * TEXTS
     assert "1000 posts" in said
     assert seconds < 10
-    results = (read_manifest(tmp_path / "runs/tiny/seed44413/win_rate") or {})["results"]
+    (folder,) = (tmp_path / "runs/tiny/seed44413/win_rate").iterdir()
+    results = (read_manifest(folder) or {})["results"]
     found = results["policies"]["ppo"]["statistics"]
     assert found["judgements"] == 2 * POSTS
     assert found["share_first"]["estimate"] == 1.0  # the server always says A

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
-from reports import page, run_page
+from reports import run_page
 from stages import (
     base,
     config,
@@ -30,7 +30,9 @@ from stages import (
     sft,
 )
 from stages.data import load_split
+from stages.files import read_lines
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
+from stages.stage_table import SHARED_STAGES
 from stages.training import make_optimizer
 
 MINI = """
@@ -68,15 +70,15 @@ def results(study: Path, stage: str) -> dict[str, Any]:
 
 
 def column(study: Path, stage: str, key: str) -> list[float]:
-    rows = runs.read_lines(study / stage / "metrics.jsonl")
+    rows = read_lines(study / stage / "metrics.jsonl")
     return [row[key] for row in rows if key in row]
 
 
 def test_every_stage_leaves_a_manifest_with_its_inputs_and_nothing_partial(study):
-    stages = "base sft rm normalize ppo summaries judge win_rate".split()
+    stages = "base sft rm normalize ppo summaries judge/facts win_rate/facts".split()
     for earlier, stage in [*pairwise(stages), ("sft", "dpo"), ("dpo", "summaries")]:
         found = manifest(study, stage)
-        assert earlier in found["inputs"]
+        assert earlier.split("/")[0] in found["inputs"]
         assert found["outputs"]
     assert not list(study.glob("*.partial"))
 
@@ -115,7 +117,7 @@ def test_ppo_raises_the_score_and_moves_away_from_the_sft_model(study):
 
 
 def test_the_reported_rlhf_reward_is_score_minus_kl_penalty(study):
-    for row in runs.read_lines(study / "ppo" / "metrics.jsonl"):
+    for row in read_lines(study / "ppo" / "metrics.jsonl"):
         expected = row["objective/scores"] - 0.05 * row["objective/kl"]
         assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-5)
 
@@ -141,7 +143,7 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
 
 
 def test_samples_are_a_table_of_query_response_score_and_kl(study):
-    rows = runs.read_lines(study / "ppo" / "samples.jsonl")
+    rows = read_lines(study / "ppo" / "samples.jsonl")
     assert {row["step"] for row in rows} == {1, 5, 8}
     assert all(set(row) == {"step", "query", "response", "score", "kl"} for row in rows)
     assert all(row["query"].startswith("SUBREDDIT") for row in rows)
@@ -170,22 +172,22 @@ def test_the_critic_that_ppo_saves_has_moved_from_the_reward_model(study):
 
 def test_all_held_out_posts_are_summarised_and_judged_in_both_orders(study):
     for policy in ("sft", "ppo", "dpo"):
-        assert len(runs.read_lines(study / "summaries" / f"{policy}.jsonl")) == 40
-    judgements = runs.read_lines(study / "judge" / "judgements.jsonl")
+        assert len(read_lines(study / "summaries" / f"{policy}.jsonl")) == 40
+    judgements = read_lines(study / "judge" / "facts" / "judgements.jsonl")
     assert len(judgements) == 3 * 2 * 40
     assert all("not an LLM" in row["judge"] for row in judgements)
 
 
 def test_the_headline_fits_a_terminal_and_names_the_report(study):
-    lines = (study / "headline.txt").read_text().splitlines()
+    lines = (study / "report" / "facts" / "headline.txt").read_text().splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert (study.parents[2] / lines[-1]).exists()
     assert "not an LLM" in " ".join(lines)
-    assert page.GENERATED in Path(lines[-1]).parents
+    assert Path(lines[-1]).parent == Path("runs/mini/seed44413/report/facts")
 
 
 def test_the_report_sets_dpos_accuracy_beside_the_reward_models(study):
-    lines = (study / "headline.txt").read_text().splitlines()
+    lines = (study / "report" / "facts" / "headline.txt").read_text().splitlines()
     page_text = (study.parents[2] / lines[-1]).with_suffix(".md").read_text()
     for label, stage in (("reward model", "rm"), ("DPO's implicit reward", "dpo")):
         rows = [line for line in page_text.splitlines() if line.startswith(f"| {label} |")]
@@ -306,11 +308,11 @@ def test_dropout_is_in_the_trained_networks_alone(study):
 )
 def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     folder = study.parents[1] / "switched" / "seed44413"
-    for stage in config.UPSTREAM_STAGES:
+    for stage in SHARED_STAGES:
         shutil.copytree(study / stage, folder / stage, dirs_exist_ok=True)
     overrides = [*MINI, "ppo.total_episodes=32", "ppo.batch_size=16", *switches.split()]
     ppo.main(["--preset", "tiny", "--name", "switched", "--set", *overrides])
-    rows = runs.read_lines(folder / "ppo" / "metrics.jsonl")
+    rows = read_lines(folder / "ppo" / "metrics.jsonl")
     assert len(rows) == 2
     assert ("loss/ptx" in rows[0]) == ("ptx" in switches)
     assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
@@ -354,7 +356,7 @@ def test_at_the_start_the_critic_at_eos_is_the_score(study):
 
 def test_metrics_hold_no_number_that_is_not_finite(study):
     for stage in ("sft", "rm", "ppo", "dpo"):
-        for row in runs.read_lines(study / stage / "metrics.jsonl"):
+        for row in read_lines(study / stage / "metrics.jsonl"):
             assert all(math.isfinite(value) for value in row.values()), json.dumps(row)
 
 

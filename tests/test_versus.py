@@ -6,18 +6,18 @@ from eval.verdicts import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
 from stages.config import UserError
+from stages.files import read_lines
 from stages.presets import make_config
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest, stage_folder
 from stages.toy import CLAUSES, facts_of
 
-GENERATED = "generated"
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 
 
-@pytest.fixture
-def places(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "GENERATED", tmp_path / GENERATED)
-    return tmp_path
+def page_of(name, seed):
+    """The Markdown page of a comparison."""
+    folder = stage_folder(make_config("tiny", name=name, seed=seed), "report")
+    return (folder / f"{name}.md").read_text()
 
 
 def summarise(seed, posts=40, skip=0, query="SUBREDDIT: r/x", **policies):
@@ -33,10 +33,10 @@ def summarise(seed, posts=40, skip=0, query="SUBREDDIT: r/x", **policies):
         run.finish({})
 
 
-def test_the_better_policy_of_a_run_wins_and_the_page_says_so(places, capsys):
+def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
     summarise(44413, sft=["event"], ppo=["event", "feeling"])
     main(["--a", "tiny:sft", "--b", "tiny"])
-    folder = places / "runs/versus-tiny-44413-sft-tiny-44413-ppo/seed44413/versus"
+    folder = runs / "versus-tiny-44413-sft-tiny-44413-ppo/seed44413/versus/facts"
     manifest = read_manifest(folder) or {}
     found = manifest["results"]
     assert (found["estimate"], found["losses"], found["unjudged"]) == (0.0, 40, 0.0)
@@ -49,12 +49,12 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(places, capsys):
     said = capsys.readouterr().out
     assert max(len(line) for line in said.splitlines()[-4:-1]) <= 80
     assert "tiny-44413-ppo is preferred to tiny-44413-sft" in said
-    text = (places / GENERATED / "versus-tiny-44413-sft-tiny-44413-ppo.md").read_text()
+    text = page_of("versus-tiny-44413-sft-tiny-44413-ppo", 44413)
     assert "NOT an LLM" in text
     assert "all length ratios are alike" in text
 
 
-def test_swapping_the_sides_mirrors_the_result_across_seeds(places):
+def test_swapping_the_sides_mirrors_the_result_across_seeds(runs):
     summarise(1, ppo=["event", "feeling"])
     summarise(2, ppo=["event", "ask"], sft=["event"])
     _, there = compare("tiny/1:ppo", "tiny/2:sft")
@@ -76,7 +76,7 @@ def test_swapping_the_sides_mirrors_the_result_across_seeds(places):
         ("tiny/one", "tiny/1", "names no side"),
     ],
 )
-def test_sides_that_cannot_be_compared_are_refused_in_one_line(places, capsys, a, b, said):
+def test_sides_that_cannot_be_compared_are_refused_in_one_line(runs, capsys, a, b, said):
     summarise(1, ppo=["event"], sft=["ask"])
     summarise(3, skip=10, ppo=["event"])
     summarise(4, query="SUBREDDIT: r/y", ppo=["event"])
@@ -86,7 +86,7 @@ def test_sides_that_cannot_be_compared_are_refused_in_one_line(places, capsys, a
     assert said in line
 
 
-def test_the_judge_is_the_runs_own_unless_set(places):
+def test_the_judge_is_the_runs_own_unless_set(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
     config, found = compare("tiny/1:sft", "tiny/1:ppo", ["judge.kind=reward_model"])
     assert config.judge.kind == found["judge"]["kind"] == "reward_model"
@@ -96,7 +96,7 @@ def test_the_judge_is_the_runs_own_unless_set(places):
 
 
 def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
-    places, monkeypatch, capsys
+    runs, monkeypatch, capsys
 ):
     """Whichever judge was set for the comparison: its controls go with it."""
 
@@ -111,7 +111,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: First())
     main(sides)
     versus_page.main(sides)
-    text = (places / GENERATED / "versus-tiny-1-sft-tiny-1-ppo.md").read_text()
+    text = page_of("versus-tiny-1-sft-tiny-1-ppo", 1)
     assert "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to" in text
     assert "THE JUDGE FAILED ITS CHECKS" in capsys.readouterr().out
     assert "| the post's title | 50.0% [" in text
@@ -120,7 +120,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     assert "100.0% [" in found  # picks the first shown: of the 80 judgements of the pairs alone
 
 
-def test_scores_of_two_reward_models_are_not_compared(places):
+def test_scores_of_two_reward_models_are_not_compared(runs):
     summarise(1, ppo=["event"])
     summarise(2, ppo=["event"])
     for seed, mark in ((1, "a"), (2, "b")):
@@ -131,14 +131,14 @@ def test_scores_of_two_reward_models_are_not_compared(places):
         compare("tiny/1", "tiny/2", ["judge.kind=reward_model"])
 
 
-def test_a_page_without_a_comparison_names_the_command(places, capsys):
+def test_a_page_without_a_comparison_names_the_command(runs, capsys):
     summarise(1, ppo=["event"], sft=["ask"])
     with pytest.raises(SystemExit):
         versus_page.main(["--a", "tiny/1", "--b", "tiny/1:sft"])
     assert "run `make versus A=tiny/1 B=tiny/1:sft`" in capsys.readouterr().err
 
 
-def test_too_many_unjudged_posts_give_no_rate(places):
+def test_too_many_unjudged_posts_give_no_rate(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
     _, found = compare("tiny/1:sft", "tiny/1")
     assert "cannot be told apart" not in versus_page.verdict(found)

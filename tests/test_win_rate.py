@@ -20,9 +20,10 @@ from eval.win_rate import (
 )
 from stages import config as settings
 from stages.config import UserError
+from stages.files import read_lines
 from stages.intervals import wilson
 from stages.presets import make_config
-from stages.runs import open_stage, read_lines, read_manifest
+from stages.runs import open_stage, read_manifest, stage_folder
 from stages.toy import CLAUSES, facts_of
 
 
@@ -251,7 +252,7 @@ def test_judge_and_win_rate_run_end_to_end_on_a_runs_folder(runs, capsys):
     summarise_toy_posts(30)
     judge_main(["--preset", "tiny"])
     main(["--preset", "tiny"])
-    folder = runs / "tiny" / "seed44413" / "win_rate"
+    folder = stage_folder(make_config("tiny"), "win_rate")
     results = (read_manifest(folder) or {})["results"]
     ppo, sft = results["policies"]["ppo"], results["policies"]["sft"]
     assert list(results["policies"]) == ["sft", "ppo"]

@@ -1,0 +1,65 @@
+"""Files that are whole or absent, and the hashes that name them. Standard library only."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
+    """Hash of every file below a folder by its relative path, but for the subfolders left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder): path for path in paths}
+    return {
+        str(name): file_hash(path) for name, path in names.items() if name.parts[0] not in leave_out
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is either whole or absent, whenever the machine stops."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that it is either whole or as it was, whenever the machine stops."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk before this returns."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file, or None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that a stage wrote."""
+    with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
+        return [json.loads(line) for line in lines]

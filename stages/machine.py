@@ -1,0 +1,54 @@
+"""What a run was made with: commit, libraries, device, memory. Torch only where it is loaded."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
+
+
+def code_version() -> str:
+    """The commit that runs, `-dirty` where files differ from it; `unknown` outside git.
+
+    Published pages, and the README that repeats their numbers, are what runs write and not what
+    runs them.
+    """
+    describe = ["git", "describe", "--always", "--abbrev=10"]
+    found = subprocess.run(describe, capture_output=True, text=True, check=False)
+    if found.returncode:
+        return "unknown"
+    left_out = [":(exclude)reports/generated", ":(exclude)*.md"]
+    differ = ["git", "diff", "--quiet", "HEAD", "--", ".", *left_out]
+    changed = subprocess.run(differ, capture_output=True, check=False).returncode
+    return found.stdout.strip() + ("-dirty" if changed else "")
+
+
+def library_versions() -> dict[str, str]:
+    """Python and the libraries whose version can change a number."""
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def device_name() -> str:
+    """The GPU's name, or `CPU` with its number of cores and torch's of threads."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
+    return f"CPU, {os.cpu_count()} cores{threads}"
+
+
+def peak_memory_gib() -> float:
+    """The most memory this process has held: resident on the host, plus allocated on a GPU."""
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.max_memory_allocated() / 2**30 if torch and torch.cuda.is_available() else 0
+    return round(host + gpu, 2)

@@ -1,0 +1,341 @@
+"""What is done, stale, half done or missing; makes what is asked for. Standard library only.
+
+    python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
+    python -m stages.pipeline ablations --preset tiny --seeds 1 2
+    python -m stages.pipeline status | help | settings
+
+Everything is decided by content (`stages.runs.why_not`), nothing by the age of a file, and looking
+(`--dry-run`, status) writes nothing. A finished stage with other settings than those asked for is
+refused with the difference; `--replace` moves it aside. A stage whose inputs put out something else
+by now is made again, and what it was moves aside.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stages.ablations import ABLATIONS, settings_of_ablation
+from stages.config import Config, UserError, fail
+from stages.errors import unknown
+from stages.locks import held
+from stages.presets import Asked, add_arguments, asked_of, config_of
+from stages.runs import (
+    lock_of,
+    mend,
+    move_aside,
+    partial_of,
+    put_in_place,
+    read_manifest,
+    stage_folder,
+    why_not,
+)
+from stages.stage_table import SHARED_SECTIONS, STAGES, with_inputs
+from stages.status import help_lines, kept, settings_lines, status
+
+GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
+REFUSED = ("settings", "version", "on disk")  # what `why_not` says of a stage that is kept
+ABLATION_SEEDS = (44413, 55513, 66613)
+# What only looks, and what it prints.
+LOOKS: dict[str, Callable[[Asked], list[str]]] = {
+    "status": lambda asked: status(asked.name),
+    "help": lambda _: help_lines(),
+    "settings": lambda asked: settings_lines(config_of(asked)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run to be made: what was asked, the config of it, and how far it shall go."""
+
+    asked: Asked
+    config: Config
+    goals: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """How it is named where several are made."""
+        return f"{self.config.name} seed {self.config.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How stages are made: no result depends on it."""
+
+    launch: str = ""
+    """Starts the stages that run models; empty: this interpreter."""
+    max_cost: str = ""
+    """The most that a judge may cost, USD, for the stages that ask one."""
+    replace: bool = False
+    jobs: int = 1
+    dry_run: bool = False
+
+
+# -- what a run needs ------------------------------------------------------------------------------
+
+
+def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
+    """The stages that lead to some goals, in order; an optional one joins once it was made.
+
+    Raises UserError for an unknown goal.
+    """
+    wanted = set()
+    for goal in goals:
+        named = {name for name, one in STAGES.items() if goal in (name, one.goal)}
+        if not named:
+            raise unknown("goal", goal, (*GOALS, *STAGES))
+        wanted |= {goal} if goal in STAGES and goal not in GOALS else named
+    found = with_inputs(wanted)
+    joined = {one for name in found for one in STAGES[name].joined_by}
+    there = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
+    return with_inputs({*found, *there})
+
+
+def check_kept(config: Config, stages: Sequence[str], how: How) -> None:
+    """Settle what finished before and is not as asked: refuse it, or move it aside.
+
+    Raises UserError that names each difference and the two ways out, and where an upstream has not
+    finished a stage that this run takes from it.
+    """
+    for stage in stages:
+        problem = why_not(config, stage)
+        theirs = bool(config.upstream) and STAGES[stage].shared
+        keep = any(word in problem for word in REFUSED) and not STAGES[stage].reads_records
+        if problem and (theirs or (keep and not how.replace)):
+            raise UserError(f"stage {stage} {problem}: {mend(config, stage, problem)}")
+        if keep and not how.dry_run:
+            print(f"{stage}: moved to {move_aside(stage_folder(config, stage))}", flush=True)
+
+
+def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
+    """The stages that would be made, and why; what follows one of them depends on its outcome."""
+    found: list[tuple[str, str]] = []
+    for stage in stages:
+        read = (*STAGES[stage].inputs, *STAGES[stage].joined_by)
+        before = [name for name, _ in found if name in read]
+        why = why_not(config, stage)
+        if why == "is missing" and partial_of(stage_folder(config, stage)).is_dir():
+            why = f"half done, {kept(partial_of(stage_folder(config, stage)))}"
+        if not why and before:
+            why = f"if {before[-1]} puts out something else than before"
+        if why:
+            found.append((stage, why))
+    return found
+
+
+# -- making it -------------------------------------------------------------------------------------
+
+
+class Maker:
+    """Runs the stages of cells, stops when told to, and hands a signal on to what is running."""
+
+    def __init__(self, how: How) -> None:
+        self.how = how
+        self.stopped = 0
+        self.running: set[subprocess.Popen[bytes]] = set()
+
+    def __enter__(self) -> "Maker":
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _stop(self, number: int, _: Any) -> None:
+        self.stopped = 128 + number
+        if number == signal.SIGTERM:  # a Ctrl-C reaches the stages from the terminal itself
+            for process in list(self.running):
+                process.send_signal(number)
+
+    def make(self, cell: Cell) -> int:
+        """Make what is missing or stale of one run; the exit status of the first stage that fails.
+
+        Raises UserError where the run has finished stages that are not as asked.
+        """
+        config = cell.config
+        stages = wanted_stages(config, cell.goals)
+        own = [name for name in stages if not (config.upstream and STAGES[name].shared)]
+        if not self.how.dry_run:
+            _settle(config, own)
+        check_kept(config, stages, self.how)
+        if self.how.dry_run:
+            _say_plan(cell, plan(config, own))
+            return 0
+        made = []
+        for number, stage in enumerate(own, start=1):
+            why = why_not(config, stage)
+            if not why:
+                continue
+            if self.stopped:
+                return self.stopped
+            made.append(stage)
+            print(f"\n[{number}/{len(own)}] {stage}: {STAGES[stage].what} ({why})", flush=True)
+            code = self.call(self.command(cell, stage))
+            if code:
+                return code
+        if not made:
+            print(f"{cell.label}: nothing to do, {len(own)} stages are done")
+        if "report" in own and "report" not in made:  # which has just said it
+            print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
+        return self.stopped
+
+    def command(self, cell: Cell, stage: str) -> list[str]:
+        """The command line that makes one stage."""
+        row = STAGES[stage]
+        launch = shlex.split(self.how.launch) if row.computes else []
+        capped = stage in ("judge", "controls", "calibration") and self.how.max_cost
+        words = [*(launch or [sys.executable]), "-m", row.module, *cell.asked.arguments]
+        return [*words, "--max-cost", self.how.max_cost] if capped else words
+
+    def call(self, words: Sequence[str]) -> int:
+        """Run a command to its end; its exit status, as a shell gives it."""
+        # Tools beside this interpreter, such as `accelerate`, are found by their names.
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        process = subprocess.Popen(words, env={**os.environ, "PATH": path})
+        self.running.add(process)
+        code = process.wait()
+        self.running.discard(process)
+        return code if code >= 0 else 128 - code
+
+    def make_all(self, cells: Sequence[Cell]) -> int:
+        """Make several runs, `jobs` at once; goes on past one that fails, named at the end."""
+        failed: list[str] = []
+        first = 0
+
+        def one(cell: Cell) -> int:
+            if self.stopped:
+                return self.stopped
+            try:
+                return self.make(cell)
+            except UserError as error:
+                print(f"error: {cell.label}: {error}", file=sys.stderr, flush=True)
+                return 2
+
+        with ThreadPoolExecutor(self.how.jobs) as pool:
+            for cell, code in zip(cells, pool.map(one, cells), strict=True):
+                failed += [cell.label] if code else []
+                first = first or code
+        if failed and not self.stopped:
+            print(f"error: {len(failed)} of {len(cells)} failed: {', '.join(failed)}")
+        return self.stopped or first
+
+
+def _settle(config: Config, stages: Sequence[str]) -> None:
+    """Put in place what had finished when its process was killed, a moment before the rename."""
+    for stage in stages:
+        folder = stage_folder(config, stage)
+        if read_manifest(partial_of(folder)) is not None:
+            with held(lock_of(folder), stage):
+                put_in_place(config, stage)
+
+
+def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
+    if not steps:
+        print(f"{cell.label}: nothing to do")
+    for stage, why in steps:
+        print(f"{cell.label}: would make {stage} ({why})")
+
+
+# -- ablations -------------------------------------------------------------------------------------
+
+
+def ablation_cells(
+    asked: Asked, seeds: Sequence[int], names: Sequence[str]
+) -> tuple[list[Cell], list[Cell]]:
+    """The runs to compare with, one a seed, and each of them with one switch turned.
+
+    An ablation takes the stages before PPO, with their settings, from the run that it is compared
+    with. Raises UserError for an unknown ablation.
+    """
+    switches = {name: settings_of_ablation(name) for name in names}
+    default, turned = [], []
+    for seed in seeds:
+        base = replace(asked, seed=seed)
+        config = config_of(base)
+        default.append(Cell(asked=base, config=config, goals=("eval",)))
+        own = tuple(one for one in asked.overrides if one.split(".")[0] not in SHARED_SECTIONS)
+        for name, switch in switches.items():
+            one = replace(
+                base,
+                name=f"{config.name}-{name}",
+                upstream=asked.upstream or config.name,
+                overrides=(*own, *switch),
+            )
+            turned.append(Cell(asked=one, config=config_of(one, config), goals=("eval",)))
+    return default, turned
+
+
+def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequence[str]) -> int:
+    """Make the runs and their ablations, then the page that compares them."""
+    default, turned = ablation_cells(asked, seeds, names)
+    code = maker.make_all(default)
+    if maker.how.dry_run:
+        for cell in turned:
+            print(
+                f"{cell.label}: would make ppo and what follows, {' '.join(cell.asked.overrides)}"
+            )
+        return code
+    code = code or maker.make_all(turned)
+    page = [sys.executable, "-m", "reports.ablations", "--name", default[0].config.name]
+    return code or maker.call([*page, "--ablations", *names])
+
+
+# -- command line ----------------------------------------------------------------------------------
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line of the pipeline."""
+    parser = argparse.ArgumentParser(description="make the stages of runs, or look at them")
+    parser.add_argument("goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, or a stage")
+    add_arguments(parser)
+    parser.add_argument("--launch", default="", help="starts the stages that run models")
+    parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
+    parser.add_argument("--replace", action="store_true", help="move what differs aside")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be made")
+    parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(ABLATION_SEEDS))
+    parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Make what is asked for; exits with the status of the stage that failed."""
+    args = parse(argv)
+    try:
+        asked = asked_of(args)
+        if args.goals[0] in LOOKS:
+            print("\n".join(LOOKS[args.goals[0]](asked)))
+            return
+        code = make_goals(asked, args)
+    except UserError as error:
+        fail(error)
+    raise SystemExit(code)
+
+
+def make_goals(asked: Asked, args: argparse.Namespace) -> int:
+    """Make what a command line asks for; the exit status."""
+    how = How(
+        launch=args.launch,
+        max_cost=args.max_cost,
+        replace=args.replace,
+        jobs=args.jobs,
+        dry_run=args.dry_run,
+    )
+    with Maker(how) as maker:
+        if "ablations" in args.goals:
+            return make_ablations(maker, asked, args.seeds, args.ablations)
+        cell = Cell(asked=asked, config=config_of(asked), goals=tuple(args.goals))
+        return maker.make(cell)
+
+
+if __name__ == "__main__":
+    main()

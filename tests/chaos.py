@@ -1,0 +1,260 @@
+"""The pipeline, killed at seeded random moments, beside a calm run: `make chaos`.
+
+    python -m tests.chaos --kills 30 --seed 1
+
+Two folders get the same run. In the second one the pipeline and its stage are killed with SIGKILL
+again and again, in every stage and in the middle of saves, and started again with the same command.
+Both must end with the same weights, summaries, verdicts, metrics and report numbers, to the bit;
+times are left out. Prints a table of the kills, writes it to `chaos.json`, and exits with status 1
+where anything differs.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.files import read_json, read_lines
+from stages.locks import holder_of
+from stages.runs import RECORDS, read_manifest
+
+ROOT = Path(__file__).parents[1]
+GOALS = ("sft", "rm", "ppo", "dpo", "eval")
+# How many of every 30 kills fall into each stage, and how many of these into a save.
+SHARES = {
+    "base": (2, 0),
+    "sft": (6, 3),
+    "rm": (5, 2),
+    "normalize": (2, 0),
+    "ppo": (7, 3),
+    "dpo": (3, 1),
+    "summaries": (3, 0),
+    "judge": (1, 0),
+    "report": (1, 0),
+}
+POLL_SECONDS = 0.002
+STUCK_SECONDS = 1800
+SAVE_MINUTES = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One kill: where it was meant to fall, and where it fell."""
+
+    stage: str
+    during_save: bool
+    fell_in: str = ""
+    seconds: float = 0.0
+    """Since that stage's process took its lock."""
+    updates: int = 0
+    """Lines of its metrics by then."""
+    found_save: bool = False
+    """Whether a save was half written at that moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is run, twice."""
+
+    folder: Path
+    arguments: tuple[str, ...]
+    overrides: tuple[str, ...]
+    goals: tuple[str, ...] = GOALS
+
+    def command(self, *overrides: str) -> list[str]:
+        """The pipeline's command line."""
+        words = [sys.executable, "-m", "stages.pipeline", *self.goals, *self.arguments]
+        return [*words, "--name", "chaos", "--set", *self.overrides, *overrides]
+
+    def start(self, place: str, *overrides: str) -> "subprocess.Popen[bytes]":
+        """The pipeline in a process group of its own."""
+        cwd = self.folder / place
+        cwd.mkdir(parents=True, exist_ok=True)
+        with (cwd / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                self.command(*overrides),
+                cwd=cwd,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                start_new_session=True,
+            )
+
+    def seed_folder(self, place: str) -> Path:
+        """Where the stages of this study's run lie."""
+        return next(iter((self.folder / place / "runs" / "chaos").glob("seed*")))
+
+
+def plan(kills: int, rng: random.Random, stages: Sequence[str]) -> list[Kill]:
+    """As many kills as asked for, in the order of the stages, spread as `SHARES` says."""
+    pool = [
+        Kill(stage=stage, during_save=number < saves)
+        for stage, (count, saves) in SHARES.items()
+        for number in range(count)
+        if stage in stages
+    ]
+    chosen = [pool[number % len(pool)] for number in range(kills)]
+    if kills < len(pool):
+        chosen = rng.sample(pool, kills)
+    order = {stage: number for number, stage in enumerate(SHARES)}
+    chosen.sort(key=lambda one: (order[one.stage], rng.random()))
+    return chosen
+
+
+def working(folder: Path) -> Iterator[tuple[str, Path, int]]:
+    """Name, partial folder and process of each stage that is under way."""
+    for lock in folder.glob("runs/chaos/seed*/**/.*.lock"):
+        holder = holder_of(lock)
+        if holder is not None:
+            name = lock.name[1:-5]
+            stage = name if lock.parent.name.startswith("seed") else lock.parent.name
+            yield stage, lock.with_name(f"{name}.partial"), holder["pid"]
+
+
+def kill_when_due(
+    process: "subprocess.Popen[bytes]", folder: Path, kill: Kill, delay: float
+) -> Kill | None:
+    """Kill the pipeline and its stage once the moment has come; None where it ended before.
+
+    The moment is `delay` seconds into the stage, or the next half-written save after that.
+    """
+    began: dict[int, float] = {}
+    deadline = time.monotonic() + STUCK_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        for stage, partial, pid in working(folder):
+            since = time.monotonic() - began.setdefault(pid, time.monotonic())
+            saving = any(partial.glob("resume/*.tmp"))
+            due = stage == kill.stage and since >= delay and (saving or not kill.during_save)
+            if not due and not _has_passed(stage, kill.stage):
+                continue
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            metrics = partial / "metrics.jsonl"
+            lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+            found = {"fell_in": stage, "seconds": round(since, 2), "updates": lines}
+            return Kill(**{**asdict(kill), **found, "found_save": saving})
+        time.sleep(POLL_SECONDS)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise SystemExit(f"nothing came to its end within {STUCK_SECONDS} s: see log.txt")
+    return None
+
+
+def _has_passed(stage: str, meant: str) -> bool:
+    """Whether the stage that a kill was meant for is over."""
+    order = [*SHARES]
+    return stage in order and order.index(stage) > order.index(meant)
+
+
+def calm_run(study: Study) -> dict[str, float]:
+    """The run without a kill; seconds of each stage."""
+    if study.start("calm").wait():
+        raise SystemExit(f"the calm run failed: see {study.folder / 'calm/log.txt'}")
+    manifests = manifests_of(study.seed_folder("calm"))
+    return {name.split("/")[0]: one["seconds"] for name, one in manifests.items()}
+
+
+def chaotic_run(study: Study, kills: Sequence[Kill], seconds: dict[str, float], seed: int):
+    """The run with its kills; what fell where. The last try runs to its end."""
+    rng = random.Random(seed)
+    saves = f"memory.save_minutes={SAVE_MINUTES}"
+    fallen = []
+    for kill in kills:
+        process = study.start("chaos", saves)
+        share = SHARES[kill.stage][0]
+        delay = rng.uniform(0, 0.9 * seconds.get(kill.stage, 1.0) / share)
+        found = kill_when_due(process, study.folder / "chaos", kill, delay)
+        if found is None:
+            break
+        fallen.append(found)
+        print(_line(found), flush=True)
+    status = study.start("chaos", saves).wait()
+    if status:
+        raise SystemExit(f"the killed run did not end: see {study.folder / 'chaos/log.txt'}")
+    return fallen
+
+
+def _line(kill: Kill) -> str:
+    where = f"{kill.fell_in:10} {kill.seconds:8.2f} s  {kill.updates:5} lines"
+    return f"killed in {where}{'  during a save' if kill.found_save else ''}"
+
+
+# -- what both must agree on -----------------------------------------------------------------------
+
+
+def manifests_of(seed: Path) -> dict[str, dict[str, Any]]:
+    """The manifests of a seed's finished stages, by their folders' relative names."""
+    paths = sorted(path for path in seed.rglob("manifest.json") if "aside" not in path.parts)
+    return {str(path.parent.relative_to(seed)): read_manifest(path.parent) or {} for path in paths}
+
+
+def differences(calm: Path, chaos: Path) -> list[str]:
+    """Everything in which two seeds differ that is no time; empty where they are one result."""
+    ours, theirs = manifests_of(calm), manifests_of(chaos)
+    found = [f"{name} is in one run only" for name in ours.keys() ^ theirs.keys()]
+    for name in ours.keys() & theirs.keys():
+        one, other = ours[name], theirs[name]
+        found += [f"{name}: results"] if one["results"] != other["results"] else []
+        report = name.startswith(("report", "calibration_report"))
+        files = {*one["outputs"], *other["outputs"]} - {*RECORDS}
+        for file in sorted(files) if not report else ["numbers.json", "headline.txt"]:
+            equal = one["outputs"].get(file) == other["outputs"].get(file)
+            found += [] if equal else [f"{name}: {file}"]
+        for file in ("metrics.jsonl", "samples.jsonl"):
+            rows = [_rows(folder / name / file) for folder in (calm, chaos)]
+            found += [] if rows[0] == rows[1] else [f"{name}: {file}"]
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = read_lines(path) if path.exists() else []
+    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
+
+
+def compare(study: Study, kills: int, seed: int) -> tuple[list[Kill], list[str]]:
+    """Both runs; the kills that fell, and in what the runs differ."""
+    seconds = calm_run(study)
+    print(f"calm run: {sum(seconds.values()):.0f} s in {len(seconds)} stages", flush=True)
+    planned = plan(kills, random.Random(seed), list(seconds))
+    fallen = chaotic_run(study, planned, seconds, seed)
+    seeds = study.seed_folder("calm"), study.seed_folder("chaos")
+    return fallen, differences(*seeds)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run it and say what came out."""
+    parser = argparse.ArgumentParser(description="the pipeline, killed, beside a calm run")
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--folder", type=Path, default=None, help="keeps both runs")
+    parser.add_argument("--set", nargs="*", default=[], dest="overrides")
+    args = parser.parse_args(argv)
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    study = Study(
+        folder=folder.resolve(),
+        arguments=("--preset", args.preset),
+        overrides=tuple(args.overrides),
+    )
+    fallen, differing = compare(study, args.kills, args.seed)
+    table = {"kills": [asdict(one) for one in fallen], "differences": differing}
+    (folder / "chaos.json").write_text(json.dumps(table, indent=1) + "\n")
+    assert read_json(folder / "chaos.json") == table
+    during = sum(one.found_save for one in fallen)
+    stages = len({one.fell_in for one in fallen})
+    print(f"{len(fallen)} kills in {stages} stages, {during} of them during a save: {folder}")
+    print("\n".join(differing) if differing else "weights, verdicts and numbers are the same")
+    raise SystemExit(1 if differing else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""What the pipeline makes, refuses and leaves alone: by content, and looking writes nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages import config as settings
+from stages import pipeline
+from stages.config import Config, UserError
+from stages.files import write_json
+from stages.pipeline import Cell, How, Maker, wanted_stages
+from stages.presets import PRESETS, Asked, asked_of, config_of, make_config
+from stages.runs import lock_of, open_stage, partial_of, stage_folder, why_not
+from stages.stage_table import STAGES
+from stages.status import help_lines, status
+
+ROOT = Path(__file__).parents[1]
+TINY = make_config("tiny")
+EVALUATED = [name for name in STAGES if not STAGES[name].optional]
+
+
+def finish(config: Config, stage: str, text: str = "made") -> Path:
+    """A finished stage with the inputs of the table and one output file."""
+    with open_stage(config, stage) as run:
+        for name in (*STAGES[stage].inputs, *STAGES[stage].joined_by):
+            if stage_folder(config, name).exists() or name in STAGES[stage].inputs:
+                run.require(name)
+        (run.partial / "out.txt").write_text(text)
+        (run.partial / "headline.txt").write_text(f"{stage} of {config.name}\n")
+        run.finish({})
+    return run.folder
+
+
+class Recorder(Maker):
+    """A maker whose stages are one file each, and that remembers what it was told to run."""
+
+    def __init__(self, how: How = How(), fails: str = "", text: str = "made") -> None:  # noqa: B008
+        super().__init__(how)
+        self.commands: list[list[str]] = []
+        self.made: list[tuple[str, str]] = []
+        self.fails, self.text = fails, text
+
+    def command(self, cell: Cell, stage: str) -> list[str]:
+        self.commands.append(super().command(cell, stage))
+        return [cell.config.name, str(cell.config.seed), stage, *cell.asked.arguments]
+
+    def call(self, words) -> int:
+        name, _, stage, *arguments = words
+        if stage == self.fails:
+            return 3
+        if stage in STAGES:
+            config = config_of(asked_of(pipeline.parse([stage, *arguments])))
+            finish(config, stage, self.text)
+        self.made.append((name, stage))
+        return 0
+
+
+def make(
+    config: Config = TINY, *goals: str, maker: Recorder | None = None, **how: Any
+) -> list[str]:
+    """Make the goals of a config (`eval` without any); the stages that ran."""
+    maker = maker or Recorder(How(**how))
+    asked = Asked(
+        preset=config.preset,
+        seed=config.seed,
+        name="" if config.name == config.preset else config.name,
+        upstream=config.upstream,
+        overrides=config.overrides,
+    )
+    assert maker.make(Cell(asked=asked, config=config, goals=goals or ("eval",))) == 0
+    return [stage for _, stage in maker.made]
+
+
+def named(*overrides: str, **changes: Any) -> Config:
+    return make_config("tiny", name="mine", overrides=overrides, **changes)
+
+
+def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All files below a folder with their bytes and times."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What `make` says in a folder, with this interpreter as it is."""
+    command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}", *words]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+# -- what is made ----------------------------------------------------------------------------------
+
+
+def test_everything_that_is_missing_is_made_in_order_and_nothing_twice(runs):
+    assert make() == EVALUATED
+    assert make() == []
+    assert make(TINY, "sft", "rm") == []
+
+
+def test_a_goal_makes_what_it_needs_and_no_more(runs):
+    assert make(TINY, "rm") == ["base", "sft", "rm", "normalize"]
+    assert make(TINY, "ppo") == ["ppo"]
+    assert wanted_stages(TINY, ["dpo"]) == ["base", "sft", "dpo"]
+    with pytest.raises(UserError, match="unknown goal 'evall': did you mean eval"):
+        wanted_stages(TINY, ["evall"])
+
+
+def test_a_stage_made_again_with_equal_outputs_leaves_its_followers_alone(runs):
+    make()
+    finish(TINY, "sft")
+    assert set(make()) <= {"report"}  # which shows when each stage was made
+    finish(TINY, "sft", "other")
+    assert make() == ["rm", "ppo", "summaries", "report"]
+
+
+def test_what_is_made_again_moves_aside_and_is_not_lost(runs):
+    make()
+    finish(TINY, "sft", "other")
+    make()
+    aside = runs / "tiny" / "seed44413" / "aside"
+    assert (aside / "sft-1" / "out.txt").read_text() == "made"
+    assert not any(path.name.startswith("report") for path in aside.iterdir())
+
+
+def test_dpo_joins_the_summaries_once_it_is_made(runs):
+    make()
+    assert make(TINY, "dpo", "eval") == ["dpo", "summaries", "report"]
+    assert make(TINY, "eval") == []
+    assert "dpo" in wanted_stages(TINY, ["eval"])
+
+
+def test_a_page_that_was_deleted_is_made_again(runs):
+    make()
+    (stage_folder(TINY, "report") / "out.txt").unlink()
+    assert make() == ["report"]
+
+
+def test_two_judges_of_one_run_stand_side_by_side(runs):
+    make()
+    other = replace(TINY, judge=replace(TINY.judge, kind="reward_model"))
+    found = ["judge", "controls", "win_rate", "report"]
+    assert [one for one in EVALUATED if why_not(other, one)] == found
+    for stage in found:
+        finish(other, stage)
+    assert make() == []
+    assert sorted(path.name for path in (runs / "tiny/seed44413/judge").iterdir()) == [
+        "facts",
+        "reward_model",
+    ]
+
+
+def test_a_stage_that_fails_ends_it_and_its_status_is_passed_on(runs):
+    maker = Recorder(fails="rm")
+    assert maker.make(Cell(asked=Asked(), config=TINY, goals=("ppo",))) == 3
+    assert [stage for _, stage in maker.made] == ["base", "sft"]
+
+
+def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sft_train.jsonl").write_text("1\n")
+    config = make_config("tiny", name="mine", data=str(data))
+    finish(config, "base")
+    assert why_not(config, "base") == ""
+    os.utime(data / "sft_train.jsonl", (1, 1))
+    assert why_not(config, "base") == ""
+    (data / "sft_train.jsonl").write_text("2\n")
+    assert why_not(config, "base") == "was made from other data"
+
+
+def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
+    maker = Recorder(How(launch="accelerate launch --num_processes 2", max_cost="5"))
+    make(TINY, maker=maker)
+    by_stage = dict(zip(EVALUATED, maker.commands, strict=True))
+    for stage, words in by_stage.items():
+        assert (words[0] == "accelerate") == STAGES[stage].computes, stage
+        assert ("--max-cost" in words) == (stage in ("judge", "controls")), stage
+        assert STAGES[stage].module in words
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):
+    make(named("sft.epochs=3"))
+    before = everything(runs)
+    for forgotten, difference in (
+        (named(), "stage sft was made with other settings (sft.epochs: made with 3, asked 2)"),
+        (named("sft.epochs=3", "ppo.lam=0.5"), "ppo.lam: made with 0.95, asked 0.5"),
+        (named("sft.epochs=3", "memory.cpu_threads=1"), "memory.cpu_threads: made with 2, asked 1"),
+    ):
+        with pytest.raises(UserError) as refusal:
+            make(forgotten)
+        assert difference in str(refusal.value)
+        assert "another NAME" in str(refusal.value)
+        assert "REPLACE=1`, which moves the old one aside" in str(refusal.value)
+    assert everything(runs) == before
+
+
+def test_replace_moves_what_differs_aside_and_makes_it_anew(runs):
+    make(named("ppo.lam=0.9"))
+    made = make(named("ppo.lam=0.5"), replace=True)
+    assert made == ["ppo", "report"]
+    recorded = runs / "mine/seed44413/aside/ppo-1/config.json"
+    assert json.loads(recorded.read_text())["ppo"]["lam"] == 0.9
+    assert make(named("ppo.lam=0.5")) == []
+
+
+def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked(runs):
+    make()
+    (stage_folder(TINY, "sft") / "out.txt").unlink()
+    with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
+        make()
+    assert make(TINY, replace=True)[0] == "sft"
+
+
+def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):
+    finish(TINY, "base")
+    with pytest.raises(UserError, match="`make sft PRESET=tiny SEED=44413`"):
+        make(named("ppo.lam=0.5", upstream="tiny"), "ppo")
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    make(named("sft.epochs=3"))
+    before = everything(tmp_path)
+    mine = ("NAME=mine", "SET=sft.epochs=3")
+    asked = typed(tmp_path, "-n", "ppo", "eval", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5")
+    assert asked.returncode == 2
+    assert "ppo.lam: made with 0.95, asked 0.5" in asked.stderr
+    forgotten = typed(tmp_path, "judge-calibration", "eval", "NAME=mine")
+    assert forgotten.returncode == 2
+    assert "sft.epochs: made with 3, asked 2" in forgotten.stderr
+    planned = typed(tmp_path, "-n", "dpo", "eval", *mine).stdout.splitlines()
+    said = [line.split(": ", 1)[1] for line in planned if line.startswith("mine seed 44413")]
+    later = "puts out something else than before)"
+    assert said == [
+        "would make dpo (is missing)",
+        f"would make summaries (if dpo {later}",
+        f"would make judge (if summaries {later}",
+        f"would make controls (if summaries {later}",
+        f"would make win_rate (if judge {later}",
+        f"would make report (if win_rate {later}",
+    ]
+    assert "mine 44413" in typed(tmp_path, "status").stdout
+    again = typed(tmp_path, "sft", "rm", "ppo", "eval", *mine)
+    assert "nothing to do, 10 stages are done" in again.stdout, again.stderr
+    assert everything(tmp_path) == before
+
+
+def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
+    assert status() == ["no runs yet: make sft rm ppo eval"]
+    make()
+    finish(TINY, "base", "other")
+    other = make_config("tiny", seed=7)
+    finish(other, "base")
+    with pytest.raises(RuntimeError), open_stage(other, "sft"):
+        raise RuntimeError("no space left")
+    for name, stage in (("mine", "base"), ("mine2", "base")):
+        finish(make_config("tiny", name=name), stage)
+    half = partial_of(stage_folder(make_config("tiny", name="mine"), "sft"))
+    (half / "resume" / "checkpoint-0000012").mkdir(parents=True)
+    write_json(half / "config.json", json.loads((half.parent / "base/config.json").read_text()))
+    with open_stage(make_config("tiny", name="mine2"), "sft") as run:
+        progress = {"label": "sft", "done": 3, "total": 9, "seconds_left": 40}
+        write_json(run.partial / "progress.json", progress)
+        before = everything(runs)
+        lines = status()
+        assert everything(runs) == before
+    assert all(len(line) <= 80 for line in lines)
+    rows = {line[:24].strip(): line[24:].split() for line in lines if line and line[0] not in " o"}
+    assert rows["run and seed"][:4] == ["base", "sft", "rm", "norm"]
+    assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
+    assert rows["tiny 7"][:3] == ["ok", "fail", "-"]
+    assert rows["mine 44413"][:3] == ["ok", "half", "-"]
+    assert rows["mine2 44413"][:3] == ["ok", "run", "-"]
+    text = "\n".join(lines)
+    assert "sft: was made from an earlier base" in text
+    assert "sft: failed: no space left" in text
+    assert "sft: half done, its last checkpoint is of update 12" in text
+    assert "sft: running, sft 3 of 9, 40 s left" in text
+    with pytest.raises(UserError, match="unknown run 'tinny': did you mean tiny"):
+        status("tinny")
+
+
+def test_a_lock_whose_process_is_dead_is_not_shown_as_running(runs):
+    finish(TINY, "base")
+    write_json(lock_of(stage_folder(TINY, "base")), {"pid": 2**22 + 1, "host": os.uname().nodename})
+    assert status()[1].split()[2] == "ok"
+
+
+def test_help_names_every_goal_variable_and_preset_in_80_columns():
+    text = "\n".join(help_lines())
+    assert all(len(line) <= 80 for line in help_lines())
+    makefile = (ROOT / "Makefile").read_text()
+    goals = {one.goal for one in STAGES.values()} | {"scaling", "ablations", "status", "publish"}
+    for goal in goals:
+        assert f"\n  {goal} " in text, goal
+    for name in PRESETS:
+        assert name in text.split("presets")[1].split()
+    variables = [line.split(" ?=")[0] for line in makefile.splitlines() if " ?=" in line]
+    hidden = {"NAMES", "POLICY", "ABLATIONS", "SEEDS"}  # said with their goals
+    for variable in set(variables) - hidden:
+        assert variable in text, variable
+    assert typed(ROOT, "help").stdout == text + "\n"
+    assert typed(ROOT).stdout == text + "\n"

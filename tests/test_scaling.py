@@ -1,0 +1,106 @@
+"""Sizes and seeds side by side: the means, the spreads, the verdict, and what is left out."""
+
+from dataclasses import replace
+
+import pytest
+
+from reports import collect, page, scaling
+from stages.presets import make_config
+from stages.runs import stage_folder
+from tests.fabricated_runs import fabricate, two_judges
+
+
+def four_runs(**changes):
+    """Two sizes with two seeds each; `changes` go to the larger one's config."""
+    for preset, size, rates in (("tiny-s", 10**5, (0.3, 0.4)), ("tiny", 10**6, (0.6, 0.64))):
+        for seed, ppo in zip((1, 2), rates, strict=True):
+            config = replace(
+                make_config(preset, seed=seed), **(changes if preset == "tiny" else {})
+            )
+            fabricate(config, ppo=ppo, sft=0.25, accuracy=ppo + 0.2, size=size)
+    return scaling.collect(["tiny", "tiny-s"])
+
+
+def test_the_mean_over_seeds_is_the_mean(runs):
+    records, left_out = four_runs()
+    found = scaling.means(collect.table(records))
+    assert found["tiny-s"]["ppo/win_rate"] == pytest.approx(0.35)
+    assert found["tiny"]["ppo/win_rate"] == pytest.approx(0.62)
+    assert found["tiny"]["difference"] == pytest.approx(0.37)
+    assert (list(found), left_out) == (["tiny-s", "tiny"], [])
+    text = page.to_markdown("x", "x", scaling.blocks(records))
+    assert "| 35.0% (30.0% to 40.0%) |" in text
+    assert "64.0% [61.0, 67.0]" in text
+
+
+def test_seeds_and_posts_spread_apart(runs):
+    records, _ = four_runs()
+    table = scaling.spreads_table(collect.table(records))
+    found = {(row[0], row[1]): row[2:] for row in table.rows}
+    # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
+    assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1%", "3.0%"]
+    assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]
+
+
+def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
+    four_runs()
+    fabricate(make_config("tiny", seed=3), unjudged=0.05)
+    records, _ = scaling.collect(["tiny", "tiny-s"])
+    frame = collect.table(records)
+    said = scaling.conclusion(frame, "ppo/win_rate")
+    assert "is not compared: a seed of tiny has too many posts without a verdict" in said
+    text = page.to_markdown("x", "x", scaling.blocks(records))
+    assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
+    assert "nan" not in text.lower().replace("nanc", "")
+
+
+def test_sizes_that_differ_in_the_model_only_are_found_alike(runs):
+    records, _ = four_runs()
+    assert not any("NOT alike" in note for note in scaling.alike(records, collect.table(records)))
+    assert "nothing but the base model" in page.to_markdown("x", "x", scaling.blocks(records))
+
+
+def test_a_setting_that_differs_between_sizes_is_flagged(runs):
+    tiny = make_config("tiny")
+    records, _ = four_runs(ppo=replace(tiny.ppo, kl_coef=0.1))
+    (note,) = scaling.alike(records, collect.table(records))
+    assert "ppo.kl_coef differs (0.05 / 0.1)" in note
+    assert "nothing but the base model" not in page.to_html("", scaling.blocks(records))
+
+
+def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overlap(runs):
+    frame = collect.table(four_runs()[0])
+    rising, flat = (scaling.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
+    assert "rises with every step in size (35.0% to 62.0%)" in rising
+    assert "do not overlap" in rising
+    assert "does NOT rise" in flat
+    frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
+    assert "overlap, so the rise is not established" in scaling.conclusion(frame, "sft/win_rate")
+
+
+def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
+    four_runs()
+    (stage_folder(make_config("tiny", seed=2), "judge") / "manifest.json").unlink()
+    scaling.main(["--names", "tiny-s", "tiny"])
+    html = (page.beside_the_runs() / "scaling-tiny-s-tiny.html").read_text()
+    assert "tiny seed2 is left out: stage judge is missing" in html
+    assert "One seed only: tiny." in html
+    assert "scaling-tiny-s-tiny.html" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_refused_in_one_line(runs, capsys):
+    with pytest.raises(SystemExit):
+        scaling.main(["--names", "nobody"])
+    assert "no finished run in" in capsys.readouterr().err
+
+
+def test_where_two_judges_judged_a_run_one_is_to_be_chosen(runs, capsys):
+    _, other = two_judges()
+    with pytest.raises(SystemExit):
+        scaling.main(["--names", "tiny"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"was judged by {other.judge.folder}, facts: choose one with JUDGE=" in line
+    for judge, rate in (("facts", "63.0%"), (other.judge.folder, "55.0%")):
+        scaling.main(["--names", "tiny", "--judge", judge])
+        text = (page.beside_the_runs() / "scaling-tiny.md").read_text()
+        assert [one for one in ("63.0%", "55.0%") if one in text] == [rate]
