@@ -17,7 +17,14 @@ from stages.models import load_policy, load_reward_model, load_tokenizer, score_
 from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, progress, read_manifest, stage_folder
 from stages.text_metrics import copied_title_words, distinct, rouge
-from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
+from stages.training import (
+    Sampling,
+    chunks,
+    gather_rows,
+    local_share,
+    make_accelerator,
+    respond,
+)
 
 ALWAYS = ("sft", "ppo")
 WHERE_MADE = ("dpo",)
@@ -37,15 +44,15 @@ def write_summaries(config: Config) -> None:
         results["reference_tokens"] = sum(map(len, references)) / len(references)
         for name in policies_of(config):
             policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
-            mine = respond(
-                accelerator,
-                policy,
-                posts.columns["queries"],
-                tokenizer,
-                config,
-                f"{name} summaries",
-                max_tokens=longest(config, name),
+            sampling = Sampling(
+                seed=config.seed,
+                purpose=f"{name} summaries",
+                length=longest(config, name),
+                temperature=config.eval.temperature,
+                forward_batch_size=config.memory.forward_batch_size,
             )
+            queries = posts.columns["queries"]
+            mine = respond(accelerator, policy, queries, tokenizer, sampling)
             responses = gather_rows(accelerator, mine)
             scores = score_all(accelerator, reward_model, posts, responses, config)
             rows = make_rows(posts, responses, scores, references, reference_scores, tokenizer)

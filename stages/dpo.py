@@ -25,9 +25,10 @@ from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
 from stages.presets import config_from_arguments
-from stages.runs import Run, open_stage, progress
+from stages.runs import open_stage
+from stages.state import State, saving_a_broken_batch
 from stages.training import (
-    batch_rows,
+    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -37,7 +38,6 @@ from stages.training import (
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
-    saving_a_broken_batch,
     set_learning_rate,
     synchronized_last,
     use_gradient_checkpointing,
@@ -67,7 +67,20 @@ def train_dpo(config: Config) -> None:
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
-        learn(run, accelerator, policy, optimizer, splits["train"], references["train"])
+        state = State(
+            run=run,
+            accelerator=accelerator,
+            trained=policy,
+            optimizer=optimizer,
+            updates=config.dpo.epochs * len(splits["train"]) // config.dpo.batch_size,
+            order=Order(
+                rows=len(splits["train"]),
+                batch_size=config.dpo.batch_size,
+                seed=config.seed,
+                purpose="dpo",
+            ),
+        )
+        learn(state, splits["train"], references["train"])
         trained = accelerator.unwrap_model(policy)
         merge(trained)
         if accelerator.is_main_process:
@@ -88,43 +101,29 @@ def load_splits(data: Path) -> dict[str, TokenizedSplit]:
     return splits
 
 
-def learn(
-    run: Run,
-    accelerator: Accelerator,
-    policy: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    reference: Tensor,
-) -> None:
+def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     """All updates. Raises UserError where the first batch shows that the reference is wrong."""
-    config, dpo = run.config, run.config.dpo
-    updates = dpo.epochs * len(train) // dpo.batch_size
-    for update in progress(range(updates), "dpo", updates):
-        rate = dpo.learning_rate * cosine_rate(update, updates, config.optimizer.warmup_fraction)
-        set_learning_rate(optimizer, rate)
-        rows = batch_rows(len(train), dpo.batch_size, update, config.seed, "dpo")
-        with saving_a_broken_batch(
-            run, accelerator, update, "sft", partial(batch_tensors, train, rows)
-        ):
-            stats = take_step(accelerator, policy, optimizer, train, reference, rows, config)
+    run, config, dpo = state.run, state.run.config, state.run.config.dpo
+    for update in state.remaining("dpo"):
+        warmup_fraction = config.optimizer.warmup_fraction
+        rate = dpo.learning_rate * cosine_rate(update, state.updates, warmup_fraction)
+        set_learning_rate(state.optimizer, rate)
+        rows = state.order.batch(update)
+        with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
+            stats = take_step(state, train, reference, rows)
         if update == 0:
             check_start(stats, TOLERANCES[config.memory.mixed_precision])
         run.log(update + 1, **stats, lr=rate)
 
 
 def take_step(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    reference: Tensor,
-    rows: list[int],
-    config: Config,
+    state: State, train: TokenizedSplit, reference: Tensor, rows: list[int]
 ) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; its means before the step, named as in TRL.
 
     Shapes: reference [pairs of the split, 2], as `split_logprobs` returns it.
     """
+    accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
     summed: dict[str, float] = {}
@@ -151,8 +150,8 @@ def take_step(
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)
-    optimizer.step()
-    optimizer.zero_grad()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
     return stats
 
 
