@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages.kept import resume_folder
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
@@ -60,7 +61,9 @@ def train_dpo(config: Config) -> None:
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
         references = {
-            name: split_logprobs(accelerator, policy, split, config, f"dpo reference, {name}")
+            name: split_logprobs(
+                accelerator, policy, split, config, f"dpo reference, {name}", resume_folder(run)
+            )
             for name, split in splits.items()
         }
         adapt(policy, config, "dpo")
@@ -86,7 +89,7 @@ def train_dpo(config: Config) -> None:
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
         found = {
-            name: evaluate(accelerator, trained, splits[name], references[name], config)
+            name: evaluate(state, trained, splits[name], references[name], f"dpo {name}")
             for name in splits
             if name != "train"
         }
@@ -193,28 +196,33 @@ def pair_logprobs(
 
 @torch.no_grad()
 def split_logprobs(
-    accelerator: Accelerator, policy: nn.Module, split: TokenizedSplit, config: Config, label: str
+    accelerator: Accelerator,
+    policy: nn.Module,
+    split: TokenizedSplit,
+    config: Config,
+    label: str,
+    keep: Path | None = None,
 ) -> Tensor:
-    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it."""
+    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it.
+
+    `keep` as in `over_share`.
+    """
     policy.eval()
 
     def measure(rows: list[int]) -> list[list[float]]:
         return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
 
     size = config.memory.forward_batch_size
-    found = over_pairs(accelerator, split, size, label, measure)
-    return torch.tensor(found, dtype=torch.float64)
+    logprobs = over_pairs(accelerator, split, size, label, measure, keep)
+    return torch.tensor(logprobs, dtype=torch.float64)
 
 
 def evaluate(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    split: TokenizedSplit,
-    reference: Tensor,
-    config: Config,
+    state: State, policy: nn.Module, split: TokenizedSplit, reference: Tensor, label: str
 ) -> dict[str, Any]:
     """The policy as a reward model of held-out pairs: loss, margin, and accuracy by group."""
-    logprobs = split_logprobs(accelerator, policy, split, config, "dpo validation")
+    config, keep = state.run.config, resume_folder(state.run)
+    logprobs = split_logprobs(state.accelerator, policy, split, config, label, keep)
     rewards = implicit_rewards(logprobs, reference, config.dpo.beta)
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()

@@ -43,7 +43,9 @@ class Episodes:
     def map(self: E, change: Callable[[str, Tensor], Tensor]) -> E:
         """The same with every tensor changed; `change` gets the name and the tensor."""
         columns: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        changed = {name: x if x is None else change(name, x) for name, x in columns.items()}
+        changed: dict[str, Any] = {
+            name: x if x is None else change(name, x) for name, x in columns.items()
+        }
         return type(self)(**changed)
 
     def rows(self: E, index: Tensor) -> E:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.config import Config, UserError, fail
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
+from stages.kept import resume_folder
 from stages.lora import adapt, merge
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.preferences import over_pairs, pair_length, summarize_gaps
@@ -81,10 +81,11 @@ def train_reward_model(config: Config) -> None:
         merge(trained)
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
-        results = evaluate(accelerator, trained, load_split(data, "comparisons_validation"), config)
+        validation = load_split(data, "comparisons_validation")
+        results = evaluate(state, trained, validation, "rm validation")
         results["cnndm"] = None
         if (data / f"{CNNDM}.jsonl").exists():
-            results["cnndm"] = evaluate(accelerator, trained, load_split(data, CNNDM), config)
+            results["cnndm"] = evaluate(state, trained, load_split(data, CNNDM), "rm cnndm")
         run.finish(results)
 
 
@@ -131,17 +132,18 @@ def score_pairs(
 
 @torch.no_grad()
 def evaluate(
-    accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, config: Config
+    state: State, reward_model: nn.Module, split: TokenizedSplit, label: str
 ) -> dict[str, Any]:
     """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
+    accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
     reward_model.eval()
 
     def gaps(rows: list[int]) -> list[float]:
         chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
         return (chosen - rejected).tolist()
 
-    size = config.memory.forward_batch_size
-    return summarize_gaps(over_pairs(accelerator, split, size, "rm validation", gaps), split.rows)
+    keep = resume_folder(state.run)
+    return summarize_gaps(over_pairs(accelerator, split, size, label, gaps, keep), split.rows)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, UserError, fail
 from stages.data import TokenizedSplit, load_split
+from stages.kept import resume_folder
 from stages.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, save_model
@@ -34,6 +35,7 @@ from stages.training import (
     local_share,
     make_accelerator,
     make_optimizer,
+    parts_by_length,
     refuse_non_finite,
     respond,
     set_learning_rate,
@@ -116,11 +118,10 @@ def validation_loss(
     """Mean loss over the validation split, nats per counted token."""
     policy.eval()
     on_query, device = config.sft.loss_on_query, accelerator.device
-    mine = sorted(
-        local_share(range(len(split)), accelerator), key=lambda row: sequence_length(split, row)
-    )
+    lengths = [sequence_length(split, row) for row in range(len(split))]
+    mine = local_share(range(len(split)), accelerator)
     total = 0.0
-    for part in chunks(mine, config.memory.forward_batch_size):
+    for part in parts_by_length(accelerator, lengths, config.memory.forward_batch_size):
         total += summed_loss(policy, split, part, on_query, device).item()
     total, count = global_sum(accelerator, total, counted_tokens(split, mine, on_query))
     return total / count
@@ -142,7 +143,9 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = validation.columns["queries"]
-    responses = gather_rows(accelerator, respond(accelerator, policy, queries, tokenizer, sampling))
+    responses = gather_rows(
+        accelerator, respond(accelerator, policy, queries, tokenizer, sampling, resume_folder(run))
+    )
     texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]
     loss = validation_loss(accelerator, policy, validation, config)
     results: dict[str, Any] = {"loss/validation": loss}

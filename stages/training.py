@@ -8,8 +8,9 @@ its update number alone. Batch means are taken over the global batch.
 import hashlib
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.config import Config, Memory, Optimizer, UserError
 from stages.data import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.functional import truncate_after
+from stages.kept import KeptRows
 from stages.models import sample
 from stages.runs import progress
 
@@ -202,6 +204,62 @@ class Sampling:
     """Sequences per forward pass: a memory knob."""
 
 
+def parts_by_length(
+    accelerator: Accelerator, lengths: Sequence[int], size: int
+) -> list[Sequence[int]]:
+    """This process's rows in parts of at most `size`, neighbours in length together.
+
+    So little of a forward pass is padding. Rows of equal length stay in their order.
+    """
+    share = local_share(range(len(lengths)), accelerator)
+    return chunks(sorted(share, key=lambda row: lengths[row]), size)
+
+
+def over_share(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    size: int,
+    label: str,
+    measure: Callable[[list[int]], Sequence[T]],
+    keep: Path | None = None,
+) -> list[T]:
+    """What `measure` says of each row of this process's share, in the order of `local_share`.
+
+    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`; what it says
+    of them is made of numbers, lists and strings. With a folder to `keep` it in, finished parts
+    outlast the process: after a restart a part is measured only where one of its rows is unknown.
+    """
+    known: dict[int, T] = {}
+    kept = None
+    if keep is not None:
+        accelerator.wait_for_everyone()  # the main process may still be making the run's folder
+        kept = KeptRows(keep, label, accelerator.process_index)
+        known = kept.known
+    todo = [
+        list(part)
+        for part in parts_by_length(accelerator, lengths, size)
+        if any(row not in known for row in part)
+    ]
+    for part in progress(todo, label, len(todo)):
+        measured = measure(part)
+        known |= dict(zip(part, measured, strict=True))
+        if kept is not None:
+            kept.add(part, measured)
+    return [known[row] for row in local_share(range(len(lengths)), accelerator)]
+
+
+def over_rows(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    size: int,
+    label: str,
+    measure: Callable[[list[int]], Sequence[T]],
+    keep: Path | None = None,
+) -> list[T]:
+    """The same for all rows in their order, whatever process measured them."""
+    return gather_rows(accelerator, over_share(accelerator, lengths, size, label, measure, keep))
+
+
 @torch.no_grad()
 def respond(
     accelerator: Accelerator,
@@ -209,24 +267,24 @@ def respond(
     queries: Ragged,
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
+    keep: Path | None = None,
 ) -> list[list[int]]:
     """This process's responses to its share of the queries, each cut after its EOS.
 
-    Row order as `local_share`.
+    Row order as `local_share`; `keep` as in `over_share`.
     """
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     purpose, length = sampling.purpose, sampling.length
     noise = sampling_noise(sampling.seed, purpose, sampling.step, len(queries), length)
-    mine = local_share(range(len(queries)), accelerator)
-    # Neighbours in length share a batch, so that little of it is padding.
-    by_length = sorted(mine, key=lambda row: len(queries[row]))
-    found: dict[int, list[int]] = {}
-    parts = chunks(by_length, sampling.forward_batch_size)
-    for part in progress(parts, purpose, len(parts)):
-        batch = pad_left([queries[row] for row in part], pad_id).to(accelerator.device)
+
+    def answer(rows: list[int]) -> list[list[int]]:
+        batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
         with accelerator.autocast():
-            uniforms = noise[list(part)].to(accelerator.device)
+            uniforms = noise[rows].to(accelerator.device)
             drawn, _ = sample(policy, batch, uniforms, sampling.temperature, eos_id, pad_id)
-        for row, response in zip(part, truncate_after(drawn, eos_id, pad_id).tolist(), strict=True):
-            found[row] = [token for token in response if token != pad_id]
-    return [found[row] for row in mine]
+        cut = truncate_after(drawn, eos_id, pad_id).tolist()
+        return [[token for token in response if token != pad_id] for response in cut]
+
+    lengths = queries.lengths().tolist()
+    size = sampling.forward_batch_size
+    return over_share(accelerator, lengths, size, purpose, answer, keep)

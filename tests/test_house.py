@@ -33,6 +33,7 @@ RANKS = {
     "stages.presets": 3,
     "stages.runs": 3,
     "stages.models": 3,
+    "stages.kept": 4,
     "stages.readers": 4,
     "stages.world": 4,
     "stages.data": 5,
