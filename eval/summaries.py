@@ -11,11 +11,11 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
-from stages.kept import resume_folder
+from stages.kept import resume_folder, write_rows
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
-from stages.presets import config_from_arguments
 from stages.runs import Run, open_stage, read_manifest, stage_folder
 from stages.text_metrics import copied_title_words, distinct, rouge
 from stages.training import (
@@ -58,8 +58,7 @@ def write_summaries(config: Config) -> None:
             responses = gather_rows(accelerator, share)
             scores = score_all(*scorer, responses, f"score {name}")
             rows = make_rows(posts, responses, scores, references, reference_scores, tokenizer)
-            for row in rows:
-                run.append(f"{name}.jsonl", row)
+            write_rows(run, f"{name}.jsonl", rows)
             results["policies"][name] = describe(rows)
         run.finish(results)
 
@@ -157,10 +156,7 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        write_summaries(config_from_arguments(argv, "summaries of held-out posts"))
-    except UserError as error:
-        fail(error)
+    run_stage("summaries", write_summaries, argv, "summaries of held-out posts")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.kept import resume_folder
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 from stages.state import State, saving_a_broken_batch
 from stages.training import (
@@ -83,6 +83,7 @@ def train_dpo(config: Config) -> None:
                 purpose="dpo",
             ),
         )
+        state.load()
         learn(state, splits["train"], references["train"])
         trained = accelerator.unwrap_model(policy)
         merge(trained)
@@ -232,10 +233,7 @@ def evaluate(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_dpo(config_from_arguments(argv, "DPO, beside PPO"))
-    except UserError as error:
-        fail(error)
+    run_stage("dpo", train_dpo, argv, "DPO, beside PPO")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,14 @@ def cut_file(path: Path, size: int) -> None:
         os.truncate(path, size)
 
 
+def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a JSONL file of a stage anew: an interrupted attempt may have left a part of it."""
+    if run.main:
+        (run.partial / name).unlink(missing_ok=True)
+    for row in rows:
+        run.append(name, row)
+
+
 class KeptRows:
     """What was measured of some rows, in one JSONL file per process; floats keep every digit."""
 

@@ -13,12 +13,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.invariants import KNOWN_ANSWERS, save_known_answers
 from stages.kept import resume_folder
 from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 from stages.training import chunks, make_accelerator, over_rows
 
@@ -140,10 +140,7 @@ def padding_difference(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        normalize(config_from_arguments(argv, "stage 3: reward normalization"))
-    except UserError as error:
-        fail(error)
+    run_stage("normalize", normalize, argv, "stage 3: reward normalization")
 
 
 if __name__ == "__main__":

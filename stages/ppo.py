@@ -22,7 +22,8 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.config import Config, Ppo, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, Ppo, UserError
 from stages.credit import credit, eos_trick
 from stages.data import Ragged, TokenizedSplit, load_split
 from stages.episodes import Episodes, Rollout, describe, describe_texts, log_samples
@@ -39,7 +40,6 @@ from stages.ppo_loss import (
     split_minibatch,
 )
 from stages.ppo_models import Models, clip_gradients, load_models, reward_shift
-from stages.presets import config_from_arguments
 from stages.rollout import roll_out
 from stages.runs import Run, open_stage, read_lines
 from stages.state import State, saving_a_broken_batch
@@ -69,6 +69,7 @@ def train_ppo(config: Config) -> None:
         tokenizer = load_tokenizer(run.require("sft") / "model")
         models, optimizer = load_models(run, accelerator, tokenizer)
         state = make_state(run, accelerator, models, optimizer, len(train))
+        state.load()
         for update in state.remaining("ppo"):
             rate, started = set_rate(state), time.monotonic()
             # 1. sample, 2. measure, 3. score
@@ -115,6 +116,7 @@ def make_state(
         updates=ppo.num_updates,
         order=Order(rows=rows, batch_size=ppo.batch_size, seed=seed, purpose="ppo"),
         kl_coef=ppo.kl_coef,
+        dropout=ppo.dropout,
     )
 
 
@@ -246,10 +248,7 @@ def summarize(history: Sequence[dict[str, Any]], ppo: Ppo) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_ppo(config_from_arguments(argv, "stage 4: PPO"))
-    except UserError as error:
-        fail(error)
+    run_stage("ppo", train_ppo, argv, "stage 4: PPO")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
 from stages.kept import resume_folder
 from stages.lora import adapt, merge
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 from stages.state import State, saving_a_broken_batch
 from stages.training import (
@@ -67,7 +67,9 @@ def train_reward_model(config: Config) -> None:
             optimizer=optimizer,
             updates=updates,
             order=order,
+            dropout=config.rm.dropout,
         )
+        state.load()
         for update in state.remaining("rm"):
             rate = config.rm.learning_rate * cosine_rate(
                 update, updates, config.optimizer.warmup_fraction
@@ -148,10 +150,7 @@ def evaluate(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_reward_model(config_from_arguments(argv, "stage 2: reward model"))
-    except UserError as error:
-        fail(error)
+    run_stage("rm", train_reward_model, argv, "stage 2: reward model")
 
 
 if __name__ == "__main__":

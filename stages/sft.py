@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config
 from stages.data import TokenizedSplit, load_split
 from stages.kept import resume_folder
 from stages.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, save_model
-from stages.presets import config_from_arguments
 from stages.runs import open_stage
 from stages.state import State, saving_a_broken_batch
 from stages.text_metrics import rouge
@@ -69,9 +69,13 @@ def train_sft(config: Config) -> None:
             optimizer=optimizer,
             updates=updates,
             order=order,
+            dropout=config.sft.dropout,
         )
+        state.load()
         evaluation = max(1, updates // config.sft.evaluations)
-        run.log(0, **{"loss/validation": validation_loss(accelerator, policy, validation, config)})
+        if state.update == 0:
+            loss = validation_loss(accelerator, policy, validation, config)
+            run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
             rate = config.sft.learning_rate * cosine_rate(
                 update, updates, config.optimizer.warmup_fraction
@@ -155,10 +159,7 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_sft(config_from_arguments(argv, "stage 1: supervised fine-tuning"))
-    except UserError as error:
-        fail(error)
+    run_stage("sft", train_sft, argv, "stage 1: supervised fine-tuning")
 
 
 if __name__ == "__main__":

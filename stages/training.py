@@ -26,6 +26,7 @@ from stages.functional import truncate_after
 from stages.kept import KeptRows
 from stages.models import sample
 from stages.runs import progress
+from stages.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
 
@@ -227,7 +228,8 @@ def over_share(
 
     `measure` gets the rows of one forward pass, at most `size` of similar `lengths`; what it says
     of them is made of numbers, lists and strings. With a folder to `keep` it in, finished parts
-    outlast the process: after a restart a part is measured only where one of its rows is unknown.
+    outlast the process: after a restart a part is measured only where one of its rows is unknown,
+    and a signal stops it after a part. Raises Stopped then.
     """
     known: dict[int, T] = {}
     kept = None
@@ -240,11 +242,13 @@ def over_share(
         for part in parts_by_length(accelerator, lengths, size)
         if any(row not in known for row in part)
     ]
-    for part in progress(todo, label, len(todo)):
-        measured = measure(part)
-        known |= dict(zip(part, measured, strict=True))
-        if kept is not None:
-            kept.add(part, measured)
+    with finishing_first():
+        for part in progress(todo, label, len(todo)):
+            measured = measure(part)
+            known |= dict(zip(part, measured, strict=True))
+            if kept is not None:
+                kept.add(part, measured)
+                stop_if_asked()
     return [known[row] for row in local_share(range(len(lengths)), accelerator)]
 
 

@@ -140,7 +140,9 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
     rollout.returns[1, 0] = float("inf")
     optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
     before = [one.detach().clone() for one in before_ppo.trained.parameters()]
-    run: Any = SimpleNamespace(folder=tmp_path / "ppo", config=config)
+    run: Any = SimpleNamespace(
+        folder=tmp_path / "ppo", partial=tmp_path / "ppo.partial", config=config
+    )
     state = state_of(config, before_ppo.trained, optimizer, run=run, update=6)
     with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
         ppo.learn(state, before_ppo, rollout, None)
