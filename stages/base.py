@@ -149,6 +149,7 @@ def link_tokens(
         partial = fresh_folder(cache)
         _tokenize_all(config, tokenizer, located, partial)
         put_folder(partial, cache)
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     target.mkdir()
     for path in cache.iterdir():
         try:

@@ -54,9 +54,13 @@ def run_stage(
         raise SystemExit(128 + stopped.number) from None
     except Exception as error:
         line = what_to_mend(error)
-        if line is None:
+        if line is not None:
+            fail(UserError(f"stage {stage}: {line}, then run `{command}`"))
+        if not is_about_another_process(error):
             raise
-        fail(UserError(f"stage {stage}: {line}, then run `{command}`"))
+        why = f"stage {stage}: another process of this launch has died: look at its error, then"
+        print(f"error: {why} run `{command}`", file=sys.stderr, flush=True)
+        os._exit(2)  # an ordinary exit would abort in torch's threads, which wait for that process
 
 
 @contextmanager
@@ -96,7 +100,10 @@ def what_to_mend(error: Exception) -> str | None:
         return f"{where}{error.strerror}: {MENDS[error.errno]}"
     if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
         return f"{NO_SPACE}: make room"
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED):
-        return "another process of this launch has died: look at its error"
     return None
+
+
+def is_about_another_process(error: Exception) -> bool:
+    """Whether an error says that another process of a launch of several is gone."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)

@@ -146,7 +146,7 @@ class State:
         try:
             step(partial)
         except (OSError, RuntimeError, SafetensorError) as error:
-            return str(error).splitlines()[0]
+            return str(error).strip().partition("\n")[0] or type(error).__name__
         return ""
 
     def _give_up(self, partial: Path, fault: str) -> None:
@@ -220,9 +220,17 @@ class State:
 
 
 def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
-    """Name weights as one process names them, so that any number of processes can go on."""
+    """Name weights as one process names them, so that any number of processes can go on.
+
+    Of weights that are tied, safetensors takes one, and loading ties them again.
+    """
     for index, state in enumerate(weights):
-        weights[index] = {name.removeprefix("module."): x for name, x in state.items()}
+        first = {x.data_ptr(): name for name, x in reversed(state.items())}
+        weights[index] = {
+            name.removeprefix("module."): x.contiguous()
+            for name, x in state.items()
+            if first[x.data_ptr()] == name or not x.numel()
+        }
 
 
 @contextmanager

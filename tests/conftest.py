@@ -4,6 +4,7 @@ Nothing here touches the network, and nothing is written outside pytest's own te
 """
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,38 @@ def rolled_out(state: Any, models: Any, queries: Any) -> tuple[Any, dict[str, fl
     rollout = credit(state.accelerator, episodes, settings, pad_id, state.kl_coef)
     about = describe(state.accelerator, rollout, settings, models.eos_id, state.kl_coef)
     return rollout, about | metrics
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The folder of a small run that nothing interrupted."""
+    from stages import base
+    from tests.resuming import ARGUMENTS, keep_attempts, stage_modules
+
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        modules = stage_modules()
+        keep_attempts(modules.values(), patch.setattr)
+        for module in (base, *modules.values()):
+            module.main(ARGUMENTS)
+    return root / "runs/resumed/seed44413"
+
+
+@pytest.fixture
+def attempt(whole, tmp_path, monkeypatch):
+    """Starts a folder in which everything before a stage is done; returns where it will be."""
+    from tests.resuming import keep_attempts, stage_modules
+
+    monkeypatch.chdir(tmp_path)
+    modules = stage_modules()
+    keep_attempts(modules.values(), monkeypatch.setattr)
+
+    def start(stage: str) -> Path:
+        run = tmp_path / "runs/resumed/seed44413"
+        names = list(modules)
+        for name in ("base", *names[: names.index(stage)]):
+            shutil.copytree(whole / name, run / name, copy_function=os.link)
+        return run / stage
+
+    return start
