@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from eval.judge import comparison_of, judgement
-from eval.verdicts import VERDICTS, Comparison, Judge, Row, judge_all
-from stages.progress import progress
+from eval.judge import comparison_of, judge_tasks
+from eval.verdicts import VERDICTS, Comparison, Judge, Row
 from stages.runs import Run
 
 
@@ -25,9 +24,4 @@ def judge_both_orders(
     asked = [
         comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
     ]
-    replies = judge_all(judge, asked, run.config.judge.concurrency, beside)
-    judgements = []
-    for task, reply in zip(tasks, progress(replies, label, len(tasks)), strict=True):
-        judgements.append(judgement(judge.about, *task, reply))
-        run.append("judgements.jsonl", judgements[-1])
-    return judgements
+    return judge_tasks(run, judge, tasks, asked, label, beside)

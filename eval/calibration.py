@@ -31,6 +31,7 @@ from eval.statistics import (
 from eval.verdicts import Row
 from eval.win_rate import post_scores
 from stages.config import TOY, Config, UserError, fail
+from stages.kept import write_rows
 from stages.readers import Located, format_post, is_cnndm, read_split
 from stages.runs import open_stage
 from stages.world import world_folder
@@ -61,8 +62,8 @@ def calibrate(config: Config) -> dict[str, Any]:
         judge = make_judge(config, {})
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
         answered = with_answers(pairs, judgements)
-        for pair in answered:
-            run.append("pairs.jsonl", {key: pair[key] for key in PAIR_KEYS})
+        shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
+        write_rows(run, "pairs.jsonl", shown)
         results = describe(answered, judgements) | {
             "judge": asdict(judge.about),
             "source": "built-in world" if config.data.source == TOY else "labelled comparisons",

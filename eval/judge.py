@@ -6,6 +6,7 @@ python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -15,12 +16,17 @@ from eval.offline_judges import FactsJudge, RewardModelJudge
 from eval.openai_judge import OpenAIJudge
 from eval.verdicts import VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
 from stages import config as settings
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.config import Judge as JudgeSettings
 from stages.files import read_lines
+from stages.kept import cut_file, whole_lines
 from stages.presets import config_from_arguments
 from stages.progress import progress
-from stages.runs import open_stage
+from stages.runs import Run, open_stage
+
+Task = tuple[str, Row, str]
+"""The policy's name, the row with its summary, and the order in which the two are shown."""
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:
@@ -33,16 +39,51 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = [(policy, row) for policy in policies for row in policies[policy]]
         tasks = [(policy, row, order) for policy, row in rows for order in VERDICTS]
-        replies = judge_all(judge, questions_about(policies), config.judge.concurrency)
-        judgements = []
-        for task, reply in zip(
-            tasks, progress(replies, f"judge {judge.about.kind}", len(tasks)), strict=True
-        ):
-            judgements.append(judgement(judge.about, *task, reply))
-            run.append("judgements.jsonl", judgements[-1])
+        asked = questions_about(policies)
+        judgements = judge_tasks(run, judge, tasks, asked, f"judge {judge.about.kind}")
         results = summarize(judge.about, judgements)
         run.finish(results)
     return results
+
+
+def judge_tasks(
+    run: Run,
+    judge: Judge,
+    tasks: Sequence[Task],
+    asked: Sequence[Comparison],
+    label: str,
+    beside: Sequence[Comparison] = (),
+) -> list[Row]:
+    """Ask about every task and append to `judgements.jsonl`; what stands there already is kept.
+
+    `asked` are the tasks as questions. What an interrupted stage had asked counts, as `beside`
+    does, under the same cap on the cost.
+    """
+    run.resume.mkdir(parents=True, exist_ok=True)
+    judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
+    done = len(judgements)
+    todo = tasks[done:]
+    if not todo:
+        return judgements
+    before = [*beside, *asked[:done]]
+    replies = judge_all(judge, asked[done:], run.config.judge.concurrency, before)
+    for task, reply in zip(todo, progress(replies, label, len(todo)), strict=True):
+        judgements.append(judgement(judge.about, *task, reply))
+        run.append("judgements.jsonl", judgements[-1])
+    return judgements
+
+
+def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
+    """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
+    kept: list[Row] = []
+    for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
+        if (row["policy"], row["id"], row["order"]) != (policy, about["id"], order):
+            break
+        kept.append(row)
+    with suppress(FileNotFoundError):
+        lines = path.read_bytes().splitlines(keepends=True)
+        cut_file(path, sum(map(len, lines[: len(kept)])))
+    return kept
 
 
 def read_policies(folder: Path) -> dict[str, list[Row]]:
@@ -137,11 +178,8 @@ def config_with_cap(argv: list[str] | None, description: str) -> Config:
 
 def main(argv: list[str] | None = None) -> None:
     """Judge a run's summaries."""
-    try:
-        config = config_with_cap(argv, "judge each policy's summaries in both orders")
-        results = judge_summaries(config)
-    except UserError as error:
-        fail(error)
+    description = "judge each policy's summaries in both orders"
+    results = run_stage("judge", judge_summaries, argv, description, config_with_cap)
     print(f"judge: {results['judge']['name']}"[:80])
     print(f"{results['judgements']} judgements, {results['unjudged']:.1%} of them unjudged")
 

@@ -11,14 +11,20 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
+from stages.kept import write_rows
 from stages.models import load_policy, load_reward_model, load_tokenizer, score_responses
-from stages.presets import config_from_arguments
-from stages.progress import progress
 from stages.runs import Run, open_stage, read_manifest, stage_folder
 from stages.text_metrics import copied_title_words, distinct, rouge
-from stages.training import chunks, gather_rows, local_share, make_accelerator, respond
+from stages.training import (
+    Sampling,
+    gather_rows,
+    make_accelerator,
+    over_rows,
+    respond,
+)
 
 ALWAYS = ("sft", "ppo")
 WHERE_MADE = ("dpo",)
@@ -33,25 +39,26 @@ def write_summaries(config: Config) -> None:
         tokenizer = load_tokenizer(normalized / "model")
         reward_model = load_reward_model(normalized / "model").to(accelerator.device).eval()
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
-        reference_scores = score_all(accelerator, reward_model, posts, references, config)
+        scorer = run, accelerator, reward_model, posts
+        reference_scores = score_all(*scorer, references, "score references")
         results: dict[str, Any] = {"posts": len(posts), "policies": {}}
         results["reference_tokens"] = sum(map(len, references)) / len(references)
         for name in policies_of(config):
             policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
-            mine = respond(
-                accelerator,
-                policy,
-                posts.columns["queries"],
-                tokenizer,
-                config,
-                f"{name} summaries",
-                max_tokens=longest(config, name),
+            sampling = Sampling(
+                seed=config.seed,
+                purpose=f"{name} summaries",
+                length=longest(config, name),
+                temperature=config.eval.temperature,
+                forward_batch_size=config.memory.forward_batch_size,
             )
-            responses = gather_rows(accelerator, mine)
-            scores = score_all(accelerator, reward_model, posts, responses, config)
+            queries = posts.columns["queries"]
+            keep = run.resume
+            share = respond(accelerator, policy, queries, tokenizer, sampling, keep)
+            responses = gather_rows(accelerator, share)
+            scores = score_all(*scorer, responses, f"score {name}")
             rows = make_rows(posts, responses, scores, references, reference_scores, tokenizer)
-            for row in rows:
-                run.append(f"{name}.jsonl", row)
+            write_rows(run, f"{name}.jsonl", rows)
             results["policies"][name] = describe(rows)
         run.finish(results)
 
@@ -82,25 +89,27 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
 
 @torch.no_grad()
 def score_all(
+    run: Run,
     accelerator: Accelerator,
     reward_model: nn.Module,
     posts: TokenizedSplit,
     responses: list[list[int]],
-    config: Config,
+    label: str,
 ) -> list[float]:
     """The normalised reward of each response, read at its last token."""
-    mine = local_share(range(len(posts)), accelerator)
-    found: list[float] = []
-    parts = chunks(mine, config.memory.forward_batch_size)
-    for part in progress(parts, "score", len(parts)):
-        queries = pad_left([posts.columns["queries"][row] for row in part], -1)
-        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in part], -1)
+
+    def score(rows: list[int]) -> list[float]:
+        queries = pad_left([posts.columns["queries"][row] for row in rows], -1)
+        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in rows], -1)
         with accelerator.autocast():
             scores = score_responses(
                 reward_model, queries.to(accelerator.device), texts.to(accelerator.device), -1
             )
-        found += scores.tolist()
-    return gather_rows(accelerator, found)
+        return scores.tolist()
+
+    in_their_order = [0] * len(posts)
+    size = run.config.memory.forward_batch_size
+    return over_rows(accelerator, in_their_order, size, label, score, run.resume)
 
 
 def make_rows(
@@ -147,10 +156,7 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        write_summaries(config_from_arguments(argv, "summaries of held-out posts"))
-    except UserError as error:
-        fail(error)
+    run_stage("summaries", write_summaries, argv, "summaries of held-out posts")
 
 
 if __name__ == "__main__":

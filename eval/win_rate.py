@@ -22,6 +22,7 @@ from eval.analysis import MOST_UNJUDGED, POINTS, analyse, verdict_table
 from eval.statistics import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from stages.config import Config, UserError, fail
 from stages.files import read_lines
+from stages.kept import write_rows
 from stages.presets import config_from_arguments
 from stages.runs import open_stage, read_manifest
 
@@ -47,9 +48,12 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
-        for policy, of_posts in scores.items():
-            for post_id, score in of_posts.items():
-                run.append("post_scores.jsonl", {"policy": policy, "id": post_id, "score": score})
+        rows = [
+            {"policy": policy, "id": post_id, "score": score}
+            for policy, of_posts in scores.items()
+            for post_id, score in of_posts.items()
+        ]
+        write_rows(run, "post_scores.jsonl", rows)
         manifest = read_manifest(folder) or {}
         results = {
             "judge": manifest["results"]["judge"],

@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from stages import config as settings
-from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError
 from stages.data import (
     CNNDM,
     CNNDM_LIMITS,
@@ -36,7 +37,6 @@ from stages.data import (
     tokenize_posts,
 )
 from stages.models import load_policy, load_tokenizer, save_model, with_dropout
-from stages.presets import config_from_arguments
 from stages.readers import SPLITS, Located, format_post, is_cnndm, read_source
 from stages.runs import Run, open_stage
 from stages.training import stream_seed
@@ -149,6 +149,7 @@ def link_tokens(
         partial = fresh_folder(cache)
         _tokenize_all(config, tokenizer, located, partial)
         put_folder(partial, cache)
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     target.mkdir()
     for path in cache.iterdir():
         try:
@@ -204,10 +205,7 @@ def _tokens_key(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        make_base(config_from_arguments(argv, "stage 0: base checkpoint, tokenizer, tokens"))
-    except UserError as error:
-        fail(error)
+    run_stage("base", make_base, argv, "stage 0: base checkpoint, tokenizer, tokens")
 
 
 if __name__ == "__main__":

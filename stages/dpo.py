@@ -18,17 +18,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.presets import config_from_arguments
-from stages.progress import progress
-from stages.runs import Run, open_stage
+from stages.runs import open_stage
+from stages.state import State, saving_a_broken_batch
 from stages.training import (
-    batch_rows,
+    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -38,7 +38,6 @@ from stages.training import (
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
-    saving_a_broken_batch,
     set_learning_rate,
     synchronized_last,
     use_gradient_checkpointing,
@@ -61,20 +60,36 @@ def train_dpo(config: Config) -> None:
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
         references = {
-            name: split_logprobs(accelerator, policy, split, config, f"dpo reference, {name}")
+            name: split_logprobs(
+                accelerator, policy, split, config, f"dpo reference, {name}", run.resume
+            )
             for name, split in splits.items()
         }
         adapt(policy, config, "dpo")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
-        learn(run, accelerator, policy, optimizer, splits["train"], references["train"])
+        state = State(
+            run=run,
+            accelerator=accelerator,
+            trained=policy,
+            optimizer=optimizer,
+            updates=config.dpo.epochs * len(splits["train"]) // config.dpo.batch_size,
+            order=Order(
+                rows=len(splits["train"]),
+                batch_size=config.dpo.batch_size,
+                seed=config.seed,
+                purpose="dpo",
+            ),
+        )
+        state.load()
+        learn(state, splits["train"], references["train"])
         trained = accelerator.unwrap_model(policy)
         merge(trained)
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
         found = {
-            name: evaluate(accelerator, trained, splits[name], references[name], config)
+            name: evaluate(state, trained, splits[name], references[name], f"dpo {name}")
             for name in splits
             if name != "train"
         }
@@ -89,43 +104,29 @@ def load_splits(data: Path) -> dict[str, TokenizedSplit]:
     return splits
 
 
-def learn(
-    run: Run,
-    accelerator: Accelerator,
-    policy: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    reference: Tensor,
-) -> None:
+def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     """All updates. Raises UserError where the first batch shows that the reference is wrong."""
-    config, dpo = run.config, run.config.dpo
-    updates = dpo.epochs * len(train) // dpo.batch_size
-    for update in progress(range(updates), "dpo", updates):
-        rate = dpo.learning_rate * cosine_rate(update, updates, config.optimizer.warmup_fraction)
-        set_learning_rate(optimizer, rate)
-        rows = batch_rows(len(train), dpo.batch_size, update, config.seed, "dpo")
-        with saving_a_broken_batch(
-            run, accelerator, update, "sft", partial(batch_tensors, train, rows)
-        ):
-            stats = take_step(accelerator, policy, optimizer, train, reference, rows, config)
+    run, config, dpo = state.run, state.run.config, state.run.config.dpo
+    for update in state.remaining("dpo"):
+        warmup_fraction = config.optimizer.warmup_fraction
+        rate = dpo.learning_rate * cosine_rate(update, state.updates, warmup_fraction)
+        set_learning_rate(state.optimizer, rate)
+        rows = state.order.batch(update)
+        with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
+            stats = take_step(state, train, reference, rows)
         if update == 0:
             check_start(stats, TOLERANCES[config.memory.mixed_precision])
         run.log(update + 1, **stats, lr=rate)
 
 
 def take_step(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    reference: Tensor,
-    rows: list[int],
-    config: Config,
+    state: State, train: TokenizedSplit, reference: Tensor, rows: list[int]
 ) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; its means before the step, named as in TRL.
 
     Shapes: reference [pairs of the split, 2], as `split_logprobs` returns it.
     """
+    accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
     summed: dict[str, float] = {}
@@ -152,8 +153,8 @@ def take_step(
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)
-    optimizer.step()
-    optimizer.zero_grad()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
     return stats
 
 
@@ -195,28 +196,33 @@ def pair_logprobs(
 
 @torch.no_grad()
 def split_logprobs(
-    accelerator: Accelerator, policy: nn.Module, split: TokenizedSplit, config: Config, label: str
+    accelerator: Accelerator,
+    policy: nn.Module,
+    split: TokenizedSplit,
+    config: Config,
+    label: str,
+    keep: Path | None = None,
 ) -> Tensor:
-    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it."""
+    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it.
+
+    `keep` as in `over_share`.
+    """
     policy.eval()
 
     def measure(rows: list[int]) -> list[list[float]]:
         return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
 
     size = config.memory.forward_batch_size
-    found = over_pairs(accelerator, split, size, label, measure)
-    return torch.tensor(found, dtype=torch.float64)
+    logprobs = over_pairs(accelerator, split, size, label, measure, keep)
+    return torch.tensor(logprobs, dtype=torch.float64)
 
 
 def evaluate(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    split: TokenizedSplit,
-    reference: Tensor,
-    config: Config,
+    state: State, policy: nn.Module, split: TokenizedSplit, reference: Tensor, label: str
 ) -> dict[str, Any]:
     """The policy as a reward model of held-out pairs: loss, margin, and accuracy by group."""
-    logprobs = split_logprobs(accelerator, policy, split, config, "dpo validation")
+    config, keep = state.run.config, state.run.resume
+    logprobs = split_logprobs(state.accelerator, policy, split, config, label, keep)
     rewards = implicit_rewards(logprobs, reference, config.dpo.beta)
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
@@ -226,10 +232,7 @@ def evaluate(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_dpo(config_from_arguments(argv, "DPO, beside PPO"))
-    except UserError as error:
-        fail(error)
+    run_stage("dpo", train_dpo, argv, "DPO, beside PPO")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, UserError
 from stages.data import pad_left, pad_right
+from stages.episodes import Rollout
 from stages.files import write_json
 from stages.functional import token_logprobs
 from stages.models import score_responses
-from stages.rollout import Rollout
+from stages.ppo_models import Models
 
 # Largest difference, in nats or reward units. Float32 differs by rounding alone; bfloat16 keeps
 # three digits, and one token's log-probability moves by some hundredths with the batch's shape.
@@ -31,8 +32,7 @@ EXTRA_PADS = (1, 7)
 @torch.no_grad()
 def check_start(
     accelerator: Accelerator,
-    trained: nn.Module,
-    reward_model: nn.Module,
+    models: Models,
     rollout: Rollout,
     known: tuple[Path, float],
     tokenizer: PreTrainedTokenizerBase,
@@ -49,12 +49,13 @@ def check_start(
     first = torch.arange(min(config.memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
     with accelerator.autocast():
-        replay_known_answers(reward_model, *known, tokenizer, tolerance)
-        check_padding(reward_model, some.queries, some.responses, pad_id, tolerance)
+        replay_known_answers(models.reward_model, *known, tokenizer, tolerance)
+        check_padding(models.reward_model, some.queries, some.responses, pad_id, tolerance)
         check_scores_at_eos(some, eos_id)
         check_kl(some, tolerance)
-        trained.train(mode=not ppo.dropout)  # with dropout asked for, the ratio is 1 without it
-        check_ratio(trained, some, ppo.temperature, pad_id, tolerance)
+        # With dropout asked for, the ratio is 1 without it.
+        models.trained.train(mode=not ppo.dropout)
+        check_ratio(models.trained, some, ppo.temperature, pad_id, tolerance)
         if ppo.critic_init == "reward_model":
             check_critic(some, eos_id, tolerance)
 

@@ -13,14 +13,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config, UserError
 from stages.data import TokenizedSplit, load_split, pad_left, pad_right
 from stages.invariants import KNOWN_ANSWERS, save_known_answers
 from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
-from stages.presets import config_from_arguments
-from stages.progress import progress
 from stages.runs import open_stage
-from stages.training import chunks, gather_rows, local_share, make_accelerator
+from stages.training import chunks, make_accelerator, over_rows
 
 TOLERANCE = 1e-3  # reward units
 PADDING_ROWS = 512
@@ -35,14 +34,15 @@ def normalize(config: Config) -> None:
         rm = run.require("rm")
         tokenizer = load_tokenizer(rm / "model")
         reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
-        before = reference_scores(accelerator, reward_model, train, config, "reference scores")
+        size, keep = config.memory.forward_batch_size, run.resume
+        before = reference_scores(accelerator, reward_model, train, size, "reference scores", keep)
         with torch.no_grad():
             reward_model.classifier.bias -= before.mean().to(reward_model.classifier.bias)
         if accelerator.is_main_process:
             save_model(reward_model, tokenizer, run.partial / "model")
         accelerator.wait_for_everyone()
         saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
-        after = reference_scores(accelerator, saved, train, config, "check the saved model")
+        after = reference_scores(accelerator, saved, train, size, "check the saved model", keep)
         if abs(after.mean().item()) > TOLERANCE:
             raise UserError(
                 f"the normalised reward model scores references {after.mean():.4f} on average, "
@@ -78,22 +78,21 @@ def reference_scores(
     accelerator: Accelerator,
     reward_model: nn.Module,
     train: TokenizedSplit,
-    config: Config,
+    size: int,
     label: str,
+    keep: Path,
 ) -> Tensor:
-    """The reward model's score of every reference summary of a split, [rows] float64."""
-    queries, summaries = train.columns["queries"], train.columns["summaries"]
-    lengths = queries.lengths() + summaries.lengths()
-    mine = local_share(range(len(train)), accelerator)
-    by_length = sorted(range(len(mine)), key=lambda index: int(lengths[mine[index]]))
-    found = [0.0] * len(mine)
-    parts = chunks(by_length, config.memory.forward_batch_size)
-    for part in progress(parts, label, len(parts)):
-        rows = [mine[index] for index in part]
-        scores = score_rows(accelerator, reward_model, train, rows, right_padded=False)
-        for index, score in zip(part, scores.tolist(), strict=True):
-            found[index] = score
-    return torch.tensor(gather_rows(accelerator, found), dtype=torch.float64)
+    """The reward model's score of every reference summary of a split, [rows] float64.
+
+    `size` rows a forward pass; `keep` as in `over_share`.
+    """
+    lengths = train.columns["queries"].lengths() + train.columns["summaries"].lengths()
+
+    def score(rows: list[int]) -> list[float]:
+        return score_rows(accelerator, reward_model, train, rows, right_padded=False).tolist()
+
+    scores = over_rows(accelerator, lengths.tolist(), size, label, score, keep)
+    return torch.tensor(scores, dtype=torch.float64)
 
 
 def score_rows(
@@ -140,10 +139,7 @@ def padding_difference(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        normalize(config_from_arguments(argv, "stage 3: reward normalization"))
-    except UserError as error:
-        fail(error)
+    run_stage("normalize", normalize, argv, "stage 3: reward normalization")
 
 
 if __name__ == "__main__":

@@ -19,21 +19,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.config import Config, Ppo, UserError, fail
-from stages.data import Ragged, TokenizedSplit, load_split, pad_left
+from stages.command_line import run_stage
+from stages.config import Config, Ppo, UserError
+from stages.credit import credit, eos_trick
+from stages.data import Ragged, TokenizedSplit, load_split
+from stages.episodes import Episodes, Rollout, describe, describe_texts, log_samples
+from stages.files import read_lines
 from stages.invariants import KNOWN_ANSWERS, check_start
 from stages.lora import merge
-from stages.models import (
-    load_tokenizer,
-    response_logprobs,
-    response_values,
-    sample,
-    save_model,
-    score_responses,
-)
+from stages.models import load_tokenizer, save_model
 from stages.ppo_loss import (
     Pretraining,
     count_terms,
@@ -44,28 +41,17 @@ from stages.ppo_loss import (
     split_minibatch,
 )
 from stages.ppo_models import Models, clip_gradients, load_models, reward_shift
-from stages.presets import config_from_arguments
-from stages.progress import progress
-from stages.rollout import (
-    Episodes,
-    Rollout,
-    concatenate,
-    describe,
-    describe_texts,
-    log_samples,
-    trim_left,
-)
+from stages.rollout import roll_out
 from stages.runs import Run, open_stage
+from stages.state import State, saving_a_broken_batch
 from stages.training import (
-    batch_rows,
+    Order,
+    Sampling,
     check_batch,
     global_sum,
     linear_rate,
-    local_share,
     make_accelerator,
     refuse_non_finite,
-    sampling_noise,
-    saving_a_broken_batch,
     set_learning_rate,
     stream_seed,
     synchronized_last,
@@ -83,33 +69,29 @@ def train_ppo(config: Config) -> None:
         train = load_split(run.require("base") / "data", "sft_train")
         tokenizer = load_tokenizer(run.require("sft") / "model")
         models, optimizer = load_models(run, accelerator, tokenizer)
-        history, updates = [], config.ppo.num_updates
-        for update in progress(range(updates), "ppo", updates):
-            rate = config.ppo.learning_rate * linear_rate(update, updates)
-            set_learning_rate(optimizer, rate)
-            started = time.time()
-            queries = train.columns["queries"]
-            rollout, metrics = roll_out(accelerator, models, queries, config, update)
-            metrics |= describe_texts(accelerator, rollout, tokenizer)
-            metrics |= {"lr": rate, "seconds/rollout": time.time() - started}
+        state = make_state(run, accelerator, models, optimizer, len(train))
+        state.load()
+        for update in state.remaining("ppo"):
+            rate, started = set_rate(state), time.monotonic()
+            # 1. sample, 2. measure, 3. score
+            episodes, metrics = collect_episodes(state, models, train.columns["queries"])
+            rollout = credit(  # 4. shape, 5. credit
+                accelerator, episodes, config.ppo, models.pad_id, state.kl_coef
+            )
+            about = describe(accelerator, rollout, config.ppo, models.eos_id, state.kl_coef)
+            metrics = about | metrics | describe_texts(accelerator, rollout, tokenizer)
+            metrics |= {"lr": rate, "seconds/rollout": time.monotonic() - started}
             if update == 0:
                 known = run.require("normalize") / KNOWN_ANSWERS, reward_shift(run)
-                networks = models.trained, models.reward_model
-                check_start(accelerator, *networks, rollout, known, tokenizer, config)
+                check_start(accelerator, models, rollout, known, tokenizer, config)
             ptx = pretraining(config, train, update)
-            metrics |= learn(run, accelerator, models, optimizer, rollout, config, update, ptx)
-            metrics["seconds/update"] = time.time() - started
-            history.append(metrics)
+            metrics |= learn(state, models, rollout, ptx)  # 6. learn
+            metrics["seconds/update"] = time.monotonic() - started
             run.log(update + 1, episode=(update + 1) * config.ppo.batch_size, **metrics)
-            if update % config.ppo.samples_every == 0 or update + 1 == updates:
+            if update % config.ppo.samples_every == 0 or update + 1 == state.updates:
                 log_samples(run, rollout, tokenizer, update + 1)
-            config = replace(config, ppo=steer_kl(config.ppo, metrics["objective/kl"]))
-        merge(models.policy)
-        merge(models.critic)
-        if accelerator.is_main_process:
-            save_model(models.policy, tokenizer, run.partial / "model")
-            save_model(models.critic, tokenizer, run.partial / "critic")
-        run.finish(summarize(history, config.ppo))
+            state.kl_coef = steer_kl(config.ppo, state.kl_coef, metrics["objective/kl"])
+        finish(state, tokenizer)
 
 
 def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
@@ -122,14 +104,49 @@ def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
         )
 
 
-def steer_kl(ppo: Ppo, kl: float) -> Ppo:
-    """The settings of the next update: the same, but for an adaptive kl_coef."""
-    if not ppo.kl_target:
-        return ppo
-    kl_coef = functional.adapt_kl_coef(
-        ppo.kl_coef, kl, ppo.kl_target, ppo.batch_size, ppo.kl_horizon
+def make_state(
+    run: Run, accelerator: Accelerator, models: Models, optimizer: Any, rows: int
+) -> State:
+    """The loop before its first update; `rows` are those of the split that queries come from."""
+    ppo, seed = run.config.ppo, run.config.seed
+    return State(
+        run=run,
+        accelerator=accelerator,
+        trained=models.trained,
+        optimizer=optimizer,
+        updates=ppo.num_updates,
+        order=Order(rows=rows, batch_size=ppo.batch_size, seed=seed, purpose="ppo"),
+        kl_coef=ppo.kl_coef,
+        dropout=ppo.dropout,
     )
-    return replace(ppo, kl_coef=kl_coef)
+
+
+def set_rate(state: State) -> float:
+    """Set and return this update's learning rate."""
+    share = linear_rate(state.update, state.updates)
+    rate = state.run.config.ppo.learning_rate * share
+    set_learning_rate(state.optimizer, rate)
+    return rate
+
+
+def collect_episodes(
+    state: State, models: Models, queries: Ragged
+) -> tuple[Episodes, dict[str, float]]:
+    """Steps 1 to 3 for this process's share of the batch, as the settings of PPO say."""
+    config, ppo = state.run.config, state.run.config.ppo
+    sampling = Sampling(
+        seed=config.seed,
+        purpose="ppo",
+        step=state.update,
+        length=config.data.max_summary_tokens,
+        temperature=ppo.temperature,
+        forward_batch_size=config.memory.forward_batch_size,
+    )
+    batch = [queries[row] for row in state.order.batch(state.update)]
+    formula, keep_sampled = logprob_formula(ppo), ppo.logprobs == "sampled"
+    episodes, metrics = roll_out(state.accelerator, models, batch, sampling, formula, keep_sampled)
+    scores = eos_trick(episodes.scores, episodes.responses, models.eos_id, ppo)
+    return replace(episodes, scores=scores), metrics
 
 
 def pretraining(config: Config, train: TokenizedSplit, update: int) -> Pretraining | None:
@@ -146,182 +163,31 @@ def pretraining(config: Config, train: TokenizedSplit, update: int) -> Pretraini
     )
 
 
-@torch.no_grad()
-def roll_out(
-    accelerator: Accelerator, models: Models, queries: Ragged, config: Config, update: int
-) -> tuple[Rollout, dict[str, float]]:
-    """Steps 1 to 5 for this process's share of the batch, and what the batch looked like."""
-    models.trained.eval()
-    ppo, size = config.ppo, config.memory.forward_batch_size
-    rows = batch_rows(len(queries), ppo.batch_size, update, config.seed, "ppo")
-    noise = sampling_noise(
-        config.seed, "ppo", update, ppo.batch_size, config.data.max_summary_tokens
-    )
-    # Neighbours in length share a forward pass, so that little of it is padding.
-    mine = local_share(range(ppo.batch_size), accelerator)
-    mine.sort(key=lambda position: len(queries[rows[position]]))
-    batch = pad_left([queries[rows[position]] for position in mine], models.pad_id)
-    batch, uniforms = batch.to(accelerator.device), noise[mine].to(accelerator.device)
-    parts, gaps = [], []
-    with accelerator.autocast():
-        pieces = zip(torch.split(batch, size), torch.split(uniforms, size), strict=True)
-        for some, uniform in pieces:
-            part = trim_left(some, models.pad_id)
-            responses, sampled = sample(  # 1. sample
-                models.policy,
-                part,
-                uniform,
-                ppo.temperature,
-                models.eos_id,
-                models.pad_id,
-                logprob_formula(ppo),
-            )
-            responses = functional.truncate_after(responses, models.eos_id, models.pad_id)
-            episodes = measure(models, part, responses, ppo)
-            real = responses != models.pad_id
-            gaps.append(torch.where(real, (episodes.logprobs - sampled).abs(), 0.0).sum())
-            parts.append(replace(episodes, logprobs=sampled) if use_sampled(ppo) else episodes)
-    rollout = credit(accelerator, concatenate(parts, batch), ppo, models.pad_id)
-    metrics = describe(accelerator, rollout, ppo, models.eos_id)
-    gap, tokens = global_sum(accelerator, sum(gaps), rollout.response_mask.sum())
-    return rollout, metrics | {"val/sampler_mismatch": gap / tokens}
-
-
-def use_sampled(ppo: Ppo) -> bool:
-    """Whether the rollout keeps the sampler's log-probabilities, as P1 does."""
-    return ppo.logprobs == "sampled"
-
-
-def measure(models: Models, queries: Tensor, responses: Tensor, ppo: Ppo) -> Episodes:
-    """Steps 2 and 3 for postprocessed responses.
-
-    The policy's log-probabilities are recomputed by the training forward pass, so that the first
-    ratio is 1. differs: P1 keeps the sampler's (ppo.logprobs).
-
-    Shapes: queries [B, Q] left-padded, responses [B, T].
-    """
-    query_responses = torch.cat([queries, responses], dim=1)
-    mask, length = query_responses != models.pad_id, responses.shape[1]
-    tokens = query_responses.masked_fill(~mask, 0)
-    logprobs, ref_logprobs = (  # 2. measure
-        response_logprobs(policy, tokens, mask, length, ppo.temperature, logprob_formula(ppo))
-        for policy in (models.policy, models.ref_policy)
-    )
-    values = response_values(models.critic, tokens, mask, length)
-    scores = score_responses(models.reward_model, queries, responses, models.pad_id)  # 3. score
-    return Episodes(
-        queries=queries,
-        responses=responses,
-        logprobs=logprobs,
-        ref_logprobs=ref_logprobs,
-        values=values,
-        scores=eos_trick(scores, responses, models.eos_id, ppo),
-    )
-
-
-def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, ppo: Ppo) -> Tensor:
-    """Scores [B] with what a missing EOS costs (detail 23; TRL subtracts)."""
-    if ppo.eos_trick == "off":
-        return scores
-    replaced = ppo.eos_trick == "replace"
-    formula = functional.penalize_missing_eos if replaced else functional.subtract_missing_eos
-    return formula(scores, responses, eos_id, ppo.missing_eos_penalty)
-
-
-def credit(accelerator: Accelerator, episodes: Episodes, ppo: Ppo, pad_id: int) -> Rollout:
-    """Steps 4 and 5: rewards, values that count, GAE, whitening."""
-    response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
-    kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs, ppo.kl_estimator)
-    kl_coef = ppo.kl_coef if ppo.kl_in == "reward" else 0.0
-    rewards = functional.shape_rewards(  # 4. shape
-        kl, episodes.scores, response_mask, kl_coef, ppo.score_at
-    )
-    if ppo.whiten_rewards:
-        rewards = whiten(accelerator, rewards, value_mask, ppo, shift_mean=False)
-    values = torch.where(value_mask, episodes.values, 0.0)
-    advantages, returns = functional.gae(rewards, values, ppo.gamma, ppo.lam)  # 5. credit
-    if ppo.whiten_advantages:
-        advantages = whiten(accelerator, advantages, response_mask, ppo, shift_mean=True)
-    return Rollout(
-        queries=episodes.queries,
-        responses=episodes.responses,
-        logprobs=episodes.logprobs,
-        ref_logprobs=episodes.ref_logprobs,
-        values=values,
-        scores=episodes.scores,
-        response_mask=response_mask,
-        value_mask=value_mask,
-        advantages=advantages,
-        returns=returns,
-    )
-
-
-def whiten(accelerator: Accelerator, x: Tensor, mask: Tensor, ppo: Ppo, shift_mean: bool) -> Tensor:
-    """`masked_whiten` over the batch of all processes, or over this one's as P1 does.
-
-    Returns this process's rows, [B, T].
-    """
-    if ppo.whiten_over == "process":
-        return functional.masked_whiten(x, mask, shift_mean=shift_mean)
-    everything, counted = accelerator.gather(x), accelerator.gather(mask)
-    whitened = functional.masked_whiten(everything, counted, shift_mean=shift_mean)
-    start = accelerator.process_index * len(x)
-    return whitened[start : start + len(x)]
-
-
 def learn(
-    run: Run,
-    accelerator: Accelerator,
-    models: Models,
-    optimizer: Any,
-    rollout: Rollout,
-    config: Config,
-    update: int,
-    ptx: Pretraining | None,
+    state: State, models: Models, rollout: Rollout, ptx: Pretraining | None
 ) -> dict[str, float]:
     """Step 6 for one rollout. A number that is not finite ends the stage, with the batch saved."""
-    with saving_a_broken_batch(run, accelerator, update, "sft", lambda: vars(rollout)):
-        return optimize(  # 6. learn
-            accelerator,
-            models.trained,
-            optimizer,
-            rollout,
-            config.ppo,
-            pad_id=models.pad_id,
-            microbatch_size=config.memory.microbatch_size,
-            seed=stream_seed(config.seed, "ppo minibatches", update),
-            ptx=ptx,
-        )
+    seed = stream_seed(state.run.config.seed, "ppo minibatches", state.update)
+    with saving_a_broken_batch(state, "sft", lambda: vars(rollout)):
+        return optimize(state, rollout, models.pad_id, seed, ptx)
 
 
 def optimize(
-    accelerator: Accelerator,
-    trained: nn.Module,
-    optimizer: Any,
-    rollout: Rollout,
-    ppo: Ppo,
-    *,
-    pad_id: int,
-    microbatch_size: int,
-    seed: int,
-    ptx: Pretraining | None = None,
+    state: State, rollout: Rollout, pad_id: int, seed: int, ptx: Pretraining | None = None
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     Same weights and same rollout in, same weights out; `seed` decides how episodes are dealt into
     minibatches. An epoch that moved the policy by more than target_kl is the last one.
     """
-    trained.train()
+    ppo = state.run.config.ppo
+    state.trained.train()
     generator = torch.Generator().manual_seed(seed)
     history: list[dict[str, float]] = []
     for _ in range(ppo.num_ppo_epochs):
         order = torch.randperm(len(rollout.queries), generator=generator)
         for rows in order.to(rollout.queries.device).chunk(ppo.num_minibatches):
-            minibatch, sizes = rollout.rows(rows), (pad_id, microbatch_size)
-            stats = take_step(
-                accelerator, trained, optimizer, minibatch, ppo, *sizes, ptx, len(history)
-            )
-            history.append(stats)
+            history.append(take_step(state, rollout.rows(rows), pad_id, ptx, len(history)))
         epoch = mean_statistics(history[-ppo.num_minibatches :])
         if ppo.target_kl and epoch["policy/approxkl_avg"] > ppo.target_kl:
             break
@@ -330,41 +196,49 @@ def optimize(
 
 
 def take_step(
-    accelerator: Accelerator,
-    trained: nn.Module,
-    optimizer: Any,
-    minibatch: Rollout,
-    ppo: Ppo,
-    pad_id: int,
-    microbatch_size: int,
-    ptx: Pretraining | None = None,
-    step: int = 0,
+    state: State, minibatch: Rollout, pad_id: int, ptx: Pretraining | None = None, step: int = 0
 ) -> dict[str, float]:
     """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold."""
-    networks = accelerator.unwrap_model(trained)
+    accelerator, ppo, memory = state.accelerator, state.run.config.ppo, state.run.config.memory
     stats: dict[str, float] = {}
     if ptx is not None:
-        stats["loss/ptx"] = pretraining_step(
-            accelerator, networks.policy, trained, ptx, step, ppo, microbatch_size
-        )
-    parts = split_minibatch(minibatch, ppo, pad_id, microbatch_size)
+        stats["loss/ptx"] = pretraining_step(state, ptx, step)
+    parts = split_minibatch(minibatch, ppo, pad_id, memory.microbatch_size)
     terms = count_terms(accelerator, minibatch, ppo, len(parts))
     summed: dict[str, float] = {}
-    for part in synchronized_last(accelerator, trained, parts):
+    for part in synchronized_last(accelerator, state.trained, parts):
         microbatch = minibatch.rows(torch.tensor(part, device=minibatch.queries.device))
-        loss, some = microbatch_loss(trained, microbatch, ppo, pad_id, terms)
+        loss, some = microbatch_loss(state, microbatch, pad_id, terms)
         # Devices average their gradients; the global mean wants their sum.
         accelerator.backward(loss * accelerator.num_processes)
         summed = {key: summed.get(key, 0.0) + value for key, value in some.items()}
     stats |= dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
-    stats |= clip_gradients(networks, ppo)
+    stats |= clip_gradients(accelerator.unwrap_model(state.trained), ppo)
     refuse_non_finite("ppo", stats)
-    optimizer.step()
-    optimizer.zero_grad()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
     return stats
 
 
-def summarize(history: Sequence[dict[str, float]], ppo: Ppo) -> dict[str, float]:
+def steer_kl(ppo: Ppo, kl_coef: float, kl: float) -> float:
+    """The kl_coef of the next update: the same, unless it is adaptive; reward units per nat."""
+    if not ppo.kl_target:
+        return kl_coef
+    return functional.adapt_kl_coef(kl_coef, kl, ppo.kl_target, ppo.batch_size, ppo.kl_horizon)
+
+
+def finish(state: State, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Save both networks as plain models and close the stage."""
+    run, networks = state.run, state.accelerator.unwrap_model(state.trained)
+    merge(networks.policy)
+    merge(networks.critic)
+    if run.main:
+        save_model(networks.policy, tokenizer, run.partial / "model")
+        save_model(networks.critic, tokenizer, run.partial / "critic")
+        run.finish(summarize(read_lines(run.partial / "metrics.jsonl"), run.config.ppo))
+
+
+def summarize(history: Sequence[dict[str, Any]], ppo: Ppo) -> dict[str, float]:
     """The stage's results: means over the last updates."""
     last = history[-max(1, round(FINAL_SHARE * len(history))) :]
     keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
@@ -375,10 +249,7 @@ def summarize(history: Sequence[dict[str, float]], ppo: Ppo) -> dict[str, float]
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_ppo(config_from_arguments(argv, "stage 4: PPO"))
-    except UserError as error:
-        fail(error)
+    run_stage("ppo", train_ppo, argv, "stage 4: PPO")
 
 
 if __name__ == "__main__":

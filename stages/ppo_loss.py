@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages import functional
 from stages.config import Ppo
 from stages.data import TokenizedSplit
+from stages.episodes import Rollout
 from stages.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.models import LogprobFormula
-from stages.rollout import Rollout
+from stages.state import State
 from stages.training import batch_rows, chunks, global_sum, local_share
 
 
@@ -80,16 +81,17 @@ def split_minibatch(minibatch: Rollout, ppo: Ppo, pad_id: int, size: int) -> lis
 
 
 def microbatch_loss(
-    trained: nn.Module, microbatch: Rollout, ppo: Ppo, pad_id: int, terms: Terms
+    state: State, microbatch: Rollout, pad_id: int, terms: Terms
 ) -> tuple[Tensor, dict[str, float]]:
     """This microbatch's part of the minibatch's loss and statistics."""
+    ppo = state.run.config.ppo
     longest = int(microbatch.value_mask.sum(dim=1).max())  # what follows counts nowhere
     part = microbatch.trimmed(pad_id, longest)
     mask, value_mask = part.response_mask, part.value_mask
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id
     tokens = query_responses.masked_fill(~real, 0)
-    logits, new_values = trained(tokens, real, longest)
+    logits, new_values = state.trained(tokens, real, longest)
     new_logprobs = logprob_formula(ppo)(logits, tokens[:, -longest:], ppo.temperature)
     losses, clipped = functional.policy_losses(
         new_logprobs, part.logprobs, part.advantages, mask, ppo.cliprange
@@ -103,7 +105,7 @@ def microbatch_loss(
     value_loss = functional.weighted_sum(value_losses, value_weights) / terms.value
     loss = policy_loss + ppo.vf_coef * value_loss
     if ppo.kl_in == "loss":
-        loss = loss + ppo.kl_coef * kl_loss(new_logprobs, part, ppo, weights) / terms.policy
+        loss = loss + state.kl_coef * kl_loss(new_logprobs, part, ppo, weights) / terms.policy
     if ppo.entropy_coef:
         bonus = functional.weighted_sum(functional.entropy(logits / ppo.temperature), weights)
         loss = loss - ppo.entropy_coef * bonus / terms.policy
@@ -132,29 +134,23 @@ def kl_loss(new_logprobs: Tensor, part: Rollout, ppo: Ppo, weights: Tensor) -> T
     )
 
 
-def pretraining_step(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    trained: nn.Module,
-    ptx: Pretraining,
-    step: int,
-    ppo: Ppo,
-    microbatch_size: int,
-) -> float:
+def pretraining_step(state: State, ptx: Pretraining, step: int) -> float:
     """Add the gradient of ptx_coef times the mean SFT loss; returns that loss, nats per token.
 
     Gradients do not travel between devices here: they go with the step's last microbatch.
     """
+    accelerator, config = state.accelerator, state.run.config
+    policy = accelerator.unwrap_model(state.trained).policy
     index = ptx.first_step + step
     rows = batch_rows(len(ptx.split), ptx.batch_size, index, ptx.seed, "ptx")
     mine = local_share(rows, accelerator)
     mine.sort(key=lambda row: sequence_length(ptx.split, row))
     (count,) = global_sum(accelerator, counted_tokens(ptx.split, mine, ptx.loss_on_query))
     total = 0.0
-    for part in chunks(mine, microbatch_size):
-        with accelerator.no_sync(trained), accelerator.autocast():
+    for part in chunks(mine, config.memory.microbatch_size):
+        with accelerator.no_sync(state.trained), accelerator.autocast():
             summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
-            accelerator.backward(summed * ppo.ptx_coef * accelerator.num_processes / count)
+            accelerator.backward(summed * config.ppo.ptx_coef * accelerator.num_processes / count)
         total += summed.item()
     (total,) = global_sum(accelerator, total)
     return total / count

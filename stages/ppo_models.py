@@ -27,7 +27,8 @@ class Models:
     trained: nn.Module
     """`PolicyAndCritic`, wrapped by the accelerator; `policy` and `critic` are its parts."""
     policy: PreTrainedModel
-    critic: PreTrainedModel
+    critic: Any
+    """A model like the reward model, or None in a stage that learns without one."""
     ref_policy: nn.Module
     """Called like the policy; under LoRA it is the policy with its adapter off."""
     reward_model: PreTrainedModel

@@ -5,6 +5,7 @@ in reward units; it counts as right where the gap is above 0.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +14,7 @@ from accelerate import Accelerator
 from stages.data import TokenizedSplit
 from stages.functional import preference_loss
 from stages.intervals import wilson
-from stages.progress import progress
-from stages.training import chunks, gather_rows, local_share
+from stages.training import over_rows
 
 T = TypeVar("T")
 CALIBRATION_BIN = 0.5  # reward units, as in P1's figure
@@ -33,20 +33,20 @@ def over_pairs(
     sequences: int,
     label: str,
     measure: Callable[[list[int]], list[T]],
+    keep: Path | None = None,
 ) -> list[T]:
     """What `measure` says of every pair of a split, in its order, whatever process measured it.
 
-    `measure` gets the rows of one forward pass, of at most `sequences` sequences, two a pair.
+    `measure` gets the rows of one forward pass, of at most `sequences` sequences, two a pair;
+    `keep` as in `over_share`.
     """
-    mine = local_share(range(len(split)), accelerator)
-    by_length = sorted(range(len(mine)), key=lambda index: pair_length(split, mine[index]))
-    found: dict[int, T] = {}
-    parts = chunks(by_length, max(1, sequences // 2))
-    for part in progress(parts, label, len(parts)):
+
+    def autocast(rows: list[int]) -> list[T]:
         with accelerator.autocast():
-            measured = measure([mine[index] for index in part])
-        found |= dict(zip(part, measured, strict=True))
-    return gather_rows(accelerator, [found[index] for index in range(len(mine))])
+            return measure(rows)
+
+    lengths = [pair_length(split, row) for row in range(len(split))]
+    return over_rows(accelerator, lengths, max(1, sequences // 2), label, autocast, keep)
 
 
 def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, Any]:

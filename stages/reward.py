@@ -10,20 +10,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config
 from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
 from stages.lora import adapt, merge
 from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.presets import config_from_arguments
-from stages.progress import progress
 from stages.runs import open_stage
+from stages.state import State, saving_a_broken_batch
 from stages.training import (
-    batch_rows,
+    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -33,7 +32,6 @@ from stages.training import (
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
-    saving_a_broken_batch,
     set_learning_rate,
     stream,
     synchronized_last,
@@ -57,38 +55,44 @@ def train_reward_model(config: Config) -> None:
             reward_model.parameters(), config.rm.learning_rate, config.optimizer
         )
         reward_model, optimizer = accelerator.prepare(reward_model, optimizer)
+        order = Order(
+            rows=len(train), batch_size=config.rm.batch_size, seed=config.seed, purpose="rm"
+        )
         updates = config.rm.epochs * len(train) // config.rm.batch_size
-        for update in progress(range(updates), "rm", updates):
+        state = State(
+            run=run,
+            accelerator=accelerator,
+            trained=reward_model,
+            optimizer=optimizer,
+            updates=updates,
+            order=order,
+            dropout=config.rm.dropout,
+        )
+        state.load()
+        for update in state.remaining("rm"):
             rate = config.rm.learning_rate * cosine_rate(
                 update, updates, config.optimizer.warmup_fraction
             )
             set_learning_rate(optimizer, rate)
-            rows = batch_rows(len(train), config.rm.batch_size, update, config.seed, "rm")
-            with saving_a_broken_batch(
-                run, accelerator, update, "sft", partial(batch_tensors, train, rows)
-            ):
-                stats = take_step(accelerator, reward_model, optimizer, train, rows, config)
+            rows = order.batch(update)
+            with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
+                stats = take_step(state, train, rows)
             run.log(update + 1, **stats, lr=rate)
         trained = accelerator.unwrap_model(reward_model)
         merge(trained)
         if accelerator.is_main_process:
             save_model(trained, tokenizer, run.partial / "model")
-        results = evaluate(accelerator, trained, load_split(data, "comparisons_validation"), config)
+        validation = load_split(data, "comparisons_validation")
+        results = evaluate(state, trained, validation, "rm validation")
         results["cnndm"] = None
         if (data / f"{CNNDM}.jsonl").exists():
-            results["cnndm"] = evaluate(accelerator, trained, load_split(data, CNNDM), config)
+            results["cnndm"] = evaluate(state, trained, load_split(data, CNNDM), "rm cnndm")
         run.finish(results)
 
 
-def take_step(
-    accelerator: Accelerator,
-    reward_model: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    rows: list[int],
-    config: Config,
-) -> dict[str, float]:
+def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
+    accelerator, reward_model, config = state.accelerator, state.trained, state.run.config
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
     loss_sum = correct = 0.0
@@ -102,8 +106,8 @@ def take_step(
         correct += (chosen > rejected).sum().item()
     loss_sum, correct = global_sum(accelerator, loss_sum, correct)
     refuse_non_finite("rm", {"loss/train": loss_sum})
-    optimizer.step()
-    optimizer.zero_grad()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
     return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
 
 
@@ -129,25 +133,23 @@ def score_pairs(
 
 @torch.no_grad()
 def evaluate(
-    accelerator: Accelerator, reward_model: nn.Module, split: TokenizedSplit, config: Config
+    state: State, reward_model: nn.Module, split: TokenizedSplit, label: str
 ) -> dict[str, Any]:
     """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
+    accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
     reward_model.eval()
 
     def gaps(rows: list[int]) -> list[float]:
         chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
         return (chosen - rejected).tolist()
 
-    size = config.memory.forward_batch_size
-    return summarize_gaps(over_pairs(accelerator, split, size, "rm validation", gaps), split.rows)
+    keep = state.run.resume
+    return summarize_gaps(over_pairs(accelerator, split, size, label, gaps, keep), split.rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_reward_model(config_from_arguments(argv, "stage 2: reward model"))
-    except UserError as error:
-        fail(error)
+    run_stage("rm", train_reward_model, argv, "stage 2: reward model")
 
 
 if __name__ == "__main__":

@@ -1,155 +1,116 @@
-"""Episodes of one PPO update as tensors, and what is reported of them.
+"""Steps 1 to 3 of an update, for any stage that learns from its own episodes.
 
-Episodes are what was sampled and measured; a Rollout adds what the update learns from them.
+1. sample   responses of a fixed length for a batch of queries, cut after their first EOS
+2. measure  their log-probabilities under policy and frozen ref_policy, the critic's values if any
+3. score    each whole response with the reward model, read at EOS
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.config import Ppo
-from stages.runs import Run
-from stages.text_metrics import copied_title_words, distinct
-from stages.training import gather_rows, global_sum
+from stages.data import pad_left
+from stages.episodes import Episodes, concatenate, trim_left
+from stages.models import (
+    LogprobFormula,
+    response_logprobs,
+    response_values,
+    sample,
+    score_responses,
+)
+from stages.ppo_models import Models
+from stages.training import Sampling, global_sum, local_share, sampling_noise
 
-SAMPLES_LOGGED = 8
-WHOLE_EPISODE = ("queries", "scores")  # the other tensors have one column per response token
-E = TypeVar("E", bound="Episodes")
 
+@torch.no_grad()
+def roll_out(
+    accelerator: Accelerator,
+    models: Models,
+    queries: Sequence[Tensor],
+    sampling: Sampling,
+    formula: LogprobFormula = functional.token_logprobs,
+    keep_sampled: bool = False,
+) -> tuple[Episodes, dict[str, float]]:
+    """Episodes of this process's share of a global batch of queries, and the sampler's mismatch.
 
-@dataclass(frozen=True, kw_only=True)
-class Episodes:
-    """What was sampled and measured, on one device.
-
-    Shapes: queries [B, Q] left-padded; responses (postprocessed), logprobs, ref_logprobs and
-    values [B, T]; scores [B]. Log-probabilities in nats, values and scores in reward units.
+    The policy's log-probabilities are recomputed by the training forward pass, so that the first
+    ratio is 1. differs: P1 keeps the sampler's (`keep_sampled`). `val/sampler_mismatch` is the mean
+    distance between the two, nats per token over all processes.
     """
-
-    queries: Tensor
-    responses: Tensor
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    values: Tensor
-    scores: Tensor
-
-    def map(self: E, change: Callable[[str, Tensor], Tensor]) -> E:
-        """The same with every tensor changed; `change` gets the name and the tensor."""
-        columns = {one.name: change(one.name, getattr(self, one.name)) for one in fields(self)}
-        return type(self)(**columns)
-
-    def rows(self: E, index: Tensor) -> E:
-        """The episodes at these positions."""
-        return self.map(lambda _, x: x[index])
-
-    def trimmed(self: E, pad_id: int, width: int) -> E:
-        """Without query columns that are padding everywhere, and with `width` response tokens."""
-        queries = trim_left(self.queries, pad_id)
-        kept = self.map(lambda name, x: x if name in WHOLE_EPISODE else x[:, :width])
-        return kept.map(lambda name, x: queries if name == "queries" else x)
+    models.trained.eval()
+    eos_id, pad_id = models.eos_id, models.pad_id
+    parts, gaps = [], []
+    batch, uniforms = share_of_batch(accelerator, queries, sampling, pad_id)
+    with accelerator.autocast():
+        for some, uniform in forward_passes(batch, uniforms, sampling.forward_batch_size, pad_id):
+            responses, sampled = sample(  # 1. sample
+                models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
+            )
+            responses = functional.truncate_after(responses, eos_id, pad_id)
+            episodes = measure(models, some, responses, sampling.temperature, formula)
+            real = responses != pad_id
+            gaps.append(torch.where(real, (episodes.logprobs - sampled).abs(), 0.0).sum())
+            parts.append(replace(episodes, logprobs=sampled) if keep_sampled else episodes)
+    episodes = concatenate(parts, batch)
+    gap, tokens = global_sum(accelerator, sum(gaps), (episodes.responses != pad_id).sum())
+    return episodes, {"val/sampler_mismatch": gap / tokens}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout(Episodes):
-    """Everything that `ppo.optimize` needs. Shapes: all [B, T]; masks are True where it counts."""
+def share_of_batch(
+    accelerator: Accelerator, queries: Sequence[Tensor], sampling: Sampling, pad_id: int
+) -> tuple[Tensor, Tensor]:
+    """This process's queries [B, Q], shortest first, and the noise of their tokens [B, T].
 
-    response_mask: Tensor
-    value_mask: Tensor
-    advantages: Tensor
-    returns: Tensor
-
-
-def trim_left(queries: Tensor, pad_id: int) -> Tensor:
-    """Left-padded queries [B, Q] without the columns that are padding in every row."""
-    longest = int((queries != pad_id).sum(dim=1).max())
-    return queries[:, queries.shape[1] - longest :]
-
-
-def concatenate(parts: list[Episodes], queries: Tensor) -> Episodes:
-    """The parts as one, with the queries padded alike."""
-    columns = {
-        one.name: torch.cat([getattr(part, one.name) for part in parts])
-        for one in fields(Episodes)
-        if one.name != "queries"
-    }
-    return Episodes(queries=queries, **columns)
-
-
-def describe(accelerator: Accelerator, rollout: Rollout, ppo: Ppo, eos_id: int) -> dict[str, float]:
-    """What the rollout looked like: means over all episodes of the batch; names as in TRL.
-
-    KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
-    estimate that is trained on (ppo.kl_estimator).
+    Neighbours in length share a forward pass, so that little of it is padding. The noise belongs
+    to the place in the global batch: neither order nor process changes it.
     """
-
-    def per_episode(x: Tensor) -> Tensor:
-        return torch.where(rollout.response_mask, x, 0.0).sum(dim=1)
-
-    def kl(kind: str) -> Tensor:
-        return per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs, kind))
-
-    trained_on = kl(ppo.kl_estimator)
-    penalty = -ppo.kl_coef * trained_on if ppo.kl_in == "reward" else torch.zeros_like(trained_on)
-    columns = {
-        "objective/kl": trained_on,
-        "objective/kl_k1": kl("k1"),
-        "objective/kl_k3": kl("k3"),
-        "objective/entropy": per_episode(-rollout.logprobs),
-        "objective/non_score_reward": penalty,
-        "objective/rlhf_reward": rollout.scores + penalty,
-        "objective/scores": rollout.scores,
-        "policy/eos_rate": (rollout.responses == eos_id).any(dim=1),
-        "policy/response_length": rollout.response_mask.sum(dim=1),
-    }
-    sums = global_sum(accelerator, *(column.sum() for column in columns.values()))
-    means = {key: value / ppo.batch_size for key, value in zip(columns, sums, strict=True)}
-    everything = (rollout.values, rollout.returns, rollout.value_mask)
-    explained = functional.explained_variance(*(accelerator.gather(one) for one in everything))
-    return means | {
-        "val/num_eos_tokens": means["policy/eos_rate"] * ppo.batch_size,
-        "val/explained_variance": explained.item(),
-        "objective/kl_coef": ppo.kl_coef,
-    }
+    noise = sampling_noise(
+        sampling.seed, sampling.purpose, sampling.step, len(queries), sampling.length
+    )
+    places = local_share(range(len(queries)), accelerator)
+    places.sort(key=lambda place: len(queries[place]))
+    batch = pad_left([queries[place] for place in places], pad_id)
+    return batch.to(accelerator.device), noise[places].to(accelerator.device)
 
 
-def describe_texts(
-    accelerator: Accelerator, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, float]:
-    """What the batch's texts look like: words copied from titles, and how varied they are."""
-    decode = partial(tokenizer.batch_decode, skip_special_tokens=True)
-    pairs = list(zip(decode(rollout.queries), decode(rollout.responses), strict=True))
-    everything = gather_rows(accelerator, pairs)
-    texts = [response for _, response in everything]
-    copied = [copied_title_words(*pair) for pair in everything]
-    return {
-        "text/copied_title_words": sum(copied) / len(copied),
-        "text/distinct_1": distinct(texts, 1),
-        "text/distinct_2": distinct(texts, 2),
-    }
+def forward_passes(
+    batch: Tensor, uniforms: Tensor, size: int, pad_id: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Queries and noise of at most `size` episodes at a time, without columns of padding alone."""
+    for some, uniform in zip(torch.split(batch, size), torch.split(uniforms, size), strict=True):
+        yield trim_left(some, pad_id), uniform
 
 
-def log_samples(
-    run: Run, rollout: Rollout, tokenizer: PreTrainedTokenizerBase, update: int
-) -> None:
-    """Append a few episodes, spread over the query lengths, to samples.jsonl."""
-    count = min(SAMPLES_LOGGED, len(rollout.queries))
-    kl = functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs)
-    episode_kl = torch.where(rollout.response_mask, kl, 0.0).sum(dim=1)
-    for row in torch.linspace(0, len(rollout.queries) - 1, count).long().tolist():
-        response = rollout.responses[row][rollout.response_mask[row]]
-        run.append(
-            "samples.jsonl",
-            {
-                "step": update,
-                "query": tokenizer.decode(rollout.queries[row], skip_special_tokens=True),
-                "response": tokenizer.decode(response),
-                "score": rollout.scores[row].item(),
-                "kl": episode_kl[row].item(),
-            },
-        )
+def measure(
+    models: Models,
+    queries: Tensor,
+    responses: Tensor,
+    temperature: float,
+    formula: LogprobFormula = functional.token_logprobs,
+) -> Episodes:
+    """Steps 2 and 3 for postprocessed responses.
+
+    Shapes: queries [B, Q] left-padded, responses [B, T].
+    """
+    query_responses = torch.cat([queries, responses], dim=1)
+    mask, length = query_responses != models.pad_id, responses.shape[1]
+    tokens = query_responses.masked_fill(~mask, 0)
+    logprobs, ref_logprobs = (  # 2. measure
+        response_logprobs(policy, tokens, mask, length, temperature, formula)
+        for policy in (models.policy, models.ref_policy)
+    )
+    values = None
+    if models.critic is not None:
+        values = response_values(models.critic, tokens, mask, length)
+    return Episodes(
+        queries=queries,
+        responses=responses,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
+        scores=score_responses(models.reward_model, queries, responses, models.pad_id),  # 3. score
+    )

@@ -217,7 +217,11 @@ class Memory:
     """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. Sums are
     rounded otherwise with another number, so that a run repeats to the digit only with its own."""
 
+    save_minutes: float = 5.0
+    """Minutes between two checkpoints of a training stage, longer where saving would cost more than
+    5 % of the time; 0: after every update, whatever it costs."""
+
     def __post_init__(self) -> None:
         positive(self, "memory", "microbatch_size", "forward_batch_size")
-        at_least_0(self, "memory", "cpu_threads")
+        at_least_0(self, "memory", "cpu_threads", "save_minutes")
         one_of(self, "memory", "mixed_precision", ("no", "bf16"))

@@ -13,17 +13,18 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.config import Config, UserError, fail
+from stages.command_line import run_stage
+from stages.config import Config
 from stages.data import TokenizedSplit, load_split
 from stages.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.lora import adapt, merge
 from stages.models import load_policy, load_tokenizer, save_model
-from stages.presets import config_from_arguments
-from stages.progress import progress
-from stages.runs import Run, open_stage
+from stages.runs import open_stage
+from stages.state import State, saving_a_broken_batch
 from stages.text_metrics import rouge
 from stages.training import (
-    batch_rows,
+    Order,
+    Sampling,
     batch_tensors,
     check_batch,
     chunks,
@@ -33,9 +34,9 @@ from stages.training import (
     local_share,
     make_accelerator,
     make_optimizer,
+    parts_by_length,
     refuse_non_finite,
     respond,
-    saving_a_broken_batch,
     set_learning_rate,
     synchronized_last,
     use_gradient_checkpointing,
@@ -56,19 +57,32 @@ def train_sft(config: Config) -> None:
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.sft.learning_rate, config.optimizer)
         policy, optimizer = accelerator.prepare(policy, optimizer)
+        order = Order(
+            rows=len(train), batch_size=config.sft.batch_size, seed=config.seed, purpose="sft"
+        )
         updates = config.sft.epochs * len(train) // config.sft.batch_size
+        state = State(
+            run=run,
+            accelerator=accelerator,
+            trained=policy,
+            optimizer=optimizer,
+            updates=updates,
+            order=order,
+            dropout=config.sft.dropout,
+        )
+        state.load()
         evaluation = max(1, updates // config.sft.evaluations)
-        run.log(0, **{"loss/validation": validation_loss(accelerator, policy, validation, config)})
-        for update in progress(range(updates), "sft", updates):
+        if state.update == 0:
+            loss = validation_loss(accelerator, policy, validation, config)
+            run.log(0, **{"loss/validation": loss})
+        for update in state.remaining("sft"):
             rate = config.sft.learning_rate * cosine_rate(
                 update, updates, config.optimizer.warmup_fraction
             )
             set_learning_rate(optimizer, rate)
-            rows = batch_rows(len(train), config.sft.batch_size, update, config.seed, "sft")
-            with saving_a_broken_batch(
-                run, accelerator, update, "base", partial(batch_tensors, train, rows)
-            ):
-                loss = take_step(accelerator, policy, optimizer, train, rows, config)
+            rows = order.batch(update)
+            with saving_a_broken_batch(state, "base", partial(batch_tensors, train, rows)):
+                loss = take_step(state, train, rows)
             metrics = {"loss/train": loss, "lr": rate}
             if (update + 1) % evaluation == 0 or update + 1 == updates:
                 policy.eval()
@@ -76,18 +90,12 @@ def train_sft(config: Config) -> None:
                     accelerator, policy, validation, config
                 )
             run.log(update + 1, **metrics)
-        finish(run, accelerator, accelerator.unwrap_model(policy), tokenizer, validation)
+        finish(state, tokenizer, validation)
 
 
-def take_step(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    optimizer: Any,
-    train: TokenizedSplit,
-    rows: list[int],
-    config: Config,
-) -> float:
+def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     """One optimizer step on a global batch; returns its mean loss, nats per token."""
+    accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = local_share(rows, accelerator)
     (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
@@ -101,8 +109,8 @@ def take_step(
         accelerator.backward(summed * accelerator.num_processes / count)
     (total,) = global_sum(accelerator, total)
     refuse_non_finite("sft", {"loss/train": total})
-    optimizer.step()
-    optimizer.zero_grad()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
     return total / count
 
 
@@ -113,40 +121,36 @@ def validation_loss(
     """Mean loss over the validation split, nats per counted token."""
     policy.eval()
     on_query, device = config.sft.loss_on_query, accelerator.device
-    mine = sorted(
-        local_share(range(len(split)), accelerator), key=lambda row: sequence_length(split, row)
-    )
+    lengths = [sequence_length(split, row) for row in range(len(split))]
+    mine = local_share(range(len(split)), accelerator)
     total = 0.0
-    for part in chunks(mine, config.memory.forward_batch_size):
+    for part in parts_by_length(accelerator, lengths, config.memory.forward_batch_size):
         total += summed_loss(policy, split, part, on_query, device).item()
     total, count = global_sum(accelerator, total, counted_tokens(split, mine, on_query))
     return total / count
 
 
-def finish(
-    run: Run,
-    accelerator: Accelerator,
-    policy: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    validation: TokenizedSplit,
-) -> None:
+def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: TokenizedSplit) -> None:
     """Save first, then measure ROUGE on the validation split, then close the stage."""
+    run, accelerator, config = state.run, state.accelerator, state.run.config
+    policy = accelerator.unwrap_model(state.trained)
     merge(policy)
     if accelerator.is_main_process:
         save_model(policy, tokenizer, run.partial / "model")
     policy.eval()
-    responses = respond(
-        accelerator,
-        policy,
-        validation.columns["queries"],
-        tokenizer,
-        run.config,
-        "sft validation",
-        max_tokens=run.config.data.max_summary_tokens,
+    sampling = Sampling(
+        seed=config.seed,
+        purpose="sft validation",
+        length=config.data.max_summary_tokens,
+        temperature=config.eval.temperature,
+        forward_batch_size=config.memory.forward_batch_size,
     )
-    texts = [tokenizer.decode(one, skip_special_tokens=True).strip() for one in responses]
-    texts = gather_rows(accelerator, texts)
-    loss = validation_loss(accelerator, policy, validation, run.config)
+    queries = validation.columns["queries"]
+    responses = gather_rows(
+        accelerator, respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
+    )
+    texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]
+    loss = validation_loss(accelerator, policy, validation, config)
     results: dict[str, Any] = {"loss/validation": loss}
     results |= rouge(texts, [row["reference"] for row in validation.rows])
     run.finish(results)
@@ -154,10 +158,7 @@ def finish(
 
 def main(argv: list[str] | None = None) -> None:
     """Command line of the stage."""
-    try:
-        train_sft(config_from_arguments(argv, "stage 1: supervised fine-tuning"))
-    except UserError as error:
-        fail(error)
+    run_stage("sft", train_sft, argv, "stage 1: supervised fine-tuning")
 
 
 if __name__ == "__main__":

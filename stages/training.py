@@ -9,23 +9,24 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.config import Config, Memory, Optimizer, UserError
 from stages.data import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.functional import truncate_after
+from stages.kept import KeptRows
 from stages.models import sample
 from stages.progress import progress
-from stages.runs import Run, stage_folder
+from stages.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
 
@@ -95,6 +96,22 @@ def batch_rows(rows: int, batch_size: int, update: int, seed: int, purpose: str)
     return [orders[position // rows][position % rows] for position in wanted]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order in which a stage goes through its data, update after update."""
+
+    rows: int
+    """Rows of the split."""
+    batch_size: int
+    """Rows per update, over all processes."""
+    seed: int
+    purpose: str
+
+    def batch(self, update: int) -> list[int]:
+        """The row indices of an update's global batch; updates are counted from 0."""
+        return batch_rows(self.rows, self.batch_size, update, self.seed, self.purpose)
+
+
 def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
     """This process's items of a global batch."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
@@ -154,30 +171,6 @@ def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
         )
 
 
-@contextmanager
-def saving_a_broken_batch(
-    run: Run,
-    accelerator: Accelerator,
-    update: int,
-    before: str,
-    batch: Callable[[], dict[str, Tensor]],
-) -> Iterator[None]:
-    """Around a step: where its numbers are not finite, save this process's part of the batch.
-
-    The error then names that file, the update and the weights of the stage `before`.
-    """
-    try:
-        yield
-    except NonFiniteError as error:
-        name = f"{run.folder.name}.failed{accelerator.process_index}.safetensors"
-        path = run.folder.with_name(name)
-        save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
-        raise UserError(
-            f"{error} (update {update + 1}, its batch is in {path}; the last good weights are "
-            f"those in {stage_folder(run.config, before)})"
-        ) from None
-
-
 def batch_tensors(split: TokenizedSplit, rows: Sequence[int]) -> dict[str, Tensor]:
     """Some rows of a split: their numbers, and each column's tokens, -1 after the last."""
     columns = {
@@ -197,33 +190,105 @@ def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -
     return torch.rand(rows, length, generator=stream(seed, purpose, step), dtype=torch.float64)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How responses are drawn: which noise, how long, how hot, how many at once."""
+
+    seed: int
+    purpose: str
+    """With the step, the name of the noise."""
+    step: int = 0
+    length: int
+    """Most tokens of a response."""
+    temperature: float
+    forward_batch_size: int
+    """Sequences per forward pass: a memory knob."""
+
+
+def parts_by_length(
+    accelerator: Accelerator, lengths: Sequence[int], size: int
+) -> list[Sequence[int]]:
+    """This process's rows in parts of at most `size`, neighbours in length together.
+
+    So little of a forward pass is padding. Rows of equal length stay in their order.
+    """
+    share = local_share(range(len(lengths)), accelerator)
+    return chunks(sorted(share, key=lambda row: lengths[row]), size)
+
+
+def over_share(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    size: int,
+    label: str,
+    measure: Callable[[list[int]], Sequence[T]],
+    keep: Path | None = None,
+) -> list[T]:
+    """What `measure` says of each row of this process's share, in the order of `local_share`.
+
+    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`; what it says
+    of them is made of numbers, lists and strings. With a folder to `keep` it in, finished parts
+    outlast the process: after a restart a part is measured only where one of its rows is unknown,
+    and a signal stops it after a part. Raises Stopped then.
+    """
+    known: dict[int, T] = {}
+    kept = None
+    if keep is not None:
+        accelerator.wait_for_everyone()  # the main process may still be making the run's folder
+        kept = KeptRows(keep, label, accelerator.process_index)
+        known = kept.known
+    todo = [
+        list(part)
+        for part in parts_by_length(accelerator, lengths, size)
+        if any(row not in known for row in part)
+    ]
+    with finishing_first():
+        for part in progress(todo, label, len(todo)):
+            measured = measure(part)
+            known |= dict(zip(part, measured, strict=True))
+            if kept is not None:
+                kept.add(part, measured)
+                stop_if_asked()
+    return [known[row] for row in local_share(range(len(lengths)), accelerator)]
+
+
+def over_rows(
+    accelerator: Accelerator,
+    lengths: Sequence[int],
+    size: int,
+    label: str,
+    measure: Callable[[list[int]], Sequence[T]],
+    keep: Path | None = None,
+) -> list[T]:
+    """The same for all rows in their order, whatever process measured them."""
+    return gather_rows(accelerator, over_share(accelerator, lengths, size, label, measure, keep))
+
+
 @torch.no_grad()
 def respond(
     accelerator: Accelerator,
     policy: nn.Module,
     queries: Ragged,
     tokenizer: PreTrainedTokenizerBase,
-    config: Config,
-    purpose: str,
-    max_tokens: int,
-    show: Callable[..., Any] = progress,
+    sampling: Sampling,
+    keep: Path | None = None,
 ) -> list[list[int]]:
     """This process's responses to its share of the queries, each cut after its EOS.
 
-    Sampled at eval.temperature, up to max_tokens; row order as `local_share`.
+    Row order as `local_share`; `keep` as in `over_share`.
     """
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    noise = sampling_noise(config.seed, purpose, 0, len(queries), max_tokens)
-    mine = local_share(range(len(queries)), accelerator)
-    # Neighbours in length share a batch, so that little of it is padding.
-    by_length = sorted(mine, key=lambda row: len(queries[row]))
-    found: dict[int, list[int]] = {}
-    parts = chunks(by_length, config.memory.forward_batch_size)
-    for part in show(parts, purpose, len(parts)):
-        batch = pad_left([queries[row] for row in part], pad_id).to(accelerator.device)
+    purpose, length = sampling.purpose, sampling.length
+    noise = sampling_noise(sampling.seed, purpose, sampling.step, len(queries), length)
+
+    def answer(rows: list[int]) -> list[list[int]]:
+        batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
         with accelerator.autocast():
-            uniforms = noise[list(part)].to(accelerator.device)
-            drawn, _ = sample(policy, batch, uniforms, config.eval.temperature, eos_id, pad_id)
-        for row, response in zip(part, truncate_after(drawn, eos_id, pad_id).tolist(), strict=True):
-            found[row] = [token for token in response if token != pad_id]
-    return [found[row] for row in mine]
+            uniforms = noise[rows].to(accelerator.device)
+            drawn, _ = sample(policy, batch, uniforms, sampling.temperature, eos_id, pad_id)
+        cut = truncate_after(drawn, eos_id, pad_id).tolist()
+        return [[token for token in response if token != pad_id] for response in cut]
+
+    lengths = queries.lengths().tolist()
+    size = sampling.forward_batch_size
+    return over_share(accelerator, lengths, size, purpose, answer, keep)

@@ -4,6 +4,7 @@ Nothing here touches the network, and nothing is written outside pytest's own te
 """
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,81 @@ def before_ppo(policy, reward_model, tokenizer):
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
+
+
+def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) -> Any:
+    """A training loop's state about networks of a test, in one process, with no run on disk."""
+    from types import SimpleNamespace
+
+    from accelerate import Accelerator
+
+    from stages.state import State
+    from stages.training import Order
+
+    given = {
+        "run": SimpleNamespace(config=config),
+        "accelerator": Accelerator(cpu=True),
+        "trained": network,
+        "optimizer": optimizer,
+        "updates": 10,
+        "order": Order(rows=1, batch_size=1, seed=config.seed, purpose="test"),
+        "kl_coef": config.ppo.kl_coef,
+    }
+    return State(**given | others)
+
+
+def ppo_state(
+    config: Any, models: Any, queries: Any, optimizer: Any = None, update: int = 0
+) -> Any:
+    """The same for PPO, about to make its rollout of an update."""
+    from stages.training import Order
+
+    size = config.ppo.batch_size
+    order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
+    return state_of(config, models.trained, optimizer, order=order, update=update)
+
+
+def rolled_out(state: Any, models: Any, queries: Any) -> tuple[Any, dict[str, float]]:
+    """Steps 1 to 5 of PPO's update: the rollout, and what is reported of it."""
+    from stages import ppo
+    from stages.credit import credit
+    from stages.episodes import describe
+
+    episodes, metrics = ppo.collect_episodes(state, models, queries)
+    settings, pad_id = state.run.config.ppo, models.pad_id
+    rollout = credit(state.accelerator, episodes, settings, pad_id, state.kl_coef)
+    about = describe(state.accelerator, rollout, settings, models.eos_id, state.kl_coef)
+    return rollout, about | metrics
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The folder of a small run that nothing interrupted."""
+    from stages import base
+    from tests.resuming import ARGUMENTS, stage_modules
+
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        modules = stage_modules()
+        for module in (base, *modules.values()):
+            module.main(ARGUMENTS)
+    return root / "runs/resumed/seed44413"
+
+
+@pytest.fixture
+def attempt(whole, tmp_path, monkeypatch):
+    """Starts a folder in which everything before a stage is done; returns where it will be."""
+    from tests.resuming import stage_modules
+
+    monkeypatch.chdir(tmp_path)
+    modules = stage_modules()
+
+    def start(stage: str) -> Path:
+        run = tmp_path / "runs/resumed/seed44413"
+        names = list(modules)
+        for name in ("base", *names[: names.index(stage)]):
+            shutil.copytree(whole / name, run / name, copy_function=os.link)
+        return run / stage
+
+    return start

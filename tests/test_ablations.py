@@ -10,11 +10,11 @@ from accelerate import Accelerator
 
 from reports import ablations, compared, page
 from stages import config as settings
-from stages import ppo
 from stages.ablations import ABLATIONS
 from stages.config import UserError
+from stages.credit import credit
+from stages.episodes import Episodes
 from stages.presets import make_config
-from stages.rollout import Episodes
 from stages.runs import stage_folder
 from tests.fabricated_runs import ONLINE, fabricate
 
@@ -313,8 +313,9 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
         values=noise[2],
         scores=noise[2][0, :3],
     )
-    moved = replace(plain, values=plain.values + shift, scores=plain.scores + shift)
+    moved = replace(plain, values=noise[2] + shift, scores=plain.scores + shift)
     config = replace(make_config("tiny").ppo, whiten_advantages=False, **changes)
-    before, after = (ppo.credit(Accelerator(cpu=True), x, config, pad) for x in (plain, moved))
+    process = Accelerator(cpu=True)
+    before, after = (credit(process, x, config, pad, config.kl_coef) for x in (plain, moved))
     distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
     assert (distance < 1e-12) == ablations.shift_cancels(vars(config))

@@ -24,7 +24,8 @@ from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.models import load_policy
 from stages.presets import make_config
 from stages.runs import open_stage, stage_folder
-from stages.training import batch_rows, make_optimizer
+from stages.training import Order, batch_rows, make_optimizer
+from tests.conftest import state_of
 from tests.fabricated_runs import write_manifest
 
 ROOT = Path(__file__).parents[1]
@@ -175,13 +176,10 @@ def two_updates(policy_folder, pairs, microbatch_size):
     optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
     stats = [
         dpo.take_step(
-            accelerator,
-            policy,
-            optimizer,
+            state_of(config, policy, optimizer),
             pairs,
             reference,
             batch_rows(len(pairs), 8, update, 1, "dpo"),
-            config,
         )
         for update in range(2)
     ]
@@ -240,7 +238,12 @@ def start(policy_folder, pairs, wrong):
     reference = wrong(dpo.split_logprobs(accelerator, policy, pairs, config, "test"))
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     with open_stage(config, "dpo") as run:
-        dpo.learn(run, accelerator, policy, optimizer, pairs, reference)
+        updates = config.dpo.epochs * len(pairs) // config.dpo.batch_size
+        order = Order(
+            rows=len(pairs), batch_size=config.dpo.batch_size, seed=config.seed, purpose="dpo"
+        )
+        state = state_of(config, policy, optimizer, run=run, updates=updates, order=order)
+        dpo.learn(state, pairs, reference)
         run.finish({})
 
 

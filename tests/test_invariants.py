@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from stages import functional, invariants, ppo
 from stages.config import Ppo, UserError
 from stages.data import make_ragged, pad_left, pad_right
+from stages.episodes import Rollout
 from stages.models import PolicyAndCritic, score_responses
 from stages.presets import make_config
-from stages.rollout import Rollout
+from stages.rollout import measure
 from stages.training import NonFiniteError, refuse_non_finite
+from tests.conftest import ppo_state, rolled_out, state_of
 
 TOLERANCE = 1e-3
 
@@ -33,9 +34,8 @@ def start(before_ppo):
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
     responses = pad_right(rows, pad_id, length=5)
-    settings = Ppo()
     with torch.no_grad():
-        episodes = ppo.measure(before_ppo, queries, responses, settings)
+        episodes = measure(before_ppo, queries, responses, Ppo().temperature)
     mask, value_mask = functional.response_masks(responses, pad_id)
     extra = dict.fromkeys(("advantages", "returns"), torch.zeros(responses.shape))
     return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
@@ -135,14 +135,17 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
 ):
     made = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
     config = replace(made, ppo=replace(made.ppo, whiten_advantages=whitened))
-    accelerator, queries = Accelerator(cpu=True), make_ragged([[5, 6, 7], [8]])
-    rollout, _ = ppo.roll_out(accelerator, before_ppo, queries, config, 0)
+    queries = make_ragged([[5, 6, 7], [8]])
+    rollout, _ = rolled_out(ppo_state(config, before_ppo, queries), before_ppo, queries)
     rollout.returns[1, 0] = float("inf")
     optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
     before = [one.detach().clone() for one in before_ppo.trained.parameters()]
-    run: Any = SimpleNamespace(folder=tmp_path / "ppo", config=config)
+    run: Any = SimpleNamespace(
+        folder=tmp_path / "ppo", partial=tmp_path / "ppo.partial", config=config
+    )
+    state = state_of(config, before_ppo.trained, optimizer, run=run, update=6)
     with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
-        ppo.learn(run, accelerator, before_ppo, optimizer, rollout, config, 6, None)
+        ppo.learn(state, before_ppo, rollout, None)
     path = tmp_path / "ppo.failed0.safetensors"
     said = f"(update 7, its batch is in {path}; the last good weights are those in "
     assert said in str(refusal.value)

@@ -24,6 +24,7 @@ from stages.models import (
 )
 from stages.presets import make_config
 from stages.training import batch_rows, make_optimizer
+from tests.conftest import ppo_state, rolled_out, state_of
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)
@@ -296,17 +297,9 @@ def ppo_updates(study, microbatch_size):
     models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
-        rollout, _ = ppo.roll_out(accelerator, models, queries, config, update)
-        ppo.optimize(
-            accelerator,
-            models.trained,
-            optimizer,
-            rollout,
-            config.ppo,
-            pad_id=models.pad_id,
-            microbatch_size=microbatch_size,
-            seed=update,
-        )
+        state = ppo_state(config, models, queries, optimizer, update)
+        rollout, _ = rolled_out(state, models, queries)
+        ppo.optimize(state, rollout, models.pad_id, update)
     return models, rollout
 
 
@@ -353,7 +346,7 @@ def dpo_updates(study, microbatch_size):
     optimizer = make_optimizer(policy.parameters(), 1e-3, config.optimizer)
     for update in range(2):
         rows = batch_rows(len(train), 16, update, 1, "dpo")
-        dpo.take_step(accelerator, policy, optimizer, train, reference, rows, config)
+        dpo.take_step(state_of(config, policy, optimizer), train, reference, rows)
     return flat(policy)
 
 

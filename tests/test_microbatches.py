@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from stages import reward, sft
 from stages.data import TokenizedSplit, make_ragged
 from stages.presets import make_config
 from stages.training import make_optimizer
+from tests.conftest import state_of
 
 ROWS = 16
 
@@ -41,7 +41,7 @@ def weights_after_two_updates(stage, network, microbatch_size: int) -> torch.Ten
     network = copy.deepcopy(network)
     optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
     for rows in (list(range(8)), list(range(8, 16))):
-        stage.take_step(Accelerator(cpu=True), network, optimizer, SPLITS[stage], rows, config)
+        stage.take_step(state_of(config, network, optimizer), SPLITS[stage], rows)
     return torch.cat([one.detach().flatten() for one in network.parameters()])
 
 

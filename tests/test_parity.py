@@ -6,20 +6,22 @@ that changes what an update learns is one of the variants.
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
-from stages.config import Optimizer, Ppo
+from stages.config import Config, Optimizer, Ppo
 from stages.data import TokenizedSplit, make_ragged
+from stages.episodes import Rollout
 from stages.models import PolicyAndCritic
 from stages.ppo import optimize
 from stages.ppo_loss import Pretraining
 from stages.ppo_models import parameter_groups
-from stages.rollout import Rollout
+from stages.presets import make_config
 from stages.training import batch_rows, make_optimizer
+from tests.conftest import state_of
 
 RATE = 2e-3
 PLAIN: dict[str, Any] = {
@@ -208,6 +210,11 @@ def texts_to_mix_in(update: int, ppo: Ppo) -> Pretraining | None:
     )
 
 
+def settings_with(ppo: Ppo, microbatch_size: int) -> Config:
+    config = make_config("tiny")
+    return replace(config, ppo=ppo, memory=replace(config.memory, microbatch_size=microbatch_size))
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_updates_give_the_weights_of_an_independent_implementation(
@@ -226,17 +233,9 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
     ]
     for update in range(2):
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
-        optimize(
-            Accelerator(cpu=True),
-            ours,
-            optimizer,
-            rollout,
-            ppo,
-            pad_id=pad_id,
-            microbatch_size=microbatch_size,
-            seed=update,
-            ptx=texts_to_mix_in(update, ppo) if ppo.ptx_coef else None,
-        )
+        state = state_of(settings_with(ppo, microbatch_size), ours, optimizer)
+        ptx = texts_to_mix_in(update, ppo) if ppo.ptx_coef else None
+        optimize(state, rollout, pad_id, update, ptx)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -253,7 +252,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     optimizer = make_optimizer(networks.parameters(), RATE, Optimizer())
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
-    sizes = {"pad_id": pad_id, "microbatch_size": 4, "seed": 1}
-    stats = optimize(Accelerator(cpu=True), networks, optimizer, rollout, ppo, **sizes)
+    state = state_of(settings_with(ppo, 4), networks, optimizer)
+    stats = optimize(state, rollout, pad_id, 1)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs

@@ -25,15 +25,16 @@ from stages import (
     ppo_models,
     presets,
     reward,
-    rollout,
     runs,
     sft,
 )
 from stages.data import load_split
+from stages.episodes import Rollout
 from stages.files import read_lines
 from stages.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.stage_table import SHARED_STAGES
 from stages.training import make_optimizer
+from tests.conftest import ppo_state, rolled_out, state_of
 
 MINI = """
     base.hidden_size=64 base.num_layers=2
@@ -222,17 +223,9 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
-        episodes, _ = ppo.roll_out(accelerator, models, queries, settings, update)
-        ppo.optimize(
-            accelerator,
-            models.trained,
-            optimizer,
-            episodes,
-            settings.ppo,
-            pad_id=models.pad_id,
-            microbatch_size=microbatch_size,
-            seed=update,
-        )
+        state = ppo_state(settings, models, queries, optimizer, update)
+        episodes, _ = rolled_out(state, models, queries)
+        ppo.optimize(state, episodes, models.pad_id, update)
     return torch.cat([one.detach().flatten() for one in models.trained.parameters()])
 
 
@@ -318,27 +311,22 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
 
 
-def first_rollout(study: Path) -> tuple[ppo_models.Models, rollout.Rollout, config.Config]:
+def first_rollout(study: Path) -> tuple[ppo_models.Models, Rollout, config.Config]:
     settings = mini_config()
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     models, _ = ppo_models.load_models(runs.Run(settings, "ppo"), accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    return models, ppo.roll_out(accelerator, models, queries, settings, 0)[0], settings
+    state = ppo_state(settings, models, queries)
+    return models, rolled_out(state, models, queries)[0], settings
 
 
 def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
     models, episodes, settings = first_rollout(study)
     optimizer = make_optimizer(models.trained.parameters(), 0.0, settings.optimizer)
-    stats = ppo.take_step(
-        Accelerator(cpu=True),
-        models.trained,
-        optimizer,
-        episodes,
-        settings.ppo,
-        models.pad_id,
-        microbatch_size=7,
-    )
+    settings = mini_config(microbatch_size=7)
+    state = state_of(settings, models.trained, optimizer)
+    stats = ppo.take_step(state, episodes, models.pad_id)
     assert stats["val/ratio"] == pytest.approx(1, abs=1e-5)
     assert stats["policy/clipfrac_avg"] == 0
     assert stats["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import models, ppo
+from stages import credit, models, ppo
+from stages import rollout as rollout_module
 from stages.config import Ppo, UserError
 from stages.data import make_ragged
+from stages.episodes import Episodes, describe
 from stages.functional import (
     adapt_kl_coef,
     loss_weights,
@@ -24,9 +26,8 @@ from stages.functional import (
 from stages.models import load_policy
 from stages.ppo_settings import CHOICES, PAPER_QUIRKS
 from stages.presets import make_config
-from stages.rollout import Episodes, describe
 from stages.text_metrics import copied_title_words, distinct
-from tests.conftest import close
+from tests.conftest import close, ppo_state, rolled_out
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
@@ -141,6 +142,7 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
                 rewards[row][t] = (rewards[row][t] - mean) / deviation + mean
     found = []
     for row, length in enumerate(LENGTHS):
+        assert case.values is not None
         values = [case.values[row, t].item() if t in counted[row] else 0.0 for t in range(5)] + [0]
         running = 0.0
         advantages: list[float] = []
@@ -170,7 +172,7 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
 )
 def test_advantages_are_those_of_a_loop_over_tokens(changes):
     settings = Ppo(kl_coef=0.5, **changes)
-    rollout = ppo.credit(Accelerator(cpu=True), episodes(), settings, PAD)
+    rollout = credit.credit(Accelerator(cpu=True), episodes(), settings, PAD, settings.kl_coef)
     for row, expected in enumerate(credit_by_hand(episodes(), settings)):
         close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
     raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False))
@@ -188,7 +190,7 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over):
 
     process: Any = SimpleNamespace(gather=gather, process_index=0)
     mine, mask = torch.tensor([[1.0, 3.0]]), torch.ones(1, 2).bool()
-    found = ppo.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
+    found = credit.whiten(process, mine, mask, Ppo(whiten_over=over), shift_mean=True)
     together = [-5 / math.sqrt(16.5), -3 / math.sqrt(16.5)]  # mean 6, variance (25+9+16+16)/4
     close(found, [together] if over == "batch" else [[-1.0, 1.0]])
 
@@ -200,14 +202,14 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over):
 def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
     settings = Ppo(eos_trick=trick, missing_eos_penalty=-1.5)
     scores = torch.tensor([2.0, 4.0, 0.1])
-    close(ppo.eos_trick(scores, RESPONSES, EOS, settings), expected)
+    close(credit.eos_trick(scores, RESPONSES, EOS, settings), expected)
 
 
 def test_the_reported_kl_is_the_one_that_is_trained_on():
     for kind in ("k1", "k2", "k3"):
         settings = Ppo(kl_estimator=kind, kl_coef=0.5, batch_size=3)
-        rollout = ppo.credit(Accelerator(cpu=True), episodes(), settings, PAD)
-        found = describe(Accelerator(cpu=True), rollout, settings, EOS)
+        rollout = credit.credit(Accelerator(cpu=True), episodes(), settings, PAD, settings.kl_coef)
+        found = describe(Accelerator(cpu=True), rollout, settings, EOS, settings.kl_coef)
         d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
         sums = {"k1": d.sum(), "k2": (d**2 / 2).sum(), "k3": ((-d).exp() - 1 + d).sum()}
         assert found["objective/kl"] == pytest.approx(sums[kind].item() / 3, abs=1e-5)
@@ -215,13 +217,16 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
         assert found["objective/kl_k3"] == pytest.approx(sums["k3"].item() / 3, abs=1e-5)
         assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
     in_loss = replace(settings, kl_in="loss")
-    assert describe(Accelerator(cpu=True), rollout, in_loss, EOS)["objective/non_score_reward"] == 0
+    assert (
+        describe(Accelerator(cpu=True), rollout, in_loss, EOS, 0.5)["objective/non_score_reward"]
+        == 0
+    )
 
 
 def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
     adaptive = Ppo(kl_coef=0.1, kl_target=2.0, kl_horizon=1024, batch_size=512)
-    assert ppo.steer_kl(adaptive, 2.2).kl_coef == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
-    assert ppo.steer_kl(Ppo(kl_coef=0.1), 2.2).kl_coef == 0.1
+    assert ppo.steer_kl(adaptive, 0.1, 2.2) == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
+    assert ppo.steer_kl(Ppo(kl_coef=0.1), 0.1, 2.2) == 0.1
 
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
@@ -245,12 +250,13 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
         responses, logprobs = real(*args)
         return responses, logprobs + 0.25
 
-    monkeypatch.setattr(ppo, "sample", off_by_a_quarter)
+    monkeypatch.setattr(rollout_module, "sample", off_by_a_quarter)
     config = make_config(
         "tiny", name="mine", overrides=("ppo.batch_size=4", f"ppo.logprobs={kept}")
     )
     queries = make_ragged([[5, 6, 7], [8], [3, 4], [9, 9, 9, 9]])
-    rollout, metrics = ppo.roll_out(Accelerator(cpu=True), before_ppo, queries, config, 0)
+    state = ppo_state(config, before_ppo, queries)
+    rollout, metrics = rolled_out(state, before_ppo, queries)
     gap = (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask]
     close(gap, torch.full_like(gap, 0.25 if kept == "sampled" else 0.0), 1e-4)
     assert metrics["val/sampler_mismatch"] == pytest.approx(0.25, abs=1e-4)

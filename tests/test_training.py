@@ -17,6 +17,7 @@ from stages.config import Optimizer, UserError
 from stages.data import Ragged, make_ragged
 from stages.presets import make_config
 from stages.training import (
+    Sampling,
     batch_rows,
     check_batch,
     chunks,
@@ -217,14 +218,11 @@ def queries() -> Ragged:
 def answer(
     policy: Any, tokenizer: Any, queries: Ragged, process: Process, forward: int = 2
 ) -> list[list[int]]:
-    hot = "eval.temperature=1"  # so that the noise matters
-    overrides = (f"memory.forward_batch_size={forward}", hot)
-    config = make_config("tiny", name="mine", overrides=overrides)
-
-    def show(items, label, total):
-        return items
-
-    return respond(process, policy, queries, tokenizer, config, "test", 6, show)
+    hot = 1.0  # so that the noise matters
+    sampling = Sampling(
+        seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
+    )
+    return respond(process, policy, queries, tokenizer, sampling)
 
 
 def test_responses_depend_on_neither_batches_nor_processes(policy, tokenizer, queries):

@@ -1,0 +1,103 @@
+"""Interrupted and resumed equals uninterrupted: weights, metrics and samples, bit for bit."""
+
+import json
+from typing import Any
+
+import pytest
+
+from eval import judge, verdicts
+from stages.kept import KeptRows
+from stages.runs import Run
+from tests.resuming import (
+    ARGUMENTS,
+    OFTEN,
+    Killed,
+    kill_at,
+    rows_of,
+    same,
+    stage_modules,
+)
+
+LEARNING = ("sft", "rm", "ppo", "dpo")
+
+
+# -- every stage -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("stage", LEARNING)
+def test_training_that_was_killed_goes_on_to_the_same_weights(
+    whole, attempt, tmp_path, capsys, stage, step
+):
+    folder, module = attempt(stage), stage_modules()[stage]
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, step)
+        with pytest.raises(Killed):
+            module.main(OFTEN)
+    assert not folder.exists()
+    module.main(OFTEN)
+    same(whole / stage, folder, tmp_path / "differences.json")
+    goes_on = f"{stage} goes on after update {step - 1}" in capsys.readouterr().err
+    assert goes_on == (step > 1)
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm", "normalize", "dpo", "summaries"])
+def test_measuring_that_was_killed_goes_on_where_it_was(
+    whole, attempt, tmp_path, monkeypatch, stage
+):
+    folder, module = attempt(stage), stage_modules()[stage]
+    kills = [2, 4]
+    kept_parts: list[tuple[str, tuple[int, ...]]] = []
+    add = KeptRows.add
+
+    def add_or_die(kept: KeptRows, rows: Any, measured: Any) -> None:
+        if kills and len(kept_parts) + 1 == kills[0]:
+            kills.pop(0)
+            with kept.path.open("a") as lines:
+                lines.write('{"rows": [1, 2], "meas')
+            raise Killed
+        kept_parts.append((kept.path.name, tuple(rows)))
+        add(kept, rows, measured)
+
+    monkeypatch.setattr(KeptRows, "add", add_or_die)
+    attempts = 1
+    while not folder.exists():
+        try:
+            module.main(ARGUMENTS)
+        except Killed:
+            attempts += 1
+    assert attempts >= 2
+    same(whole / stage, folder, tmp_path / "differences.json")
+    assert len(set(kept_parts)) == len(kept_parts)  # nothing that was kept is measured again
+
+
+def test_judging_that_was_killed_asks_for_what_is_missing_alone(
+    whole, attempt, tmp_path, monkeypatch
+):
+    folder = attempt("judge")
+    append = Run.append
+    written = []
+
+    def append_or_die(run: Run, name: str, row: dict[str, Any]) -> None:
+        written.append(row)
+        if len(written) == 8:
+            with (run.partial / name).open("a") as lines:
+                lines.write(json.dumps(row)[:20])
+            raise Killed
+        append(run, name, row)
+
+    monkeypatch.setattr(Run, "append", append_or_die)
+    with pytest.raises(Killed):
+        judge.main(ARGUMENTS)
+    asked = []
+    real = verdicts.judge_all
+
+    def judge_all(judge: Any, todo: Any, concurrency: int, beside: Any) -> Any:
+        asked.append((len(todo), len(beside)))
+        return real(judge, todo, concurrency, beside)
+
+    monkeypatch.setattr("eval.judge.judge_all", judge_all)
+    judge.main(ARGUMENTS)
+    total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
+    assert asked == [(total - 7, 7)]
+    same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")

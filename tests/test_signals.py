@@ -1,0 +1,184 @@
+"""Real processes that signals, kills and each other end; each goes on to the same weights."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages import ppo, stopping
+from stages.checkpoints import checkpoints
+from stages.command_line import run_stage
+from stages.presets import make_config
+from stages.runs import stage_folder
+from tests.resuming import (
+    OFTEN,
+    Killed,
+    compare,
+    kill_at,
+    rows_of,
+    same,
+)
+
+ROOT = Path(__file__).parents[1]
+# -- real processes --------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, time
+from stages import {module}
+from stages.runs import Run
+log = Run.log
+def slow(run, step, **metrics):
+    log(run, step, **metrics)
+    time.sleep(0.3)
+Run.log = slow
+{module}.main({arguments!r})
+"""
+
+
+def start_process(folder: Path, code: str, **environment: str) -> subprocess.Popen[str]:
+    surroundings = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        **environment,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and process.poll() is None:
+        if path.exists() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(process.communicate()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt, tmp_path, number):
+    folder = attempt("ppo")
+    process = start_process(tmp_path, SCRIPT.format(module="ppo", arguments=OFTEN))
+    wait_for_lines(folder.with_name("ppo.partial") / "metrics.jsonl", 2, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number
+        config = make_config("tiny", name="resumed", overrides=tuple(OFTEN[5:]))
+        lines = [line for line in said.splitlines() if "stopped by" in line]
+        assert len(lines) == 1
+        assert f"stopped by {number.name}: `make ppo PRESET=tiny" in lines[0]
+        assert "Traceback" not in said
+        assert checkpoints(stage_folder(config, "ppo").with_name("ppo.partial") / "resume")
+    assert not folder.exists()
+    ppo.main(OFTEN)
+    same(whole / "ppo", folder, tmp_path / "differences.json")
+
+
+def test_two_processes_go_on_from_what_one_saved(whole, attempt, tmp_path):
+    folder = attempt("ppo")
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, 4)
+        with pytest.raises(Killed):
+            ppo.main(OFTEN)
+    pair = launch_pair(tmp_path, SCRIPT.format(module="ppo", arguments=OFTEN))
+    said = [process.communicate(timeout=120)[1] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    assert "ppo goes on after update 3" in said[0]
+    assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
+
+
+def launch_pair(folder: Path, code: str, second: str = "") -> list[subprocess.Popen[str]]:
+    """Two processes of one launch, the second with code of its own if any."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    return [
+        start_process(
+            folder,
+            own,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            LOCAL_WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank, own in enumerate((code, second or code))
+    ]
+
+
+def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, tmp_path):
+    attempt("rm")
+    code = SCRIPT.format(module="reward", arguments=OFTEN)
+    dying = code.replace("    time.sleep(0.3)", "    import os\n    if step == 2: os._exit(9)")
+    pair = launch_pair(tmp_path, code, dying)
+    assert pair[1].wait(timeout=60) == 9
+    _, said = pair[0].communicate(timeout=60)
+    assert pair[0].returncode == 2, said
+    assert "another process of this launch has died" in said
+    assert "Traceback" not in said
+    assert checkpoints(tmp_path / "runs/resumed/seed44413/rm.partial/resume")
+
+
+def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypatch):
+    stopping.forget_signals()
+    try:
+        with pytest.raises(stopping.Stopped):  # nothing is under way
+            stopping.ask_to_stop(signal.SIGINT)
+        stopping.forget_signals()
+        with stopping.finishing_first():
+            assert stopping.ask_to_stop(signal.SIGTERM)
+            assert stopping.stop_asked() == signal.SIGTERM
+            assert not stopping.ask_to_stop(signal.SIGINT)
+            monkeypatch.setenv("WORLD_SIZE", "2")
+            assert stopping.ask_to_stop(signal.SIGINT)  # a launcher's echo of the first
+        with pytest.raises(stopping.Stopped):
+            stopping.stop_if_asked()
+    finally:
+        stopping.forget_signals()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device: make r"),
+        (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system: make it writab"),
+        (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied: make it readab"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "make room"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_line(capsys, error, said):
+    def stage(config: Any) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_stage("sft", stage, [], "a stage")
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert line.endswith("then run `make sft PRESET=tiny SEED=44413`")
+
+
+def test_an_error_that_nobody_can_mend_keeps_its_traceback():
+    def stage(config: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_stage("sft", stage, [], "a stage")
