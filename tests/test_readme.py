@@ -1,64 +1,215 @@
-"""The README is true: what it names exists, and no detail of the paper is left out."""
+"""The four documents are true: what they name exists, and no detail of the paper is left out.
+
+Checked are README.md and the README of each package: files, tests, settings, links, commands,
+variables, stages, switches and the paper's details. Numbers are not checked here.
+"""
 
 import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from stages.config import SECTIONS
+from stages.ablations import ABLATIONS
+from stages.config import SECTIONS, UserError
 from stages.ppo_settings import PAPER_QUIRKS
+from stages.presets import PRESETS, make_config, override_of
+from stages.stage_table import STAGES
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-CODE = re.findall(r"`([^`\n]+)`", README)
-DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", README, re.MULTILINE)
+TEXTS = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "stages/README.md", "eval/README.md", "reports/README.md")
+}
+FRONT, PAPER = TEXTS["README.md"], TEXTS["stages/README.md"]
+ALL = "\n".join(TEXTS.values())
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+FENCE = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.findall(r"`([^`\n]+)`", FENCE.sub("", ALL))
+TYPED = [*CODE, *(line for block in FENCE.findall(ALL) for line in block.splitlines())]
+DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", PAPER, re.MULTILINE)
 TESTS = {
     name
     for path in (ROOT / "tests").glob("test_*.py")
     for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
-SETTINGS = {f"{name}.{one.name}" for name, kind in SECTIONS.items() for one in fields(kind)}
+SETTINGS = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field in fields(kind)}
+SETTINGS |= {"memory.save_minutes"}  # comes with the checkpoints
+
+RULES = re.findall(r"^([a-z][\w -]*):(?!=)", MAKEFILE, re.MULTILINE)
+RULES += re.findall(r"^GOALS := (.*)$", MAKEFILE, re.MULTILINE)
+GOALS = {goal for rule in RULES for goal in rule.split()}
+VARIABLES = set(re.findall(r"^([A-Z]+[A-Z_]*) \?=", MAKEFILE, re.MULTILINE)) | {"A", "B"}
+LINE_LENGTH = 120
+FRONT_LINES = 150
+each_document = pytest.mark.parametrize("name", TEXTS)
+
+
+def make_commands(text: str) -> list[list[str]]:
+    """Every `make ...` in code and fences, as words from `make` on; comments are left out."""
+    joined = text.replace("\\\n", " ")
+    spans = re.findall(r"`([^`]+)`", FENCE.sub("", joined))
+    lines = [line for block in FENCE.findall(joined) for line in block.splitlines()]
+    commands = []
+    for code in (*spans, *lines):
+        started = re.match(r"(?:[A-Z_]+=\S+ )*make ", code)
+        if started:
+            words = shlex.split(code[started.end() - len("make ") :], comments=True)
+            commands.append([word for word in words if word != "&"])
+    return commands
+
+
+COMMANDS = [command for text in TEXTS.values() for command in make_commands(text)]
+
+
+# -- what is named exists --------------------------------------------------------------------------
 
 
 def test_every_test_named_exists():
-    named = {one for one in CODE if one.startswith("test_")}
+    named = {code for code in CODE if code.startswith("test_")}
     assert len(named) > 30
     assert named - TESTS == set()
 
 
 def test_every_file_named_exists():
-    named = {one for one in CODE if re.fullmatch(r"(stages|eval|reports|tests)/[\w./-]+", one)}
-    assert len(named) > 15
-    assert {one for one in named if not (ROOT / one).exists()} == set()
+    pattern = r"(stages|eval|reports|tests)/[\w./-]*"
+    named = {code for code in CODE if re.fullmatch(pattern, code)}
+    assert len(named) > 30
+    assert {code for code in named if not (ROOT / code).exists()} == set()
 
 
 def test_every_setting_named_exists():
-    named = {one for one in CODE if re.fullmatch(rf"({'|'.join(SECTIONS)})\.[a-z]\w*", one)}
-    assert len(named) > 30
-    assert {one for one in named if one not in SETTINGS and one != "ppo.optimize"} == set()
+    named = {code for code in CODE if re.fullmatch(rf"({'|'.join(SECTIONS)})\.[a-z]\w*", code)}
+    assert len(named) > 70
+    assert named - SETTINGS == set()
 
 
-def test_every_link_leads_to_a_file():
-    links = [one for one in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in one]
+def test_every_setting_that_is_set_takes_its_value():
+    pairs = {code for code in CODE if re.fullmatch(r"\w+\.\w+=\S+", code)}
+    assert pairs
+    for pair in pairs:
+        override_of(pair)
+
+
+@each_document
+def test_every_link_leads_to_a_file_and_a_heading(name):
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXTS[name]) if "://" not in link]
     assert links
-    assert [one for one in links if not (ROOT / one).exists()] == []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = ROOT / Path(name).parent / path
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M) if anchor else []
+        anchors = [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings]
+        assert anchor in ("", *anchors), link
+
+
+def test_every_environment_and_makefile_variable_named_exists():
+    sources = [path for package in ("stages", "eval") for path in (ROOT / package).glob("**/*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    environment = set(re.findall(r"\b([A-Z]+_[A-Z_]+)\b", code))
+    named = {word for text in TYPED for word in re.findall(r"(?:^|\s)([A-Z][A-Z_]*)=", text)}
+    named |= {text for text in CODE if re.fullmatch(r"[A-Z][A-Z_]+", text)}
+    assert {"SET", "NAME", "UPSTREAM", "MAX_COST", "WANDB_PROJECT"} <= named
+    assert {name for name in named if name not in VARIABLES | environment} == set()
+
+
+# -- what is to be typed ---------------------------------------------------------------------------
+
+
+def test_every_make_command_has_goals_variables_and_settings_that_exist():
+    assert len(COMMANDS) > 20
+    for _, *words in COMMANDS:
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        goals = {word for word in words if "=" not in word and not word.startswith("-")}
+        assert goals, words
+        assert goals <= GOALS, words
+        assert given.keys() <= VARIABLES, words
+        assert given.get("PRESET", "tiny") in PRESETS, words
+        for override in given.get("SET", "").replace("...", "facts").split():
+            if override != "memory.save_minutes=5":
+                override_of(override)
+        assert set(given.get("ABLATIONS", "").split()) <= set(ABLATIONS), words
+
+
+def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes():
+    for _, *words in COMMANDS:
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        if "SET" not in given or "UPSTREAM" in given or "DATA" in given or "versus" in words:
+            continue
+        overrides = tuple(given["SET"].split())
+        make_config(given.get("PRESET", "tiny"), name=given.get("NAME", ""), overrides=overrides)
+
+
+def test_a_wrong_command_would_be_noticed():
+    text = (
+        "run `make evall SET=ppo.klcoef=1`\n```\nKEY=x make eval \\\n    NAMES='a b'   # why\n```\n"
+    )
+    wrong, right = make_commands(text)
+    assert not {"evall"} <= GOALS
+    with pytest.raises(UserError):
+        override_of(wrong[-1].removeprefix("SET="))
+    assert right == ["make", "eval", "NAMES=a b"]
+
+
+# -- what must not be left out ---------------------------------------------------------------------
 
 
 def test_all_25_details_of_the_paper_are_in_the_table_with_a_place_and_a_test_or_setting():
     numbers = [int(number) for number, _ in DETAILS if number != "inherited"]
     assert numbers == list(range(1, 26))
     for number, row in DETAILS:
-        assert re.search(r"`(stages|eval)/\w+\.py`", row), number
+        assert re.search(r"`(stages|eval)/[\w/]+\.py`", row), number
         assert "`test_" in row or re.search(r"`\w+\.\w+` *$", row), number
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(SECTIONS["ppo"])])
+@pytest.mark.parametrize("name", [field.name for field in fields(SECTIONS["ppo"])])
 def test_every_setting_of_ppo_is_explained(name):
-    memory_of_a_run = {"samples_every", "batch_size", "num_ppo_epochs", "num_minibatches"}
-    assert f"`ppo.{name}`" in README or name in memory_of_a_run or f"ppo.{name}=" in README
+    assert f"`ppo.{name}`" in PAPER or f"`ppo.{name}=" in PAPER
 
 
 def test_the_papers_quirks_are_told_with_their_values():
     for name, value in PAPER_QUIRKS.items():
-        assert re.search(rf"\| `ppo\.{name}` \| `\w+` \| `{value}` \|", README), name
+        assert re.search(rf"\| `ppo\.{name}` \| `\w+` \| `{value}` \|", PAPER), name
+
+
+def test_every_stage_is_told_with_its_module_and_goal():
+    for name, stage in STAGES.items():
+        row = (
+            rf"^\| `{name}` \| {re.escape(stage.what)} \| `([\w/]+)\.py` \| `make {stage.goal}` \|$"
+        )
+        told = re.search(row, PAPER, re.MULTILINE)
+        assert told, name
+        assert told[1].replace("/", ".") == stage.module
+
+
+def test_every_preset_and_every_switch_is_told():
+    assert {name for name in PRESETS if f"`{name}`" not in PAPER} == set()
+    for name, ablation in ABLATIONS.items():
+        assert f"| `{name}` | `{ablation.settings}` |" in TEXTS["reports/README.md"]
+
+
+def test_the_front_door_says_who_judges_and_what_was_not_run():
+    assert "NOT an LLM" in FRONT
+    assert "The Pythia presets have not been run by us: we had no GPU." in FRONT
+    for mark in ("results", "headline"):
+        assert re.search(rf"^<!-- {mark} -->\n.*^<!-- /{mark} -->$", FRONT, re.M | re.S), mark
+
+
+# -- how it is written -----------------------------------------------------------------------------
+
+
+def test_the_front_door_is_short():
+    assert len(FRONT.splitlines()) <= FRONT_LINES
+
+
+@each_document
+def test_papers_have_names_and_lines_fit(name):
+    assert re.findall(r"\bP[12]\b", TEXTS[name]) == []
+    lines = enumerate(TEXTS[name].splitlines(), start=1)
+    too_long = [at for at, line in lines if len(line) > LINE_LENGTH and not line.startswith("|")]
+    assert too_long == []
+    prose = FENCE.sub("", TEXTS[name]).splitlines()
+    assert [line for line in prose if line.count("`") % 2] == [], "code that a line break cuts"
