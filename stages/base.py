@@ -184,7 +184,7 @@ def _tokenize_all(
                 raise UserError(f"{name} is about news articles alone: add comparisons of posts")
             split = tokenize_comparisons(about_posts, tokenizer, pairs, name)
         save_split(split, folder, name)
-    # News articles occur among the validation comparisons only (P1 detail 1).
+    # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
     articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
     if articles:
         save_split(tokenize_comparisons(articles, tokenizer, CNNDM_LIMITS, CNNDM), folder, CNNDM)

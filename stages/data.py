@@ -1,7 +1,7 @@
 """Text in, tokens out: the prompt, truncation, tokenised splits, padding.
 
 Tokens are kept ragged and padded only when a batch is made, so no result depends on padding.
-Source: P1 details 2 to 5 and appendix on data; the truncation is OpenAI's.
+Source: Huang et al. 2024, details 2 to 5 and appendix on data; the truncation is OpenAI's.
 """
 
 import json
@@ -75,11 +75,11 @@ class TokenizedSplit:
 def query_tokens(
     encode: Callable[[str], list[int]], template: str, fields: dict[str, str], cut: str, limit: int
 ) -> list[int]:
-    """Tokens of the filled template, its field `cut` shortened until they are at most `limit`.
+    """Tokens of the filled template; its field `cut` is shortened until they are at most `limit`.
 
-    The field is cut at its last newline, or loses one character where it has none, and all is
-    encoded again; title and subreddit are never cut. Raises ValueError where even the empty field
-    leaves too many tokens. Source: P1 detail 2, a port of OpenAI's task code.
+    The field is cut at its last newline, or loses one character where it has none; then everything
+    is encoded again. Title and subreddit are never cut. Raises ValueError where even the empty
+    field leaves too many tokens. Source: Huang et al. 2024, detail 2, a port of OpenAI's task code.
     """
     fields = dict(fields)
     tokens = encode(template.format(**fields))
@@ -132,15 +132,16 @@ def tokenize_posts(
 def tokenize_comparisons(
     located: list[Located], tokenizer: PreTrainedTokenizerBase, limits: Limits, label: str
 ) -> TokenizedSplit:
-    """Queries and both summaries (chosen, rejected) of one split; rows keep what accuracy is
-    reported by. Raises UserError as `tokenize_posts` does.
+    """Queries and both summaries (chosen, rejected) of one split.
+
+    Rows keep the groups by which accuracy is reported. Raises UserError as `tokenize_posts` does.
     """
     encode = plain_encoder(tokenizer)
     queries = _encode_queries(located, encode, limits, label)
     columns = {"queries": make_ragged(queries)}
     for name, flip in (("chosen", 0), ("rejected", 1)):
         texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
-        # The real texts begin with a space; a text without one would be tokenised unlike any other.
+        # The real texts begin with a space; a text without one would get other tokens than they do.
         texts = [text if text.startswith(" ") else " " + text for text in texts]
         field = "summaries[].text"
         found = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, field)

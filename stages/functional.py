@@ -1,8 +1,8 @@
 """Every formula of the pipeline: masks, log-probabilities, KL, rewards, whitening, GAE, losses.
 
 Tensors and floats in, tensors out; no config, tokenizer, model, device or randomness, and no
-argument is changed. A mask is True where a position counts. P1 is Huang et al. 2024 (detail
-numbers are its own), P2 Stiennon et al. 2020.
+argument is changed. A mask is True where a position counts. Detail numbers are those of Huang et
+al. 2024.
 
 Letters: B sequences, T response tokens, L any length, V vocabulary.
 """
@@ -18,7 +18,7 @@ def first_true_index(x: Tensor) -> Tensor:
     """Index of the first True along the last axis.
 
     Shapes: x [.., L] bool -> [..] int64; L where no element is True.
-    Source: P1 detail 12 (the search for the first padding token).
+    Source: Huang et al. 2024, detail 12 (the search for the first padding token).
     """
     length = x.shape[-1]
     positions = torch.arange(length, device=x.device).expand_as(x)
@@ -29,7 +29,7 @@ def truncate_after(responses: Tensor, stop_id: int, pad_id: int) -> Tensor:
     """Responses cut after their first stop token, which is kept; what follows becomes padding.
 
     Shapes: responses [B, T] -> [B, T]. Rows without a stop token stay as they are.
-    Source: P1 detail 23 (EOS trick).
+    Source: Huang et al. 2024, detail 23 (EOS trick).
     """
     stop_index = first_true_index(responses == stop_id).unsqueeze(-1)
     positions = torch.arange(responses.shape[1], device=responses.device)
@@ -39,11 +39,12 @@ def truncate_after(responses: Tensor, stop_id: int, pad_id: int) -> Tensor:
 def response_masks(postprocessed_responses: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
     """Which response tokens count, and which values count.
 
-    response_mask[t] = t <= L and value_mask[t] = t <= L + 1, L the index of the last real token:
-    `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
+    response_mask[t] = t <= L and value_mask[t] = t <= L + 1, where L is the index of the last real
+    token. `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
 
     Shapes: postprocessed_responses [B, T] -> response_mask, value_mask [B, T] bool.
-    Source: P1, "Masking and GAE" (its code's padding_mask and padding_mask_p1, inverted).
+    Source: Huang et al. 2024, "Masking and GAE" (its code's padding_mask and padding_mask_p1,
+    inverted).
     """
     length = first_true_index(postprocessed_responses == pad_id).unsqueeze(-1)
     positions = torch.arange(
@@ -57,8 +58,8 @@ def penalize_missing_eos(
 ) -> Tensor:
     """Scores with `penalty` in place of the score of every response without EOS.
 
-    Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, -1 in P1.
-    Source: P1 detail 23 (EOS trick).
+    Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units.
+    Source: Huang et al. 2024, detail 23 (EOS trick, penalty -1).
     """
     contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
     return torch.where(contains_eos, scores, torch.full_like(scores, penalty))
@@ -70,7 +71,8 @@ def subtract_missing_eos(
     """Scores with `penalty` added to the score of every response without EOS.
 
     Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, below 0.
-    Source: TRL since September 2024, where P1 replaces the score (`penalize_missing_eos`).
+    Source: TRL since September 2024; Huang et al. 2024 replaces the score instead
+    (`penalize_missing_eos`).
     """
     contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
     return torch.where(contains_eos, scores, scores + penalty)
@@ -81,8 +83,9 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
     Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. temperature > 0.
     Raises ValueError for a temperature that is not positive.
-    Source: P1, inherited details (logits are scaled by the sampling temperature everywhere).
-    differs: P1 divides by temperature + 1e-7 and computes in bfloat16.
+    Source: Huang et al. 2024, inherited details (logits are divided by the sampling temperature
+    everywhere).
+    differs: Huang et al. 2024 divides by temperature + 1e-7 and computes in bfloat16.
     """
     _require_positive("temperature", temperature)
     scaled = _at_least_float32(logits) / temperature
@@ -91,13 +94,14 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
 
 def paper_token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """`token_logprobs` as P1's code computes it: softmax(logits / (temperature + 1e-7)) in bf16.
+    """`token_logprobs` as the paper's code computes it: in bf16, with temperature + 1e-7.
 
-    About three digits are left of each number, and so of KL and ratio.
+    log_softmax(logits / (temperature + 1e-7)) at each token. Each number keeps about three digits,
+    and so do KL and ratio.
 
     Shapes: logits [B, T, V], tokens [B, T] -> [B, T] float32, nats. temperature > 0.
     Raises ValueError for a temperature that is not positive.
-    Source: P1's code (its ppo.py, rollout and update), run in bf16.
+    Source: the code of Huang et al. 2024 (its ppo.py, rollout and update), run in bf16.
     """
     _require_positive("temperature", temperature)
     scaled = logits.to(torch.bfloat16) / (temperature + 1e-7)
@@ -109,7 +113,7 @@ def entropy(logits: Tensor) -> Tensor:
     """Entropy of softmax(logits) at each position: logsumexp(x) - sum(softmax(x) * x).
 
     Shapes: logits [B, T, V] -> [B, T], nats.
-    Source: P1, inherited details (logged, never a bonus).
+    Source: Huang et al. 2024, inherited details (logged, never a bonus).
     """
     wide = _at_least_float32(logits)
     return wide.logsumexp(dim=-1) - (wide.softmax(dim=-1) * wide).sum(dim=-1)
@@ -122,7 +126,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     k1 is unbiased and may be negative; k3 is unbiased and never negative.
 
     Shapes: logprobs, ref_logprobs [B, T] -> [B, T], nats. Raises ValueError for another kind.
-    Source: P1, inherited details (k1); Schulman, "Approximating KL divergence" (k2, k3).
+    Source: Huang et al. 2024, inherited details (k1); Schulman, "Approximating KL divergence"
+    (k2, k3).
     """
     difference = logprobs - ref_logprobs
     if kind == "k1":
@@ -140,7 +145,8 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horiz
     kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
 
     kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
-    Source: Ziegler et al. 2019 section 2.2; P1, inherited details (not used in its runs).
+    Source: Ziegler et al. 2019 section 2.2; Huang et al. 2024, inherited details (its runs do not
+    use it).
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * episodes / horizon)
@@ -152,10 +158,11 @@ def shape_rewards(
     """Per-token rewards: -kl_coef * kl at every real token, plus the score once.
 
     The score stands at the position after the last real token (`after_eos`; at the last one where
-    the response fills all T positions), as in P1, or at the last real token (`eos`).
+    the response fills all T positions), as in Huang et al. 2024, or at the last real token (`eos`).
 
     Shapes: kl [B, T] nats, scores [B], response_mask [B, T] bool -> [B, T], 0 at other positions.
-    Raises ValueError for another score_at. Source: P1, "Masking and GAE", and P2 section 3.4.
+    Raises ValueError for another score_at.
+    Source: Huang et al. 2024, "Masking and GAE"; Stiennon et al. 2020, section 3.4.
     """
     if score_at not in ("after_eos", "eos"):
         raise ValueError(f"shape_rewards: score_at is after_eos or eos, not {score_at!r}")
@@ -190,8 +197,8 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     added back. Positions that do not count become 0.
 
     Shapes: x [..], mask [..] bool -> [..].
-    Source: P1 details 24 (rewards, without shift) and 25 (advantages).
-    differs: over the global batch, where P1 whitens on each device apart.
+    Source: Huang et al. 2024, details 24 (rewards, without shift) and 25 (advantages).
+    differs: over the global batch, where Huang et al. 2024 whitens on each device apart.
     """
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean).square(), mask)
@@ -208,7 +215,9 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
     with V = A = 0 after the last position.
 
     Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
-    gamma, lam in [0, 1]. Source: P1, "Masking and GAE" (gamma 1, lambda 0.95); P2 section 3.4.
+    gamma, lam in [0, 1].
+    Source: Huang et al. 2024, "Masking and GAE" (gamma 1, lambda 0.95); Stiennon et al. 2020,
+    section 3.4.
     """
     next_values = F.pad(values[:, 1:], (0, 1))
     deltas = rewards + gamma * next_values - values
@@ -233,9 +242,9 @@ def policy_losses(
     max(-A * ratio, -A * clip(ratio, 1 - c, 1 + c)), with ratio = exp(new_logprobs - logprobs).
 
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. cliprange > 0.
-    Source: P1 section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
+    Source: Huang et al. 2024, section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
     """
-    # Masked before and not after: the gradient of a masked NaN would still be NaN.
+    # Mask the difference before exp: masked only afterwards, a NaN would still have a NaN gradient.
     difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
     ratio = difference.exp()
     advantages = torch.where(response_mask, advantages, torch.zeros_like(advantages))
@@ -268,7 +277,8 @@ def value_losses(
 
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count.
     cliprange_value > 0, in reward units.
-    Source: P1, inherited details and section B.3 (range 0.2, weight 0.1 applied by the caller).
+    Source: Huang et al. 2024, inherited details and section B.3 (range 0.2; the caller applies the
+    weight 0.1).
     """
     new_values, values, returns = (
         torch.where(value_mask, x, torch.zeros_like(x)) for x in (new_values, values, returns)
@@ -296,10 +306,11 @@ def loss_weights(mask: Tensor, mean: str) -> Tensor:
     """Weight of every token in a loss that is sum(weight * loss) / sum(weight) over a minibatch.
 
     `tokens`: 1, every token counts alike; `sequences`: 1 / its sequence's tokens, every sequence
-    counts alike; `microbatches`: 1 / all tokens of this tensor, every call counts alike (P1).
+    counts alike; `microbatches`: 1 / all tokens of this tensor, every call counts alike.
 
     Shapes: mask [B, T] bool -> [B, T] float32, 0 where the mask does not count.
-    Raises ValueError for another mean. Source: P1, "Masking and GAE" (microbatches).
+    Raises ValueError for another mean.
+    Source: Huang et al. 2024, "Masking and GAE" (`microbatches`, as in its code).
     """
     counted = mask.float()
     if mean == "tokens":
@@ -314,10 +325,11 @@ def loss_weights(mask: Tensor, mean: str) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
 
-    1 is a perfect critic, 0 one that says a constant, below 0 is worse than that. With the biased
-    variance over the positions that count.
+    1 is a perfect critic; 0 is a critic that says a constant; below 0 is worse than a constant.
+    The variance is the biased one, over the positions that count.
 
-    Shapes: values, returns [..], mask [..] bool -> []. Source: a diagnostic, not in P1.
+    Shapes: values, returns [..], mask [..] bool -> [].
+    Source: a diagnostic of our own, not in Huang et al. 2024.
     """
 
     def variance(x: Tensor) -> Tensor:
@@ -329,7 +341,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     """Negative log-likelihood of the labels: mean of -log sigmoid(chosen - rejected).
 
-    Shapes: chosen_scores, rejected_scores [B] -> [], nats. Source: P1 detail 10; P2 section 3.4.
+    Shapes: chosen_scores, rejected_scores [B] -> [], nats.
+    Source: Huang et al. 2024, detail 10; Stiennon et al. 2020, section 3.4.
     """
     return -F.logsigmoid(chosen_scores - rejected_scores).mean()
 
@@ -338,15 +351,16 @@ def sequence_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
     """Log-probability of each whole sequence: the sum over its tokens that count.
 
     Shapes: logprobs [B, T], mask [B, T] bool -> [B], nats.
-    Source: P1 section B.4 (a sum over the completion with its EOS, not a mean).
+    Source: Huang et al. 2024, section B.4 (a sum over the completion with its EOS, not a mean).
     """
     return torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(dim=-1)
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
-    """The rewards that a policy trained by DPO stands for: beta * (logprobs - ref_logprobs).
+    """The rewards that a policy trained by DPO implies: beta * (logprobs - ref_logprobs).
 
-    Right up to a constant of the query, which a comparison of two responses does not see.
+    They are right up to a constant that depends on the query alone; it cancels when two responses
+    to one query are compared.
 
     Shapes: logprobs, ref_logprobs [B] nats, of whole responses -> [B]. beta > 0.
     Raises ValueError for a beta that is not positive. Source: Rafailov et al. 2023 section 4.
@@ -367,7 +381,8 @@ def dpo_loss(
     mean of -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).
 
     Shapes: all [B], nats, of whole responses; -> loss [] nats, chosen and rejected rewards [B].
-    Source: Rafailov et al. 2023 equation 7; P1 section B.4 (beta 0.05, no label smoothing).
+    Source: Rafailov et al. 2023 equation 7; Huang et al. 2024, section B.4 (beta 0.05, no label
+    smoothing).
     """
     chosen_rewards = implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta)
     rejected_rewards = implicit_rewards(rejected_logprobs, ref_rejected_logprobs, beta)

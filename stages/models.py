@@ -2,8 +2,9 @@
 the critic are an `AutoModelForTokenClassification` with one label, a scalar for every token, whose
 head bias carries the reward normalization. Both open with plain transformers.
 
-[PAD] is no row of the embedding: padded slots hold id 0 and are masked out of attention (P1
-detail 3). Position ids count real tokens only, so padding on either side changes rounding at most.
+[PAD] is no row of the embedding: padded slots hold id 0 and are masked out of attention (Huang et
+al. 2024, detail 3). Position ids count real tokens only, so padding on either side changes rounding
+at most.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,10 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 
 
 def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConfig:
-    """The same configuration with every dropout probability as given (P1 detail 7: 0)."""
+    """The same configuration with every dropout probability as given.
+
+    Source: Huang et al. 2024, detail 7 (probability 0).
+    """
     for name in config.to_dict():
         if ("dropout" in name or "pdrop" in name) and isinstance(getattr(config, name), float):
             setattr(config, name, probability)
@@ -83,7 +87,8 @@ def new_reward_model(
 ) -> PreTrainedModel:
     """A reward model on the policy's backbone with a fresh head.
 
-    Head weights are Normal(0, 1 / sqrt(hidden_size + 1)), its bias 0. Source: P1 detail 11.
+    The head's weights are Normal(0, 1 / sqrt(hidden_size + 1)), its bias is 0.
+    Source: Huang et al. 2024, detail 11.
     """
     model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, num_labels=1)
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
@@ -111,7 +116,7 @@ def _load(
 
 
 def _quiet() -> None:
-    """No bars and no load report: what matters of it, `_refuse_weights` says in one line."""
+    """No bars and no load report; `_refuse_weights` says in one line what matters of it."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
 
@@ -204,7 +209,7 @@ def score_responses(
     """Scores read at the last real token of each response, which is its EOS where it has one.
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
-    Source: P1 detail 12.
+    Source: Huang et al. 2024, detail 12.
     """
     query_responses = torch.cat([queries, responses], dim=1)
     scalars = token_scalars(reward_model, query_responses, query_responses != pad_id)
@@ -224,14 +229,14 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Responses drawn from softmax(logits / temperature), one given uniform number per token.
 
-    Token t of row b is where the cumulative distribution passes uniforms[b, t]: the draw depends
-    neither on the other rows nor on the batch, so sampling may stop as soon as every row has its
-    EOS and the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens
-    and are never drawn.
+    Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
+    depend on the other rows of the batch, and sampling may stop as soon as every row has its EOS:
+    the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens and are
+    never drawn.
 
     Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
     log-probabilities in nats; [PAD] and 0 where sampling had stopped.
-    Source: P1 detail 23 (fixed length, no stopping).
+    Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
     """
     attention_mask = queries != pad_id
     inputs = model_inputs(queries, attention_mask)

@@ -3,7 +3,7 @@
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
 come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub through `datasets`. A bad
-row is refused with file, line and field. Source: P1 detail 1.
+row is refused with file, line and field. Source: Huang et al. 2024, detail 1.
 """
 
 import json
@@ -138,5 +138,5 @@ def is_cnndm(row: dict[str, Any]) -> bool:
 
 
 def format_post(row: dict[str, Any]) -> str:
-    """The prompt of one post, without truncation (P1 detail 2)."""
+    """The prompt of one post, without truncation (Huang et al. 2024, detail 2)."""
     return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})

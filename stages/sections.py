@@ -56,7 +56,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Posts, comparisons and their length limits (P1 details 1 to 5)."""
+    """Posts, comparisons and their length limits (Huang et al. 2024, details 1 to 5)."""
 
     source: str = HUB
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
@@ -81,7 +81,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW, alike in all stages (P1 section B.0)."""
+    """AdamW, alike in all stages (Huang et al. 2024, section B.0)."""
 
     adam_eps: float = 1e-5
     adam_beta1: float = 0.9
@@ -98,16 +98,17 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sft:
-    """Supervised fine-tuning on the reference summaries (P1 detail 9)."""
+    """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
 
     learning_rate: float = 3e-6
     batch_size: int = 128
     """Sequences per update, over all devices."""
     epochs: int = 1
     loss_on_query: bool = True
-    """Whether the query's tokens are learned too, as in P1; P2 learns the summary only."""
+    """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
+    learn the summary only."""
     dropout: float = 0.0
-    """Probability while learning; P1 detail 7: off."""
+    """Probability while learning; Huang et al. 2024, detail 7: off."""
     evaluations: int = 4
     """How often the validation loss is measured on the way (and once before, once after)."""
 
@@ -118,14 +119,14 @@ class Sft:
 
 @dataclass(frozen=True, kw_only=True)
 class Rm:
-    """Reward model from pairwise comparisons (P1 details 10 to 18)."""
+    """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
     learning_rate: float = 3e-6
     batch_size: int = 64
     """Pairs per update, over all devices."""
     epochs: int = 1
     dropout: float = 0.0
-    """Probability while learning; P1 detail 7: off."""
+    """Probability while learning; Huang et al. 2024, detail 7: off."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
@@ -134,7 +135,10 @@ class Rm:
 
 @dataclass(frozen=True, kw_only=True)
 class Dpo:
-    """Direct preference optimization on the reward model's comparisons (P1 section B.4)."""
+    """Direct preference optimization on the reward model's comparisons.
+
+    Source: Huang et al. 2024, section B.4.
+    """
 
     beta: float = 0.05
     """Nats to reward units; smaller lets the policy move further from the SFT model."""
@@ -149,7 +153,10 @@ class Dpo:
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Adapters in place of all weights; merged when a model is saved. Off by default, as in P1."""
+    """Adapters in place of all weights; merged when a model is saved.
+
+    Off by default, as in Huang et al. 2024.
+    """
 
     rank: int = 0
     """Width of an adapter; 0: none, all weights are learned."""
@@ -176,13 +183,14 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Summaries of held-out posts (P1 section E.1)."""
+    """Summaries of held-out posts (Huang et al. 2024, section E.1)."""
 
     posts: int = 0
     """Held-out posts that are summarised and judged; 0: all of the validation split."""
     temperature: float = 0.01
     dpo_summary_tokens: int = 128
-    """Longest summary of the DPO policy; the others get data.max_summary_tokens, as in P1."""
+    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
+    Huang et al. 2024)."""
 
     def __post_init__(self) -> None:
         positive(self, "eval", "temperature", "dpo_summary_tokens")

@@ -11,8 +11,8 @@ WORD = re.compile(r"\w+")
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Mean ROUGE F-measures of texts against references, as fractions.
 
-    Source: P1 detail 9 (`rouge-score` without stemming).
-    differs: the mean is over all rows, where P1 averages means of small batches.
+    Source: Huang et al. 2024, detail 9 (`rouge-score` without stemming).
+    differs: the mean is over all rows, where Huang et al. 2024 averages means of small batches.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
