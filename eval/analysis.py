@@ -73,8 +73,8 @@ def _plain(found: Interval | None) -> dict[str, Any] | None:
 def order_balanced(rows: VerdictTable) -> Interval | None:
     """The mean of the rate when shown first and when shown second, with posts drawn anew.
 
-    Where most posts were judged in both orders it is taken over those, so that the two rates speak
-    of the same posts; else over all. None where an order has no judgement.
+    Where most posts were judged in both orders, only those count, so that both rates are about the
+    same posts; elsewhere all posts count. None where an order has no judgement.
     """
     sums = _by_post(rows)
     both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
@@ -98,7 +98,7 @@ def order_balanced(rows: VerdictTable) -> Interval | None:
 def swap_consistency(rows: VerdictTable) -> Interval | None:
     """Of the posts judged in both orders, the share with one verdict; Wilson over posts.
 
-    Identical texts, about which the judge was not asked, are left out.
+    Identical texts are left out: the judge was not asked about them.
     """
     sums = _by_post(rows.only(rows.asked))
     kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
@@ -120,8 +120,10 @@ def _by_post(rows: VerdictTable) -> Floats:
 def verdict_table(
     judgements: Iterable[dict[str, Any]], texts: Mapping[str, tuple[str, str]]
 ) -> VerdictTable:
-    """The table of one policy's rows of `judgements.jsonl`; `texts` holds for each post id the
-    policy's summary and the one that it was compared with, whose words are counted.
+    """The table of one policy's rows of `judgements.jsonl`.
+
+    `texts`: post id -> the policy's summary and the one that it was compared with; their words are
+    counted.
     """
     rows = list(judgements)
     numbers = {post_id: number for number, post_id in enumerate(dict.fromkeys(map(_id, rows)))}

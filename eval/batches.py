@@ -1,7 +1,7 @@
 """Questions through OpenAI's batch API: half the price, within a day, resumed after a kill.
 
-A batch is noted in the cache before anything waits for it, with what its lines ask, so that any
-later process collects its replies; the same reader judges them whole as judges a single reply.
+A batch is noted in the cache, with what its lines ask, before anything waits for it. So any later
+process can collect its replies. A reply from a batch is read as any other reply is.
 """
 
 import json
@@ -40,15 +40,15 @@ class Batches:
     def __init__(self, chat: Chat) -> None:
         self.chat, self.cache = chat, chat.cache
         self.prefix = f"{NOTE}{chat.url} {chat.settings.model} "
-        # Uploads and polls may be repeated; a batch that is created twice is paid for twice.
+        # Uploads and polls may be repeated. Creating a batch may not: two batches cost twice.
         self.error = ""
         self.patient = chat.client.with_options(max_retries=chat.settings.max_retries)
 
     def collect_open(self, wait: bool) -> None:
         """Keep the replies of the batches that an earlier process has left.
 
-        Those under way are waited for where `wait`; else they are named. Raises UserError as
-        `ask` does.
+        With `wait`, batches under way are waited for; without it they are named. Raises UserError
+        as `ask` does.
         """
         for name, value in self.cache.notes(self.prefix).items():
             note = json.loads(value)
@@ -68,7 +68,7 @@ class Batches:
     def ask(self, todo: Todo) -> int:
         """Ask all at once and wait for the replies; returns how many came.
 
-        Raises UserError where the money would not do, the server refuses, or no reply came.
+        Raises UserError where the cap on the cost is too low, the server refuses, or no reply came.
         """
         replies = sum([self._submit(lines) for lines in self._files(todo)])
         if not replies:
@@ -191,7 +191,7 @@ class Batches:
 
 
 def _row_of(line: str) -> Row:
-    """A line of a result; an empty row where it is none, so that the others are kept."""
+    """A line of a result; an empty row where it is broken, so that the other lines are kept."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -200,5 +200,5 @@ def _row_of(line: str) -> Row:
 
 
 def _half(usd: float | None, worst: float) -> float:
-    """USD for a line: half of what it costs by itself; `worst` where nobody knows that."""
+    """USD for a line: half of what it costs by itself; `worst` where that is unknown."""
     return worst if usd is None else BATCH_DISCOUNT * usd

@@ -16,9 +16,9 @@ def judge_both_orders(
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
-    `rows` holds lists by the name that the judgements get as `policy`. A row is named by its
-    `id`; where that is not its post's, `post` is. The judge is told of all questions at once;
-    `beside` is what was asked before under the same cap on the cost.
+    `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
+    `post` is the id of its post where the two differ. The judge is told of all questions at once.
+    `beside` are questions that were asked before under the same cap on the cost.
     """
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
     asked = [

@@ -69,9 +69,10 @@ def is_model(requested: str, returned: str) -> bool:
 
 
 class Budget:
-    """Money for requests: reserved at its worst before one is sent, settled after it.
+    """Money for requests: the most that a request can cost is reserved before it is sent.
 
-    So the cap holds whatever the replies turn out to be and however many are under way.
+    After the reply the real cost is booked. So the cap holds, whatever the replies turn out to be
+    and however many requests are under way.
     """
 
     def __init__(self, cap: float, spent: float = 0.0) -> None:
@@ -79,9 +80,9 @@ class Budget:
         self.changed = Condition()
 
     def reserve(self, usd: float) -> None:
-        """Set money aside; waits for others while what they give back could be enough.
+        """Set money aside; waits while requests under way may still give back enough of theirs.
 
-        Raises UserError where even that would cross the cap.
+        Raises UserError where the cap would be crossed even so.
         """
         with self.changed:
             self.changed.wait_for(lambda: self._fits(usd) or not self.reserved)

@@ -6,7 +6,8 @@ The judge compares the two summaries of a seeded sample of the validation compar
 orders, without seeing the label. Labels are what the data say: people in OpenAI's comparisons, a
 noisy labeller in the built-in world, another model in other folders. Posts are shown whole.
 
-People agree with each other on 72 to 77 % of such pairs (P2), so more cannot be asked of a judge.
+People agree with each other on 72 to 77 % of such pairs (Stiennon et al. 2020): no judge can be
+expected to do better.
 """
 
 import random
@@ -39,7 +40,7 @@ from stages.world import world_folder
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
 LABELS = "comparisons_validation"
-# Fewer pairs with a reference than this, and all pairs stand for how the judge errs.
+# With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
 LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
 LEAST_CONSISTENCY = 0.6
@@ -79,8 +80,9 @@ PAIR_KEYS = ("id", "post", "with_reference", "label", "answer", "confidence")
 def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
     """`count` labelled pairs about posts, drawn by seed (all of them where there are fewer).
 
-    `summary` is the one that is no reference where the other is (so errors can be told apart by
-    side, as in an evaluation), else the first of the file; `label` says that it was preferred.
+    Where one of the two is the reference, `summary` is the other one, so that the judge's errors
+    can be told apart by side, as in an evaluation. Elsewhere `summary` is the first in the file.
+    `label` says whether `summary` was preferred.
     """
     rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
     drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
@@ -104,8 +106,9 @@ def _pair(name: str, row: dict[str, Any]) -> Row:
 
 
 def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
-    """The pairs with `answer`: how far the judge prefers `summary`, the mean of both orders in
-    [0, 1], None where one is unjudged.
+    """The pairs with `answer`: how far the judge prefers `summary`, in [0, 1].
+
+    It is the mean of both orders; None where an order is unjudged.
     """
     scores = post_scores(judgements)["labelled"]
     return [pair | {"answer": scores[pair["id"]]} for pair in pairs]
@@ -175,13 +178,13 @@ def _by_confidence(pairs: Sequence[Row]) -> dict[str, Any]:
 
 
 def error_pairs(judged: Sequence[Row]) -> list[Row]:
-    """The pairs that tell how the judge errs: those with a reference, where they are enough."""
+    """The pairs on which errors are counted: those with a reference, or all where these are few."""
     mine = [pair for pair in judged if pair["with_reference"]]
     return mine if len(mine) >= FEWEST_WITH_REFERENCE else list(judged)
 
 
 def flags(found: dict[str, Any]) -> list[str]:
-    """What forbids to take this judge's word, in plain sentences; empty where nothing does."""
+    """Reasons not to trust this judge, in plain sentences; empty where there are none."""
     said = []
     agreement, statistics = found["agreement"], found["statistics"]
     if agreement is None:

@@ -1,9 +1,9 @@
 """One question to a server that speaks the OpenAI chat protocol, until a whole reply is kept.
 
-What passes (rate limits, server errors, timeouts, lost connections, bodies that are no reply of
-the model that was asked) is tried again; what stays (a bad key, no credit, no such model) stops
-everything with one line. An outage must stop the evaluation: scored as unjudged, it would look
-like a result.
+Passing errors are tried again: rate limits, server errors, timeouts, lost connections, bodies that
+are no reply of the model that was asked. Lasting errors (a bad key, no credit, no such model) stop
+everything with one line. An outage must stop the evaluation: if it counted as unjudged, it would
+look like a result.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ HINTS = {
     404: "check judge.model and judge.base_url",
 }
 BAD_REQUESTS = (400, 422)
-# A request timeout, a conflict and a rate limit pass, as do all server errors.
+# Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
 PASSING = (408, 409, 425, 429)
 NO_CREDIT = "insufficient_quota"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What of the protocol a model takes; found out by its refusals."""
+    """Which parts of the protocol a model accepts; its refusals show it."""
 
     structured: bool
     temperature: bool = True
@@ -52,7 +52,7 @@ class Dialect:
 
 
 class Request(NamedTuple):
-    """A question as it is sent, but for the budget of its reply."""
+    """A question as it is sent, without the budget of its reply."""
 
     key: str
     question: Question
@@ -79,7 +79,7 @@ class Chat:
         from openai import OpenAI
 
         self.settings, self.cache, self.price = judge, cache, price
-        # It would retry broken replies never and others unseen by the ledger.
+        # The client never retries broken replies, and the ledger would not see its other retries.
         self.client = OpenAI(
             base_url=judge.base_url or None, timeout=judge.request_seconds, max_retries=0
         )
@@ -103,7 +103,7 @@ class Chat:
             one.query, one.first, one.second, OBJECT if dialect.structured else LINES
         )
         body = self.body(Request("", question, dialect), max_tokens=0)
-        del body[dialect.tokens]  # a reply is found by its question and, apart, by its budget
+        del body[dialect.tokens]  # the budget is no part of the key: the cache keeps it apart
         asked = json.dumps((self.url, body), sort_keys=True)
         return Request(hashlib.sha256(asked.encode()).hexdigest(), question, dialect)
 
@@ -123,8 +123,8 @@ class Chat:
     def ask(self, request: Request, max_tokens: int) -> None:
         """Ask until a whole reply is in the cache.
 
-        Raises UserError where the server refuses or, retried, stays away, and where the money
-        would not do; then every other thread gets the same error at its next try. Raises
+        Raises UserError where the server refuses, does not answer after all tries, or the cap on
+        the cost is too low; every other thread then gets the same error at its next try. Raises
         DialectError where the request must be made anew.
         """
         try:
@@ -273,7 +273,7 @@ class Chat:
 
 
 def at_worst(usd: float | None, worst: float) -> float:
-    """What to count for a try: its cost, or the worst where nobody knows it."""
+    """What to count for a try: its cost, or where that is unknown the most that it can be."""
     return worst if usd is None else usd
 
 

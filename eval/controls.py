@@ -31,7 +31,7 @@ CONTROLS = {
 }
 QUERY = re.compile(r"SUBREDDIT: .*?\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)", re.DOTALL)
 EVEN = 0.5
-# Knows the texts that were scored and no others.
+# This judge knows only the texts that the run scored.
 OWN_TEXTS_ONLY = "reward_model"
 
 
@@ -44,7 +44,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
-        # One cap for a run's questions: the controls may spend what its summaries have left.
+        # All questions of a run share one cap: the controls may spend what the summaries left.
         beside = questions_about(policies)
         judgements = judge_both_orders(run, judge, rows, "controls", beside)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}

@@ -1,10 +1,10 @@
 """The win rate at equal length, beside the raw one: never instead of it.
 
 Judges prefer longer text and the text shown first. A logistic model of "the policy is preferred"
-with a term for each says what would be left at a length ratio of 1 without a first place. What a
-summary gains by being longer and telling more is taken off with it, so both rates are shown.
-Length is counted in words, as in the published analysis of these verdicts (characters and tokens
-can be had from `eval.verdict_analysis`, to see how much the unit matters).
+has a term for each; it says which rate would be left at a length ratio of 1 if no text were shown
+first. That also takes off what a summary gains by telling more, so both rates are shown. Length is
+counted in words, as in the published analysis of these verdicts. `eval.verdict_analysis` counts
+characters and tokens too, to show how much the unit matters.
 """
 
 import warnings
@@ -47,7 +47,7 @@ class VerdictTable:
 
 
 def word_count(text: str) -> int:
-    """Words of a summary, at least 1: an empty one has no logarithm."""
+    """Words of a summary, at least 1, because 0 has no logarithm."""
     return max(1, len(text.split()))
 
 
@@ -59,8 +59,8 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     with the standard error clustered by post (a fractional logit: ties enter as 1/2). `estimate`
     is None, with the reason under `why`, where the model has no answer. `extrapolated`: a ratio
     of 1 lies outside the middle 90% of the ratios seen, so the model, not the data, answers.
-    Source: P2 section 3.4 and its appendix on length; P1's appendix; users of LLM judges,
-    Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
+    Source: Stiennon et al. 2020, section 3.4 and appendix on length; Huang et al. 2024, appendix;
+    for LLM judges Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
     """
     rows = table.judged()
     why = _no_answer(rows)

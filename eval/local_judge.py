@@ -1,6 +1,6 @@
 """A chat model in this process as judge: its probabilities of "A" and "B", no sampling, no parsing.
 
-It has no word for a tie: a pair ties where its two orders disagree.
+It cannot answer "tie": a pair is a tie where its two orders disagree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class LocalJudge:
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Judge them all, in batches of texts of similar length, which pad the least.
 
-        It costs nothing, so what was asked `beside` does not matter.
+        It costs nothing, so questions asked `beside` do not matter.
         """
         todo = sorted(set(comparisons) - set(self.known), key=lambda one: sum(map(len, one)))
         starts = range(0, len(todo), self.batch_size)

@@ -41,7 +41,7 @@ class RewardModelJudge:
     )
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        """Collect the recorded scores by post and text; the first one of a text stands.
+        """Collect the recorded scores by post and text; a text keeps its first score.
 
         So equal texts are judged alike, whichever policy wrote them and with or without EOS.
         """

@@ -72,9 +72,9 @@ class OpenAIJudge:
         return [(one, tokens) for one, tokens in found if tokens is not None]
 
     def _ask_one(self, comparisons: Sequence[Comparison]) -> None:
-        """Ask the first question that is missing by itself: it finds out what the server takes.
+        """Ask one missing question by itself, to find out what the server accepts.
 
-        A batch that the server refuses line by line would take a day to say so.
+        If the server refused every line of a batch, it could take a day to say so.
         """
         for one in comparisons:
             if self.next_budget(self.chat.request(one)) is not None:
@@ -100,8 +100,8 @@ class OpenAIJudge:
     def next_budget(self, request: Request) -> int | None:
         """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
 
-        An unusable reply is not asked for again with a budget that it had already; more
-        judge.max_tokens asks again for these alone.
+        An unusable reply is not asked for again with the same budget. With a larger
+        judge.max_tokens, only such replies are asked for again.
         """
         rows = self.cache.replies(request.key)
         if any(choice_of(row, request.question) for row in rows):
@@ -132,7 +132,7 @@ class OpenAIJudge:
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:
-    """What a kept reply prefers; one cut off at its budget has not said its last word."""
+    """What a kept reply prefers; None where it was cut off at its budget."""
     if row["finish_reason"] == "length":
         return None
     return parse_choice(question.without_echo(row["text"]))

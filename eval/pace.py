@@ -9,7 +9,8 @@ from threading import Event, Lock
 
 from stages.errors import UserError
 
-# Waits of 0.5 s doubling up to 8 s, unless the server names one: rides out a minute's rate limit.
+# The first wait is 0.5 s, and waits double up to 8 s unless the server names one: together they
+# outlast a rate limit by the minute.
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
@@ -39,8 +40,8 @@ class Pace:
     def back_off(self, failures: int, retry_after: float | None) -> None:
         """Wait after the k-th failure of a request in a row, k from 1.
 
-        What the server asks for holds for all threads. The jitter keeps those that failed
-        together from coming back together.
+        A wait that the server asks for holds for all threads. The jitter keeps threads that failed
+        together from trying again together.
         """
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
         jitter = random.Random().uniform(0.5, 1.0) * longest
@@ -59,7 +60,7 @@ def retry_after_of(headers: Mapping[str, str]) -> float | None:
     """Seconds that a response asks to wait, from its headers; None where it does not.
 
     Source: RFC 9110 section 10.2.3, seconds or a date; OpenAI's retry-after-ms is finer.
-    Raises UserError where it asks for longer than anyone would sit through.
+    Raises UserError where it asks for a wait that is too long to sit through.
     """
     text, finer = headers.get("retry-after"), headers.get("retry-after-ms")
     try:

@@ -1,15 +1,16 @@
 """The question that an LLM judge is asked, and what keeps its parts apart.
 
 Posts and summaries are anybody's text. They stand between tags that no text can close, because
-the tags carry a number drawn from the texts themselves, and they hold nothing that a chat server
-could take for a control token of its own.
+the tags carry a number that is computed from the texts and stands in none of them. Whatever a chat
+server could take for one of its control tokens is broken up.
 """
 
 import hashlib
 import re
 from typing import Any, NamedTuple
 
-# A question of our own on the paper's three axes (P1 section E.1), with a tie as a third answer.
+# A question of our own, on the three axes of Huang et al. 2024 (section E.1). A tie is a third
+# answer.
 PROMPT = """\
 Two summaries of the same forum post follow. Decide which of them is the better summary.
 
@@ -68,7 +69,7 @@ ECHO_CHARACTERS = 40
 
 
 class Question(NamedTuple):
-    """A prompt, and the texts in it that are not ours."""
+    """A prompt, and the texts in it that other people wrote."""
 
     prompt: str
     tag: str
@@ -80,7 +81,7 @@ class Question(NamedTuple):
         return hashlib.sha256(self.prompt.encode(errors="surrogatepass")).hexdigest()[:16]
 
     def without_echo(self, reply: str) -> str:
-        """A reply without what it repeats of the question: only the judge's own words count."""
+        """A reply without what it repeats of the question; only the judge's own words are left."""
         own = reply.replace(self.prompt, " ")
         for name in ("post", "summary-A", "summary-B"):
             whole = rf"<{name}-{self.tag}>.*?(?:</{name}-{self.tag}>|\Z)"

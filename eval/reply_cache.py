@@ -1,9 +1,10 @@
 """Replies that were paid for, on disk before anyone uses them: one SQLite file for all judges.
 
-A reply is found again by its key, the hash of all that determines it but the budget, and by its
-budget: a reply that a small budget did not cut off is what a larger one would have got. Beside
-the replies stands a ledger: every try is entered at its worst price before it is sent and settled
-afterwards, so that a kill in between can lose a reply under way but never a cent of the account.
+A reply is found again by its key, which is the hash of all that determines it except the budget,
+and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
+Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
+sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
+says less than was spent.
 """
 
 import sqlite3
@@ -73,10 +74,10 @@ class ReplyCache:
     def settle(
         self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
     ) -> None:
-        """What became of a try and what it cost, with its reply in the same transaction.
+        """Enter how a try ended and what it cost, with its reply in the same transaction.
 
-        A reply that is there already, from another process, stands. `raw` is what came: where it
-        is no reply that can be used, it is kept beside the ledger.
+        A reply that another process has stored already is kept. `raw` is what the server sent;
+        where it is no usable reply, it is stored beside the ledger.
         """
         with self._transaction(durable=bool(reply or raw)):
             self._keep(number, reply, raw)
@@ -142,7 +143,7 @@ class ReplyCache:
 
     @contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:
-        """Nothing of what is written is lost by a kill; if durable, nor by a power cut."""
+        """A transaction: a kill loses nothing of it; if durable, a power cut neither."""
         with self.lock:
             self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             with self.connection:

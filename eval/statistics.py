@@ -17,10 +17,10 @@ from stages.intervals import wilson
 Floats = NDArray[np.float64]
 Totals = Callable[[Floats], Floats]
 CONFIDENCE = 0.95
-# With fewer posts that depart from the most common score, the bootstrap sees too little of them.
+# If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
 FEW_POSTS = 10
 RESAMPLES = 10_000
-LEAST_SKILL = 0.05  # sensitivity + specificity - 1, below which a judge's rate says nothing
+LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _tails() -> list[float]:
 def _interval_of_few(
     values: Floats, common: float, limits: tuple[float, float]
 ) -> tuple[float, float]:
-    """Interval of a mean where nearly all posts have one value, and resampling shows too little.
+    """Interval of a mean where nearly all posts have one value, so that resampling is too narrow.
 
     At 0% or 100% a bootstrap has no width, as if no other post could ever differ. The mean is
     `common + up * share above - down * share below`; Wilson bounds both shares, and up and down
@@ -190,7 +190,7 @@ def corrected_rate(
         return None
     means = resampled_totals(scores[:, None], seed)[:, 0] / len(scores)
     drawn = _rogan_gladen(means, resampled_totals(rows, seed + 1))
-    # A draw of the calibration in which the judge cannot tell leaves every rate possible.
+    # In a resample in which the judge is no better than chance, every rate is possible.
     low = float(np.quantile(np.nan_to_num(drawn, nan=0.0), _tails()[0]))
     high = float(np.quantile(np.nan_to_num(drawn, nan=1.0), _tails()[1]))
     return Interval(estimate=float(estimate[0]), low=low, high=high, posts=len(scores))
@@ -208,7 +208,7 @@ def _rogan_gladen(rates: Floats, totals: Floats) -> Floats:
 
 
 def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, whose spread nobody knows."""
+    """95% t interval of a mean over seeds; None for one seed, which has no spread."""
     from scipy.stats import t
 
     if len(values) < 2:

@@ -3,8 +3,8 @@
     python -m eval.verdict_analysis --comparisons FOLDER --policy ppo_1.3b
 
 reads `comparisons_*.jsonl` (the schema of the real data) and takes each `choice` as the verdict of
-a judge who was shown the two summaries in the order of the file. Whether a judge or a person chose
-is the folder's own business: this is arithmetic on what is there.
+a judge who was shown the two summaries in the order of the file. It does not know whether a model
+or a person chose.
 """
 
 import argparse

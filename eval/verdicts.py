@@ -1,8 +1,8 @@
 """What a judge is and what it says: comparisons, replies, verdicts. No torch, no server.
 
 A verdict is one of policy, reference, tie and unjudged. Both orders of a pair are asked, because
-judges lean towards the text shown first; a reply that says nothing usable is `unjudged`: never a
-coin flip, never a loss (P1's code has both, section E.1).
+judges lean towards the text shown first. A reply that says nothing usable is `unjudged`: never a
+coin flip and never a loss (the code of Huang et al. 2024 has both, section E.1).
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,7 +73,7 @@ class Preparing(Protocol):
     """A judge that wants to know beforehand all that it will be asked."""
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
-        """Told once, before the first `compare`: to name a price, or to work in batches.
+        """Called once, before the first `compare`, to name a price or to work in batches.
 
         `beside` was asked before and falls under the same cap on the cost.
         """
@@ -95,7 +95,7 @@ def judge_all(
 ) -> Iterator[Reply]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
-    The first error ends it: what is under way is waited for, what is pending is cancelled.
+    The first error ends it: calls under way are waited for, pending ones are cancelled.
     `beside` is what was asked before under the same cap on the cost.
     """
     if isinstance(judge, Preparing):

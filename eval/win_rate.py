@@ -187,7 +187,7 @@ def print_summary(results: dict[str, Any]) -> None:
 
 
 def _said_of(row: dict[str, Any]) -> str:
-    """A policy's rate; where too much is unjudged none, and how far it could be off."""
+    """A policy's rate, or the bounds of its rate where too much is unjudged."""
     if row["unjudged"] > MOST_UNJUDGED:
         low, high = row["worst_case"]
         return f"no rate: {row['unjudged']:.1%} unjudged, so [{low:.1%}, {high:.1%}]"
