@@ -1,9 +1,13 @@
 """The command line that all stages share: arguments, errors of one line, signals.
 
+    python -m stages.command_line stages.sft --preset tiny
+
+is `python -m stages.sft --preset tiny`, and a Ctrl-C while its libraries load is one line, too.
 Exit codes: 2 for what the user can mend, 130 and 143 where SIGINT and SIGTERM have stopped a stage.
 """
 
 import errno
+import importlib
 import os
 import signal
 import sys
@@ -107,3 +111,18 @@ def is_about_another_process(error: Exception) -> bool:
     """Whether an error says that another process of a launch of several is gone."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return several and isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Load the module that is named first, and run it with the other arguments."""
+    module, *arguments = sys.argv[1:] if argv is None else argv
+    try:
+        loaded = importlib.import_module(module)
+    except KeyboardInterrupt:
+        print(f"{module} was stopped before it began: the same command begins it", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+    loaded.main(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -193,7 +193,8 @@ class Maker:
         row = STAGES[stage]
         launch = shlex.split(self.how.launch) if row.computes else []
         capped = stage in ("judge", "controls", "calibration") and self.how.max_cost
-        words = [*(launch or [sys.executable]), "-m", row.module, *cell.asked.arguments]
+        start = [*(launch or [sys.executable]), "-m", "stages.command_line", row.module]
+        words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
 
     def call(self, words: Sequence[str]) -> int:

@@ -217,7 +217,7 @@ class State:
         """One line at the end of the loop."""
         share = self.save_seconds / max(1e-9, time.monotonic() - self._started)
         if self.run.main:
-            print(f"saved {self.saves} times, {share:.1%} of the time", file=sys.stderr)
+            print(f"saves: {self.saves}, {share:.1%} of the time", file=sys.stderr)
 
 
 def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:

@@ -119,8 +119,8 @@ def _how_far(partial: Path) -> str:
 def _folders(seed: Path, stage: str) -> Iterator[Path]:
     """The folders of one stage of a seed: one, or one a judge; of a stage under way too."""
     folders = [seed / stage]
-    if STAGES[stage].per_judge and (seed / stage).is_dir():
-        folders = [one for one in (seed / stage).iterdir() if one.is_dir()]
+    if STAGES[stage].per_judge:
+        folders = [one for one in (seed / stage).glob("*") if one.is_dir()]
     names = {one.name.removesuffix(".partial"): one for one in folders}
     yield from (one.with_name(name) for name, one in sorted(names.items()))
 

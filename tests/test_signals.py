@@ -182,3 +182,18 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
 
     with pytest.raises(ZeroDivisionError):
         run_stage("sft", stage, [], "a stage")
+
+
+def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "stages.command_line", "slow", "--preset", "tiny"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    process = subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "slow was stopped before it began: the same command begins it\n"
