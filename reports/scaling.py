@@ -17,14 +17,15 @@ from typing import Any
 import pandas as pd
 
 from eval.statistics import mean_of_seeds
-from reports import page, paper, plots, verdict
-from reports.collect import Record, differing_settings, find_runs, table
+from reports import made_with, page, paper, plots, verdict
+from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, note_sources, table
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text
 from reports.verdict import number, percent
 from stages.config import UserError, fail
 
-# What may differ between sizes: the base model itself, and memory knobs.
-FREE = ("memory", "base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
+# What may differ between sizes: the base model itself, and how batches are cut.
+BASE = ("base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
+FREE = (*MEMORY_KNOBS, *BASE)
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("accuracy", "RM accuracy", percent),
     ("sft/win_rate", "SFT win rate", percent),
@@ -61,7 +62,8 @@ def main(argv: list[str] | None = None) -> None:
     stem = "scaling-" + re.sub(r"[^A-Za-z0-9.-]+", "-", title.lower()).strip("-")
     heading = args.title or f"Sizes side by side: {', '.join(args.names)}"
     path = page.write(page.beside_the_runs(), stem, heading, blocks(records, left_out))
-    print("\n".join((*conclusions(table(records)), f"report: {path}")))
+    note_sources(path, "scaling", args.names, records)
+    print(page.for_terminal(conclusions(table(records)), path))
 
 
 def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
@@ -178,11 +180,11 @@ def _checked(records: list[Record]) -> str:
     checked = (
         f"{', '.join(different)}: see the notes above."
         if different
-        else "nothing but the base model and memory knobs (and the seed)."
+        else "nothing but the base model and how batches are cut to fit memory (and the seed)."
     )
     return (
         f"Checked against the settings that the {len(records)} runs recorded, the sizes differ in"
-        f" {checked} Code versions: {', '.join(code)}."
+        f" {checked} Code versions: {', '.join(code)}. {made_with.where(records)}"
     )
 
 

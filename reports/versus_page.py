@@ -6,7 +6,6 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 `eval.versus` left on disk.
 """
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,8 @@ from reports.judge_section import controls, rates
 from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from stages.config import UserError, fail
-from stages.runs import read_manifest, stage_folder
-
-COLUMNS = 80
+from stages.files import file_hash
+from stages.runs import open_stage, read_manifest, stage_folder
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,15 +35,13 @@ def main(argv: list[str] | None = None) -> None:
         fail(error)
     found = manifest["results"]
     flags = flags_of_versus(found, [side.folder.parent for side in sides], config.judge)
-    path = page.write(
-        stage_folder(config, "report"),
-        config.name,
-        f"{found['a']} against {found['b']}",
-        blocks(found, flags),
-    )
+    title = f"{found['a']} against {found['b']}"
+    with open_stage(config, "report") as run:
+        run.inputs = {"versus": file_hash(folder / "manifest.json")}
+        path = page.write(run.partial, config.name, title, blocks(found, flags))
+        run.finish({})
     said = [verdict(found), judge_flags({"judge_flags": flags}) or ""]
-    wrapped = [line for text in said for line in textwrap.wrap(text, COLUMNS)]
-    print("\n".join([*wrapped, "report:", str(path)]))
+    print(page.for_terminal(said, run.folder / path.name))
 
 
 def verdict(found: dict[str, Any]) -> str:

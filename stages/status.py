@@ -61,6 +61,8 @@ VARIABLES = {
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
+    "JUDGE": "for scaling, publish: which judge, where there are several",
+    "NAMES, A, B": "runs for scaling; two policies for versus",
     "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
     "MAX_COST": "the most that an LLM judge may cost, USD",
     "REPLACE=1": "move finished stages with other settings aside",

@@ -176,8 +176,11 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
         setting, what = cells(text, "The switches", name)
         assert setting == one.settings
         assert page.escape(one.what) == what
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in printed] == [*ABLATIONS, "report"]
+    *printed, path = capsys.readouterr().out.splitlines()
+    said = " ".join(printed)
+    assert all(f" {name}: +5.0 points" in said for name in ABLATIONS)
+    assert max(map(len, printed)) <= 80
+    assert path == str(page.beside_the_runs() / "ablations-tiny.html")
 
 
 # -- what to hold against it -----------------------------------------------------------------------

@@ -92,7 +92,7 @@ RANKS = {
     "reports.plots": 20,
     "reports.verdict": 20,
     "reports.collect": 21,
-    "reports.made_with": 21,
+    "reports.made_with": 22,
     "reports.judge_section": 22,
     "reports.dpo_section": 22,
     "reports.compared": 22,

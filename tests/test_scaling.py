@@ -85,7 +85,9 @@ def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
     html = (page.beside_the_runs() / "scaling-tiny-s-tiny.html").read_text()
     assert "tiny seed2 is left out: stage judge is missing" in html
     assert "One seed only: tiny." in html
-    assert "scaling-tiny-s-tiny.html" in capsys.readouterr().out
+    *printed, path = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 80
+    assert path == str(page.beside_the_runs() / "scaling-tiny-s-tiny.html")
 
 
 def test_a_run_that_is_not_there_is_refused_in_one_line(runs, capsys):
@@ -104,3 +106,25 @@ def test_where_two_judges_judged_a_run_one_is_to_be_chosen(runs, capsys):
         scaling.main(["--names", "tiny", "--judge", judge])
         text = (page.beside_the_runs() / "scaling-tiny.md").read_text()
         assert [one for one in ("63.0%", "55.0%") if one in text] == [rate]
+
+
+def test_unknown_runs_and_judges_are_told_the_nearest(runs, capsys):
+    fabricate(make_config("tiny"))
+    for arguments, said in (
+        (["tiyn"], "unknown run 'tiyn': did you mean tiny?"),
+        (["tiny", "--judge", "fact"], "unknown judge 'fact': did you mean facts?"),
+    ):
+        with pytest.raises(SystemExit):
+            scaling.main(["--names", *arguments])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
+    memory = replace(make_config("tiny").memory, cpu_threads=1, microbatch_size=3)
+    records, _ = four_runs(memory=memory)
+    (note,) = scaling.alike(records, collect.table(records))
+    assert "memory.cpu_threads differs (1 / 2)" in note
+    text = page.to_markdown("x", "x", scaling.blocks(records))
+    assert "memory.cpu_threads: 1 / 2" in text
+    assert "Computed on: CPU, 2 cores" in text
