@@ -92,6 +92,7 @@ RANKS = {
     "reports.plots": 20,
     "reports.verdict": 20,
     "reports.collect": 21,
+    "reports.readme_blocks": 21,
     "reports.made_with": 22,
     "reports.judge_section": 22,
     "reports.dpo_section": 22,
@@ -101,6 +102,7 @@ RANKS = {
     "reports.versus_page": 23,
     "reports.scaling": 23,
     "reports.ablations": 23,
+    "reports.publish": 24,
 }
 WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
 WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]

@@ -1,0 +1,334 @@
+"""Copy the finished pages of runs to reports/generated, with a record of what each was made from.
+
+    python -m reports.publish --names tiny
+
+takes every finished seed's page, the judge's calibration, comparisons of two policies, and pages
+about several runs, where all runs of such a page are named. published.json holds, for each page,
+runs, judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a
+run's row of numbers. The README's two blocks of numbers are written from it. A page whose run is
+stale, or was made with code that was not committed, is refused.
+"""
+
+import argparse
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reports.collect import load_run, names_of_runs
+from reports.page import beside_the_runs, files_of, wrapped
+from reports.readme_blocks import in_readme
+from stages import config as settings
+from stages.config import Config, UserError, fail
+from stages.errors import unknown
+from stages.files import file_hash, read_json, write_json, write_text
+from stages.presets import recorded_config
+from stages.runs import changed_file, mend, read_manifest, stage_folder, why_not
+
+GENERATED = Path("reports/generated")
+RECORD = "published.json"
+README = Path("README.md")
+DIRTY = "-dirty"
+# What a page's folder is, below a seed -> what the page is.
+KINDS = {"report": "run", "calibration_report": "calibration"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page to be published, and what it was made from."""
+
+    kind: str
+    names: tuple[str, ...]
+    """The runs that it is about."""
+    folder: Path
+    stem: str
+    judge: str
+    sources: dict[str, str]
+    """Stage folder below runs/ -> SHA-256 of its manifest."""
+    code: frozenset[str] = frozenset()
+    """The code that made the page itself, where no manifest says so."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    headline: str = ""
+
+    @property
+    def manifests(self) -> list[dict[str, Any]]:
+        """The manifests behind it."""
+        return [read_manifest(settings.RUNS / one) or {} for one in self.sources]
+
+    @property
+    def code_versions(self) -> list[str]:
+        """The versions of the code that made it and what it was made from."""
+        return sorted(self.code | {one["code_version"] for one in self.manifests})
+
+
+# -- which pages -----------------------------------------------------------------------------------
+
+
+def find_pages(names: Sequence[str], judge: str = "") -> tuple[list[Page], list[str]]:
+    """The pages of the named runs, and a line on each seed without one.
+
+    Raises UserError for an unknown run, a run without any page, and a page that is stale.
+    """
+    found: list[Page] = []
+    left_out: list[str] = []
+    for name in names:
+        if name not in names_of_runs():
+            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+        pages = []
+        seeds = (settings.RUNS / name).glob("seed*")
+        for seed in sorted(seeds, key=lambda one: (len(one.name), one.name)):
+            of_seed = [page for stage in KINDS for page in pages_of_seed(seed, stage, judge)]
+            pages += of_seed
+            if not any(page.kind == "run" for page in of_seed):
+                left_out.append(f"{name} {seed.name} has no page: stage report is missing.")
+        if not pages:
+            raise UserError(f"run {name} has no page: run `make eval` for it first")
+        found += pages
+    return [*found, *versus_pages(names, judge), *several_pages(names, judge)], left_out
+
+
+def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
+    """The finished folder of a stage by the judge that is meant, and its recorded config."""
+    there = sorted(one for one in (seed / stage).glob("*") if read_manifest(one) is not None)
+    chosen = [one for one in there if judge in ("", one.name) and one.suffix != ".partial"]
+    if len(chosen) > 1:
+        names = ", ".join(one.name for one in chosen)
+        raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
+    for folder in chosen:
+        config = recorded_config(folder)
+        if config is not None:
+            yield folder, config
+
+
+def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
+    """A seed's page of the run, or of its judge's calibration, where there is one.
+
+    Raises UserError where it is stale, with the command that mends it.
+    """
+    for folder, config in judged(seed, stage, judge):
+        inputs = (read_manifest(folder) or {"inputs": {}})["inputs"]
+        if stage == "report":
+            load_run(config)  # refuses a stale stage
+        for one in [*({"calibration"} & inputs.keys()), stage]:
+            check_holds(config, one)
+        headline = folder / "headline.txt"
+        yield Page(
+            kind=KINDS[stage],
+            names=(config.name,),
+            folder=folder,
+            stem=next(folder.glob("*.md")).stem,
+            judge=folder.name,
+            sources=hashes_of([folder, *(stage_folder(config, one) for one in inputs)]),
+            numbers=read_json(folder / "numbers.json") or {},
+            headline=headline.read_text(encoding="utf-8") if headline.exists() else "",
+        )
+
+
+def check_holds(config: Config, stage: str) -> None:
+    """Raise UserError unless a stage is what its own settings and inputs would give now."""
+    problem = why_not(config, stage) or changed_file(stage_folder(config, stage))
+    if problem:
+        where = f"{config.name} seed{config.seed}"
+        raise UserError(f"{where}: stage {stage} {problem}: {mend(config, stage, problem)}")
+
+
+def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
+    """Stage folder below runs/ -> SHA-256 of its manifest."""
+    return {
+        str(one.relative_to(settings.RUNS)): file_hash(one / "manifest.json") for one in folders
+    }
+
+
+def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
+    """The comparisons of two policies of the named runs.
+
+    Raises UserError where summaries or verdicts have changed since.
+    """
+    for seed in sorted(settings.RUNS.glob("versus-*/seed*")):
+        for folder, config in judged(seed, "report", judge):
+            verdicts = stage_folder(config, "versus")
+            manifest = read_manifest(verdicts) or {"inputs": {}, "results": {}}
+            recorded: dict[str, str] = manifest["inputs"]
+            about = {one.split("/")[0] for one in recorded}
+            if not about or not about <= set(names):
+                continue
+            check_holds(config, "versus")
+            own = hashes_of([verdicts])
+            made_from = (read_manifest(folder) or {})["inputs"]["versus"]
+            a, b = (_side(manifest["results"][one]) for one in ("a", "b"))
+            command = f"make versus A={a} B={b}"
+            check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
+            problem = changed_file(folder)
+            if problem:
+                raise UserError(f"{config.name}: its page {problem}: run `{command}`")
+            yield Page(
+                kind="versus",
+                names=tuple(sorted(about)),
+                folder=folder,
+                stem=config.name,
+                judge=folder.name,
+                sources=recorded | own | hashes_of([folder]),
+            )
+
+
+def _side(label: str) -> str:
+    """A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo."""
+    name, seed, policy = label.rsplit("-", 2)
+    return f"{name}/{seed}:{policy}"
+
+
+def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
+    """The pages about several runs whose runs are all named.
+
+    Raises UserError where a run has changed since, or a seed has finished that is not on the page.
+    """
+    for path in sorted(beside_the_runs().glob("*.json")):
+        note = read_json(path)
+        if not set(note["names"]) <= set(names) or judge not in ("", *note["judges"]):
+            continue
+        asked = " ".join(note["names"])
+        command = f'make scaling NAMES="{asked}"'
+        if note["kind"] == "ablations":
+            command = f"make ablations NAME={asked}"
+        check_sources(path.stem, note["sources"], command)
+        for name, hash_ in note["files"].items():
+            if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
+                raise UserError(f"{path.stem} has changed on disk ({name}): run `{command}`")
+        yield Page(
+            kind=note["kind"],
+            names=tuple(note["names"]),
+            folder=path.parent,
+            stem=path.stem,
+            judge=", ".join(note["judges"]),
+            sources=note["sources"],
+            code=frozenset({note["code_version"]}),
+        )
+
+
+def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
+    """Raise UserError where a stage that a page was made from is another one by now."""
+    for folder, hash_ in recorded.items():
+        manifest = settings.RUNS / folder / "manifest.json"
+        if not manifest.exists() or file_hash(manifest) != hash_:
+            raise UserError(f"{page} was made from an earlier {folder}: run `{command}`")
+
+
+def check_seeds(pages: Sequence[Page]) -> None:
+    """Raise UserError where a page about sizes lacks a seed that is published beside it."""
+    seeds: dict[str, set[int]] = {}
+    for page in (one for one in pages if one.kind == "run"):
+        seeds.setdefault(page.numbers["name"], set()).add(page.numbers["seed"])
+    for page in (one for one in pages if one.kind == "scaling"):
+        for name in page.names:
+            lacking = sorted(seeds.get(name, set()) - set(runs_of(page).get(name, [])))
+            if lacking:
+                listed = ", ".join(map(str, lacking))
+                raise UserError(f"{page.stem} lacks seed {listed} of {name}: run `make scaling`")
+
+
+def check_clean(pages: Sequence[Page]) -> None:
+    """Raise UserError where a page was made with code that was not committed."""
+    for page in pages:
+        dirty = [one for one in page.code_versions if one.endswith(DIRTY)]
+        if dirty:
+            raise UserError(
+                f"{page.stem} was made with code that was not committed ({', '.join(dirty)}):"
+                " make it from a commit, or add --allow-dirty"
+            )
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def publish(
+    names: Sequence[str], judge: str = "", allow_dirty: bool = False
+) -> tuple[list[Page], list[str]]:
+    """Copy the pages, record them, write the README's blocks; the pages and what is left out.
+
+    Raises UserError, before anything is written, where a page may not be published.
+    """
+    pages, left_out = find_pages(names, judge)
+    check_seeds(pages)
+    if not allow_dirty:
+        check_clean(pages)
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    published = read_json(GENERATED / RECORD) or {"pages": {}}
+    for page in pages:
+        published["pages"][page.stem] = replace_page(page)
+    published["pages"] = dict(sorted(published["pages"].items()))
+    write_json(GENERATED / RECORD, published)
+    if README.exists():
+        before = README.read_text(encoding="utf-8")
+        after = in_readme(before, published)
+        if after != before:
+            write_text(README, after)
+    return pages, left_out
+
+
+def replace_page(page: Page) -> dict[str, Any]:
+    """Put a page in the place of its earlier version, wholly; returns its record."""
+    for old in files_of(GENERATED, page.stem):
+        old.unlink()
+    files = files_of(page.folder, page.stem)
+    for path in files:
+        partial = GENERATED / f"{path.name}.partial"
+        shutil.copyfile(path, partial)
+        partial.rename(GENERATED / path.name)
+    manifests = page.manifests
+    versions: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for library, version in manifest["versions"].items():
+            versions.setdefault(library, set()).add(version)
+    return {
+        "kind": page.kind,
+        "about": list(page.names),
+        "runs": runs_of(page),
+        "judge": page.judge,
+        "code_versions": page.code_versions,
+        "finished": max(one["finished"] for one in manifests),
+        "devices": sorted({one["device"] for one in manifests}),
+        "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
+        "files": {path.name: file_hash(GENERATED / path.name) for path in files},
+        "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
+        "numbers": page.numbers,
+        "headline": page.headline,
+    }
+
+
+def runs_of(page: Page) -> dict[str, list[int]]:
+    """Run -> its seeds, of everything that a page was made from."""
+    found: dict[str, set[int]] = {}
+    for folder in page.sources:
+        name, seed = Path(folder).parts[:2]
+        found.setdefault(name, set()).add(int(seed.removeprefix("seed")))
+    return {name: sorted(seeds) for name, seeds in sorted(found.items())}
+
+
+def not_recorded() -> list[str]:
+    """Files among the published ones that no page of the record owns."""
+    recorded = read_json(GENERATED / RECORD)["pages"].values()
+    known = {RECORD, *(name for one in recorded for name in one["files"])}
+    return sorted(one.name for one in GENERATED.iterdir() if one.name not in known)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Publish the pages of some runs and name them."""
+    parser = argparse.ArgumentParser(description="copy finished pages to reports/generated")
+    parser.add_argument("--names", nargs="+", default=["tiny"], help="runs")
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
+    parser.add_argument("--allow-dirty", action="store_true", help="code that is not committed too")
+    args = parser.parse_args(argv)
+    try:
+        pages, left_out = publish(list(dict.fromkeys(args.names)), args.judge, args.allow_dirty)
+    except UserError as error:
+        fail(error)
+    lines = [f"published in {GENERATED}:", *(f"  {page.stem}" for page in pages), *left_out]
+    orphans = not_recorded()
+    if orphans:
+        lines.append(f"no page of {RECORD} owns these: {', '.join(orphans)}")
+    print("\n".join(part for line in lines for part in wrapped(line)))
+
+
+if __name__ == "__main__":
+    main()
