@@ -25,6 +25,7 @@ from stages.errors import unknown
 from stages.files import file_hash, read_json, write_json, write_text
 from stages.presets import recorded_config
 from stages.runs import changed_file, mend, read_manifest, stage_folder, why_not
+from stages.stage_table import STAGES
 
 GENERATED = Path("reports/generated")
 RECORD = "published.json"
@@ -287,7 +288,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         "judge": page.judge,
         "code_versions": page.code_versions,
         "finished": max(one["finished"] for one in manifests),
-        "devices": sorted({one["device"] for one in manifests}),
+        "devices": devices_of(manifests),
         "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
         "files": {path.name: file_hash(GENERATED / path.name) for path in files},
         "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
@@ -297,12 +298,19 @@ def replace_page(page: Page) -> dict[str, Any]:
 
 
 def runs_of(page: Page) -> dict[str, list[int]]:
-    """Run -> its seeds, of everything that a page was made from."""
+    """Run -> its seeds, of every run that a page was made from."""
     found: dict[str, set[int]] = {}
     for folder in page.sources:
         name, seed = Path(folder).parts[:2]
         found.setdefault(name, set()).add(int(seed.removeprefix("seed")))
+    found.pop(page.stem, None)  # a comparison of two policies has a folder of its own
     return {name: sorted(seeds) for name, seeds in sorted(found.items())}
+
+
+def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the stages that run models ran; of a page without such stages, where all ran."""
+    computing = [one for one in manifests if STAGES[one["stage"]].computes]
+    return sorted({one["device"] for one in computing or manifests})
 
 
 def not_recorded() -> list[str]:

@@ -86,10 +86,11 @@ def test_pages_of_every_kind_are_copied_with_true_hashes(place, capsys):
     assert pages["tiny-seed1"]["runs"] == {"tiny": [1]}
     assert "tiny/seed1/calibration/facts/manifest.json" in pages["tiny-seed1"]["manifests"]
     assert pages["scaling-tiny"]["runs"] == {"tiny": [1, 2]}
+    assert pages[compared]["runs"] == {"tiny": [1]}
     one = pages["tiny-seed2"]
     assert (one["judge"], one["kind"]) == ("facts", "run")
     assert "508a0d9" in one["code_versions"]
-    assert "CPU, 2 cores" in one["devices"]
+    assert one["devices"] == ["CPU, 2 cores"]
     assert one["numbers"]["ppo/win_rate"] == 0.63
     assert "3.11.7" in one["versions"]["python"]
 
@@ -241,7 +242,7 @@ once_published = pytest.mark.skipif(
     not COMMITTED.exists(), reason="no published.json is committed yet: run `make publish`"
 )
 WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|<!-- .*? -->")
-NUMBER = re.compile(r"(?<![\w.-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w-])")
+NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
 LEVEL = 95.0  # of every interval
 
 

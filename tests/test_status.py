@@ -1,0 +1,31 @@
+"""What `make status` and `make help` say, of what lies in the runs folder."""
+
+import shutil
+
+from reports import run_page
+from stages.presets import make_config
+from stages.stage_table import STAGES
+from stages.status import COLUMNS, GOAL_LINES, help_lines, status
+from tests.fabricated_runs import fabricate, two_judges
+
+
+def test_a_run_without_a_judge_is_one_row_and_one_with_two_has_two(runs):
+    for config in two_judges():
+        run_page.write_report(config)
+    fabricate(make_config("tiny-s"))
+    for stage in ("judge", "controls", "win_rate"):
+        shutil.rmtree(runs / "tiny-s/seed44413" / stage)
+    lines = status()
+    assert max(map(len, lines)) <= COLUMNS
+    done = ["ok"] * 5 + ["-"] + ["ok"] * 5
+    rows = [line.split() for line in lines[1:4]]
+    assert rows == [["tiny", "44413", *done]] * 2 + [
+        ["tiny-s", "44413", *["ok"] * 5, "-", "ok", "-", "-", "-", "-"]
+    ]
+
+
+def test_help_names_every_goal_within_80_columns():
+    lines = help_lines()
+    assert max(map(len, lines)) <= COLUMNS
+    assert {stage.goal for stage in STAGES.values()} <= GOAL_LINES.keys()
+    assert any(line.split()[0] == "JUDGE" for line in lines if line)
