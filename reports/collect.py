@@ -148,7 +148,7 @@ def row(record: Record) -> dict[str, Any]:
         "name": record.name,
         "preset": record.preset,
         "seed": record.seed,
-        "checkpoint": record.settings["base"]["checkpoint"],
+        "checkpoint": shown("base.checkpoint", record.settings["base"]["checkpoint"]),
         "pretrained": record.settings["base"]["checkpoint"] != RANDOM,
         "real_posts": record.settings["data"]["source"] != TOY,
         "parameters": base["parameters"],

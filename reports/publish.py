@@ -24,7 +24,7 @@ from stages.config import Config, UserError, fail
 from stages.errors import unknown
 from stages.files import file_hash, read_json, write_json, write_text
 from stages.presets import recorded_config
-from stages.runs import changed_file, mend, read_manifest, stage_folder, why_not
+from stages.runs import changed_file, make_command, mend, read_manifest, stage_folder, why_not
 from stages.stage_table import STAGES
 
 GENERATED = Path("reports/generated")
@@ -130,8 +130,10 @@ def check_holds(config: Config, stage: str) -> None:
     """Raise UserError unless a stage is what its own settings and inputs would give now."""
     problem = why_not(config, stage) or changed_file(stage_folder(config, stage))
     if problem:
-        where = f"{config.name} seed{config.seed}"
-        raise UserError(f"{where}: stage {stage} {problem}: {mend(config, stage, problem)}")
+        again = mend(config, stage, problem)
+        if STAGES[stage].reads_records:  # a page is made again without being asked twice
+            again = f"run `{make_command(config, stage)}`"
+        raise UserError(f"{config.name} seed{config.seed}: stage {stage} {problem}: {again}")
 
 
 def hashes_of(folders: Sequence[Path]) -> dict[str, str]:

@@ -156,7 +156,8 @@ def test_a_page_that_was_changed_by_hand_is_refused(place, capsys):
     finished(1)
     page = stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.md"
     page.write_text(page.read_text().replace("63.0%", "64.0%"))
-    assert "stage report has changed on disk (tiny-seed1.md)" in refused(capsys)
+    said = "stage report has changed on disk (tiny-seed1.md): run `make eval PRESET=tiny SEED=1`"
+    assert said in refused(capsys)
 
 
 def test_pages_about_several_runs_are_refused_where_a_run_changed_or_a_seed_joined(place, capsys):

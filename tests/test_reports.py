@@ -9,7 +9,7 @@ import pytest
 
 from reports import calibration_page, collect, judge_section, page, run_page, scaling, verdict
 from stages import config as settings
-from stages.config import Data, Judge
+from stages.config import Base, Data, Judge
 from stages.presets import make_config
 from stages.runs import read_manifest, stage_folder, why_not
 from tests.fabricated_runs import (
@@ -295,6 +295,7 @@ def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
 def test_folders_and_servers_of_the_user_stay_off_the_page(places):
     config = replace(
         make_config("tiny"),
+        base=Base(checkpoint="/srv/anna/model"),
         data=Data(source="/srv/anna/posts"),
         judge=Judge(base_url="http://machine.internal:8000"),
     )
@@ -302,6 +303,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
     text = page.to_html("", run_page.blocks(collect.load_run(config)))
     assert "folder posts" in text
     assert "anna" not in text
+    assert "anna" not in str(collect.row(collect.load_run(config)))
     assert "machine.internal" not in text
 
 
