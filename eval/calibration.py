@@ -19,23 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.analysis import MOST_UNJUDGED, analyse, leans, verdict_table
-from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY
 from eval.judge import config_with_cap, make_judge
-from eval.statistics import (
-    Interval,
-    clustered_share,
-    cohens_kappa,
-    corrected_rate,
-)
-from eval.verdicts import Row
+from eval.judges.both_orders import judge_both_orders
+from eval.judges.protocol import Row
+from eval.rates.formulas import Interval, clustered_share, cohens_kappa, corrected_rate
+from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
-from stages.config import TOY, Config, UserError, fail
-from stages.kept import write_rows
-from stages.readers import Located, format_post, is_cnndm, read_split
+from stages.posts.readers import Located, format_post, is_cnndm, read_split
+from stages.posts.world import world_folder
+from stages.running.kept import write_rows
 from stages.runs import open_stage
-from stages.world import world_folder
+from stages.settings.config import TOY, Config, UserError, fail
 
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
@@ -213,7 +208,7 @@ def _percent(found: dict[str, Any]) -> str:
 def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Interval | None:
     """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
 
-    `scores` are those of one policy's judged posts. See `eval.statistics.corrected_rate`.
+    `scores` are those of one policy's judged posts. See `eval.rates.formulas.corrected_rate`.
     """
     known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
     labels = np.array([pair["label"] for pair in known], dtype=bool)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.analysis import analyse, verdict_table
-from eval.both_orders import judge_both_orders
 from eval.judge import config_with_cap, make_judge, questions_about, read_policies
-from eval.verdicts import Row
-from stages.config import Config, UserError, fail
+from eval.judges.both_orders import judge_both_orders
+from eval.judges.protocol import Row
+from eval.rates.table import analyse, verdict_table
 from stages.runs import open_stage
+from stages.settings.config import Config, UserError, fail
 
 SELF = "reference"
 CONTROLS = {

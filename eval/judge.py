@@ -6,27 +6,22 @@ python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from eval.offline_judges import FactsJudge, RewardModelJudge
-from eval.openai_judge import OpenAIJudge
-from eval.verdicts import VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
-from stages import config as settings
-from stages.command_line import run_stage
-from stages.config import Config, UserError
-from stages.config import Judge as JudgeSettings
-from stages.files import read_lines
-from stages.kept import cut_file, whole_lines
-from stages.presets import config_from_arguments
-from stages.progress import progress
-from stages.runs import Run, open_stage
-
-Task = tuple[str, Row, str]
-"""The policy's name, the row with its summary, and the order in which the two are shown."""
+from eval.judges.both_orders import comparison_of, judge_both_orders
+from eval.judges.offline import FactsJudge, RewardModelJudge
+from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Row
+from stages.running.files import read_lines
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings import config as settings
+from stages.settings.config import Config, UserError
+from stages.settings.config import Judge as JudgeSettings
+from stages.settings.presets import config_from_arguments
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:
@@ -37,53 +32,10 @@ def judge_summaries(config: Config) -> dict[str, Any]:
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        rows = [(policy, row) for policy in policies for row in policies[policy]]
-        tasks = [(policy, row, order) for policy, row in rows for order in VERDICTS]
-        asked = questions_about(policies)
-        judgements = judge_tasks(run, judge, tasks, asked, f"judge {judge.about.kind}")
+        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
         results = summarize(judge.about, judgements)
         run.finish(results)
     return results
-
-
-def judge_tasks(
-    run: Run,
-    judge: Judge,
-    tasks: Sequence[Task],
-    asked: Sequence[Comparison],
-    label: str,
-    beside: Sequence[Comparison] = (),
-) -> list[Row]:
-    """Ask about every task and append to `judgements.jsonl`; what stands there already is kept.
-
-    `asked` are the tasks as questions. What an interrupted stage had asked counts, as `beside`
-    does, under the same cap on the cost.
-    """
-    run.resume.mkdir(parents=True, exist_ok=True)
-    judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
-    done = len(judgements)
-    todo = tasks[done:]
-    if not todo:
-        return judgements
-    before = [*beside, *asked[:done]]
-    replies = judge_all(judge, asked[done:], run.config.judge.concurrency, before)
-    for task, reply in zip(todo, progress(replies, label, len(todo)), strict=True):
-        judgements.append(judgement(judge.about, *task, reply))
-        run.append("judgements.jsonl", judgements[-1])
-    return judgements
-
-
-def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
-    """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
-    kept: list[Row] = []
-    for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
-        if (row["policy"], row["id"], row["order"]) != (policy, about["id"], order):
-            break
-        kept.append(row)
-    with suppress(FileNotFoundError):
-        lines = path.read_bytes().splitlines(keepends=True)
-        cut_file(path, sum(map(len, lines[: len(kept)])))
-    return kept
 
 
 def read_policies(folder: Path) -> dict[str, list[Row]]:
@@ -108,37 +60,10 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     if config.judge.kind == "local":
-        from eval.local_judge import LocalJudge  # needs torch, which no other judge does
+        from eval.judges.local import LocalJudge  # needs torch, which no other judge does
 
         return LocalJudge(config.judge.model, config.memory.forward_batch_size)
     return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
-
-
-def comparison_of(row: Row, order: str) -> Comparison:
-    """The question that a summary and its reference make, shown in one order."""
-    first, second = row["summary"], row["reference"]
-    if order == "reference_first":
-        first, second = second, first
-    return Comparison(row["id"], row["query"], first, second)
-
-
-def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
-    """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
-    return {
-        "policy": policy,
-        "id": row["id"],
-        "order": order,
-        "verdict": VERDICTS[order][reply.choice],
-        "confidence": reply.confidence,
-        "judge": about.name,
-        "requested_model": reply.requested_model,
-        "model": reply.model,
-        "finish_reason": reply.finish_reason,
-        "prompt_hash": reply.prompt_hash,
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.completion_tokens,
-        "reply": reply.text,
-    }
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import analyse
-from eval.length_control import VerdictTable, length_controlled, word_count
-from stages.errors import UserError, fail
-from stages.files import read_lines
-from stages.readers import check_comparison
+from eval.rates.length_control import VerdictTable, length_controlled, word_count
+from eval.rates.table import analyse
+from stages.posts.readers import check_comparison
+from stages.running.files import read_lines
+from stages.settings.checks import UserError, fail
 
 Length = Callable[[str], int]
 

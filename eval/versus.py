@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import analyse, verdict_table
-from eval.both_orders import judge_both_orders
 from eval.controls import OWN_TEXTS_ONLY, outcome, rows_for
 from eval.judge import capped, make_judge
-from eval.statistics import sign_flip_p_value
-from eval.verdicts import Row
+from eval.judges.both_orders import judge_both_orders
+from eval.judges.protocol import Row
+from eval.rates.formulas import sign_flip_p_value
+from eval.rates.table import analyse, verdict_table
 from eval.win_rate import post_scores, win_rate
-from stages import config as settings
-from stages.config import Checks, Config, Judge, UserError, fail
-from stages.errors import unknown
-from stages.files import file_hash, read_lines
-from stages.presets import make_config, override_of
+from stages.running.files import file_hash, read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.config import Checks, Config, Judge, UserError, fail
+from stages.settings.presets import make_config, override_of
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from eval.analysis import MOST_UNJUDGED, POINTS, analyse, verdict_table
-from eval.statistics import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
-from stages.config import Config, UserError, fail
-from stages.files import read_lines
-from stages.kept import write_rows
-from stages.presets import config_from_arguments
+from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
+from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
+from stages.running.files import read_lines
+from stages.running.kept import write_rows
 from stages.runs import open_stage, read_manifest
+from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import config_from_arguments
 
 ORDERS = {"policy_first", "reference_first"}
 Scores = Mapping[str, float | None]

@@ -1,0 +1,17 @@
+"""One file a page (`*_page`), and what they share beside it.
+
+run_page          one run
+scaling_page      sizes side by side
+ablations_page    one switch at a time
+calibration_page  a judge beside labels
+versus_page       two policies
+sections          parts of pages
+collect           a finished run as one row of numbers
+compared          an ablation beside the default run
+verdict           numbers in plain words
+paper             the paper's numbers
+plots             plots as SVG
+page              blocks, written as Markdown and HTML
+publish           pages that are kept on purpose
+readme_blocks     ?
+"""

@@ -11,11 +11,11 @@ from typing import Any
 
 from reports import page
 from reports.collect import find_calibration, flags_beside, load_run
-from reports.judge_section import calibration, corrected_rates
 from reports.page import Block, Heading, Text
-from stages.config import Config, UserError, fail
-from stages.presets import config_from_arguments
+from reports.sections.judge import calibration, corrected_rates
 from stages.runs import inputs_now, open_stage, read_manifest, stage_folder
+from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import config_from_arguments
 
 
 def main(argv: list[str] | None = None) -> None:

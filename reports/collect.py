@@ -13,17 +13,17 @@ from typing import Any
 
 import pandas as pd
 
-from eval.analysis import MOST_UNJUDGED
+from eval.rates.table import MOST_UNJUDGED
 from reports.page import files_of
 from reports.verdict import shown
-from stages import config as settings
-from stages.config import RANDOM, TOY, Config, Judge, UserError
-from stages.errors import unknown
-from stages.files import file_hash, read_json, read_lines, write_json
-from stages.machine import code_version
-from stages.presets import recorded_config
+from stages.running.files import file_hash, read_json, read_lines, write_json
+from stages.running.machine import code_version
 from stages.runs import mend, read_manifest, stage_folder, why_not
-from stages.stage_table import STAGES as TABLE
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
+from stages.settings.presets import recorded_config
+from stages.settings.stages import STAGES as TABLE
 
 SIDE = "calibration"  # beside the run: shown where it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, "dpo"))

@@ -1,7 +1,7 @@
 """An ablation beside the default run, by seed: same posts, SFT and reward model.
 
 What the runs on disk say of it, and whether they are what such a comparison needs.
-`reports.ablations` puts it into words.
+`reports.ablations_page` puts it into words.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from eval.statistics import mean_of_seeds
+from eval.rates.formulas import mean_of_seeds
 from eval.win_rate import Scores, paired_difference
 from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, row
 from reports.verdict import shown
-from stages.ablations import ABLATIONS, settings_of_ablation
-from stages.config import SECTIONS, UserError
-from stages.presets import override_of
-from stages.stage_table import SHARED_STAGES
+from stages.settings.ablations import ABLATIONS, settings_of_ablation
+from stages.settings.config import SECTIONS, UserError
+from stages.settings.presets import override_of
+from stages.settings.stages import SHARED_STAGES
 
 EQUAL = 1e-12  # numbers that are closer than this are one number, rounded
 

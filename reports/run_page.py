@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports import dpo_section, judge_section, made_with, page, paper, plots, verdict
+from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, load_run, policies_of, row
 from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text, wrapped
+from reports.sections import dpo, judge, made_with
 from reports.verdict import MISSING, interval, number, percent, whole
-from stages.config import Config, UserError, fail
-from stages.files import write_json, write_text
-from stages.presets import config_from_arguments
+from stages.running.files import write_json, write_text
 from stages.runs import inputs_now, open_stage
+from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import config_from_arguments
 
 SAMPLES = 6
 SCORES = "post_scores.jsonl"
@@ -84,10 +85,10 @@ def blocks(record: Record) -> list[Block]:
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
-        *judge_section.blocks(record, numbers),
+        *judge.blocks(record, numbers),
         *_curves(record),
         *_reward_model(record),
-        *dpo_section.blocks(record),
+        *dpo.blocks(record),
         *_samples(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
@@ -128,7 +129,7 @@ def headline(numbers: dict[str, Any], path: Path) -> str:
             "",
             *_table(header, rows),
             "",
-            *_table(*judge_section.short_rows(numbers)),
+            *_table(*judge.short_rows(numbers)),
             "",
             *wrapped(f"{sure}Reward model: {pairs}."),
             *(line for text in verdict.caveats(numbers) for line in wrapped(text, "- ")),

@@ -9,7 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from eval.analysis import MOST_UNJUDGED, leans
+from eval.rates.table import MOST_UNJUDGED, leans
 
 Row = dict[str, Any]
 MISSING = "–"

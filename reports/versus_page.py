@@ -9,16 +9,16 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 from collections.abc import Sequence
 from typing import Any
 
-from eval.analysis import MOST_UNJUDGED
+from eval.rates.table import MOST_UNJUDGED
 from eval.versus import arguments, read_side, versus_config
 from reports import page
 from reports.collect import flags_of_versus
-from reports.judge_section import controls, rates
 from reports.page import Block, Heading, Note, Table, Text
+from reports.sections.judge import controls, rates
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
-from stages.config import UserError, fail
-from stages.files import file_hash
+from stages.running.files import file_hash
 from stages.runs import open_stage, read_manifest, stage_folder
+from stages.settings.config import UserError, fail
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -23,10 +23,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from stages import config as settings
-from stages.command_line import run_stage
-from stages.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError
-from stages.data import (
+from stages.learning.loop import stream_seed
+from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
+from stages.posts.readers import SPLITS, Located, format_post, is_cnndm, read_source
+from stages.posts.tokens import (
     CNNDM,
     CNNDM_LIMITS,
     Limits,
@@ -36,11 +36,11 @@ from stages.data import (
     tokenize_comparisons,
     tokenize_posts,
 )
-from stages.models import load_policy, load_tokenizer, save_model, with_dropout
-from stages.readers import SPLITS, Located, format_post, is_cnndm, read_source
+from stages.posts.world import fresh_folder, put_folder, world_folder
+from stages.running.start import run_stage
 from stages.runs import Run, open_stage
-from stages.training import stream_seed
-from stages.world import fresh_folder, put_folder, world_folder
+from stages.settings import config as settings
+from stages.settings.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding

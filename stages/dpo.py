@@ -18,16 +18,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.command_line import run_stage
-from stages.config import Config, UserError
-from stages.data import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
-from stages.lora import adapt, merge
-from stages.models import load_policy, load_tokenizer, response_logprobs, save_model
-from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.runs import open_stage
-from stages.state import State, saving_a_broken_batch
-from stages.training import (
+from stages.learning.loop import (
     Order,
     batch_tensors,
     check_batch,
@@ -42,6 +34,14 @@ from stages.training import (
     synchronized_last,
     use_gradient_checkpointing,
 )
+from stages.learning.lora import adapt, merge
+from stages.learning.models import load_policy, load_tokenizer, response_logprobs, save_model
+from stages.learning.preferences import over_pairs, pair_length, summarize_gaps
+from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings.config import Config, UserError
 
 NO_TOKEN = -1
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16

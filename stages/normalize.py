@@ -13,13 +13,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.command_line import run_stage
-from stages.config import Config, UserError
-from stages.data import TokenizedSplit, load_split, pad_left, pad_right
-from stages.invariants import KNOWN_ANSWERS, save_known_answers
-from stages.models import load_reward_model, load_tokenizer, save_model, score_responses
+from stages.learning.loop import chunks, make_accelerator, over_rows
+from stages.learning.models import load_reward_model, load_tokenizer, save_model, score_responses
+from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right
+from stages.rl.start_checks import KNOWN_ANSWERS, save_known_answers
+from stages.running.start import run_stage
 from stages.runs import open_stage
-from stages.training import chunks, make_accelerator, over_rows
+from stages.settings.config import Config, UserError
 
 TOLERANCE = 1e-3  # reward units
 PADDING_ROWS = 512

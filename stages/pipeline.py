@@ -22,11 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.ablations import ABLATIONS, settings_of_ablation
-from stages.config import Config, UserError, fail
-from stages.errors import unknown
-from stages.locks import held
-from stages.presets import Asked, add_arguments, asked_of, config_of
+from stages.running.locks import held
+from stages.running.status import help_lines, kept, settings_lines, status
 from stages.runs import (
     lock_of,
     mend,
@@ -37,8 +34,11 @@ from stages.runs import (
     stage_folder,
     why_not,
 )
-from stages.stage_table import SHARED_SECTIONS, STAGES, with_inputs
-from stages.status import help_lines, kept, settings_lines, status
+from stages.settings.ablations import ABLATIONS, settings_of_ablation
+from stages.settings.checks import unknown
+from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import Asked, add_arguments, asked_of, config_of
+from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
 REFUSED = ("settings", "version", "on disk")  # what `why_not` says of a stage that is kept
@@ -193,7 +193,7 @@ class Maker:
         row = STAGES[stage]
         launch = shlex.split(self.how.launch) if row.computes else []
         capped = stage in ("judge", "controls", "calibration") and self.how.max_cost
-        start = [*(launch or [sys.executable]), "-m", "stages.command_line", row.module]
+        start = [*(launch or [sys.executable]), "-m", "stages.running.start", row.module]
         words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
 
@@ -286,7 +286,7 @@ def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequ
             )
         return code
     code = code or maker.make_all(turned)
-    page = [sys.executable, "-m", "reports.ablations", "--name", default[0].config.name]
+    page = [sys.executable, "-m", "reports.ablations_page", "--name", default[0].config.name]
     return code or maker.call([*page, "--ablations", *names])
 
 

@@ -22,29 +22,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.command_line import run_stage
-from stages.config import Config, Ppo, UserError
-from stages.credit import credit, eos_trick
-from stages.data import Ragged, TokenizedSplit, load_split
-from stages.episodes import Episodes, Rollout, describe, describe_texts, log_samples
-from stages.files import read_lines
-from stages.invariants import KNOWN_ANSWERS, check_start
-from stages.lora import merge
-from stages.models import load_tokenizer, save_model
-from stages.ppo_loss import (
-    Pretraining,
-    count_terms,
-    logprob_formula,
-    mean_statistics,
-    microbatch_loss,
-    pretraining_step,
-    split_minibatch,
-)
-from stages.ppo_models import Models, clip_gradients, load_models, reward_shift
-from stages.rollout import roll_out
-from stages.runs import Run, open_stage
-from stages.state import State, saving_a_broken_batch
-from stages.training import (
+from stages.learning.loop import (
     Order,
     Sampling,
     check_batch,
@@ -56,6 +34,28 @@ from stages.training import (
     stream_seed,
     synchronized_last,
 )
+from stages.learning.lora import merge
+from stages.learning.models import load_tokenizer, save_model
+from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.tokens import Ragged, TokenizedSplit, load_split
+from stages.rl.credit import credit, eos_trick
+from stages.rl.episodes import Episodes, Rollout, describe, describe_texts, log_samples
+from stages.rl.loss import (
+    Pretraining,
+    count_terms,
+    logprob_formula,
+    mean_statistics,
+    microbatch_loss,
+    pretraining_step,
+    split_minibatch,
+)
+from stages.rl.networks import Models, clip_gradients, load_models, reward_shift
+from stages.rl.rollout import roll_out
+from stages.rl.start_checks import KNOWN_ANSWERS, check_start
+from stages.running.files import read_lines
+from stages.running.start import run_stage
+from stages.runs import Run, open_stage
+from stages.settings.config import Config, Ppo, UserError
 
 FINAL_SHARE = 0.05  # of the updates: what the results average over
 

@@ -12,16 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.command_line import run_stage
-from stages.config import Config
-from stages.data import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.functional import preference_loss
-from stages.lora import adapt, merge
-from stages.models import load_tokenizer, new_reward_model, save_model, token_scalars
-from stages.preferences import over_pairs, pair_length, summarize_gaps
-from stages.runs import open_stage
-from stages.state import State, saving_a_broken_batch
-from stages.training import (
+from stages.learning.loop import (
     Order,
     batch_tensors,
     check_batch,
@@ -37,6 +29,14 @@ from stages.training import (
     synchronized_last,
     use_gradient_checkpointing,
 )
+from stages.learning.lora import adapt, merge
+from stages.learning.models import load_tokenizer, new_reward_model, save_model, token_scalars
+from stages.learning.preferences import over_pairs, pair_length, summarize_gaps
+from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_right
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings.config import Config
 
 
 def train_reward_model(config: Config) -> None:

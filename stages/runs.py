@@ -21,13 +21,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages import config as settings
-from stages.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.files import file_hash, hash_files, read_json, write_json
-from stages.locks import held
-from stages.machine import code_version, device_name, library_versions, peak_memory_gib
-from stages.progress import progress
-from stages.stage_table import STAGES
+from stages.running.files import file_hash, hash_files, read_json, write_json
+from stages.running.locks import held
+from stages.running.machine import code_version, device_name, library_versions, peak_memory_gib
+from stages.running.progress import progress
+from stages.settings import config as settings
+from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
+from stages.settings.stages import STAGES
 
 T = TypeVar("T")
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made: no follower's input

@@ -13,16 +13,8 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.command_line import run_stage
-from stages.config import Config
-from stages.data import TokenizedSplit, load_split
-from stages.likelihood import counted_tokens, sequence_length, summed_loss
-from stages.lora import adapt, merge
-from stages.models import load_policy, load_tokenizer, save_model
-from stages.runs import open_stage
-from stages.state import State, saving_a_broken_batch
-from stages.text_metrics import rouge
-from stages.training import (
+from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.learning.loop import (
     Order,
     Sampling,
     batch_tensors,
@@ -41,6 +33,14 @@ from stages.training import (
     synchronized_last,
     use_gradient_checkpointing,
 )
+from stages.learning.lora import adapt, merge
+from stages.learning.models import load_policy, load_tokenizer, save_model
+from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.text_metrics import rouge
+from stages.posts.tokens import TokenizedSplit, load_split
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings.config import Config
 
 
 def train_sft(config: Config) -> None:

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.files import read_json, read_lines
-from stages.locks import holder_of
+from stages.running.files import read_json, read_lines
+from stages.running.locks import holder_of
 from stages.runs import RECORDS, read_manifest
 
 ROOT = Path(__file__).parents[1]

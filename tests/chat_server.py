@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from eval.judge import make_judge
-from eval.verdicts import Reply
-from stages import config as settings
-from stages.presets import make_config
+from eval.judges.protocol import Reply
+from stages.settings import config as settings
+from stages.settings.presets import make_config
 
 GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages import config as settings
+from stages.settings import config as settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -62,7 +62,7 @@ def runs(tmp_path, monkeypatch):
 def judge_environment(runs, monkeypatch):
     """A runs folder, a key for a server, short waits, and no server of the developer's own."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr("eval.pace.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("eval.judges.openai.pace.FIRST_WAIT", 0.02)
     for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     return runs
@@ -92,7 +92,7 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture
 def tokenizer(tokenizer_folder):
-    from stages.models import load_tokenizer
+    from stages.learning.models import load_tokenizer
 
     return load_tokenizer(tokenizer_folder)
 
@@ -102,7 +102,7 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
     """A saved GPT-NeoX, 2 layers, 32 wide; dropout in its config, no embedding for [PAD]."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from stages.models import load_tokenizer, save_model
+    from stages.learning.models import load_tokenizer, save_model
 
     tokenizer = load_tokenizer(tokenizer_folder)
     torch.manual_seed(1)
@@ -127,14 +127,14 @@ def policy_folder(tmp_path_factory, tokenizer_folder):
 
 @pytest.fixture
 def policy(policy_folder):
-    from stages.models import load_policy
+    from stages.learning.models import load_policy
 
     return load_policy(policy_folder).eval()
 
 
 @pytest.fixture
 def reward_model(policy_folder):
-    from stages.models import new_reward_model
+    from stages.learning.models import new_reward_model
 
     return new_reward_model(policy_folder, torch.Generator().manual_seed(2)).eval()
 
@@ -142,8 +142,8 @@ def reward_model(policy_folder):
 @pytest.fixture
 def before_ppo(policy, reward_model, tokenizer):
     """The networks as PPO finds them; critic and reward model, policy and reference are one."""
-    from stages.models import PolicyAndCritic
-    from stages.ppo_models import Models
+    from stages.learning.models import PolicyAndCritic
+    from stages.rl.networks import Models
 
     return Models(
         trained=PolicyAndCritic(policy, reward_model),
@@ -162,8 +162,8 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
 
     from accelerate import Accelerator
 
-    from stages.state import State
-    from stages.training import Order
+    from stages.learning.loop import Order
+    from stages.learning.state import State
 
     given = {
         "run": SimpleNamespace(config=config),
@@ -181,7 +181,7 @@ def ppo_state(
     config: Any, models: Any, queries: Any, optimizer: Any = None, update: int = 0
 ) -> Any:
     """The same for PPO, about to make its rollout of an update."""
-    from stages.training import Order
+    from stages.learning.loop import Order
 
     size = config.ppo.batch_size
     order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
@@ -191,8 +191,8 @@ def ppo_state(
 def rolled_out(state: Any, models: Any, queries: Any) -> tuple[Any, dict[str, float]]:
     """Steps 1 to 5 of PPO's update: the rollout, and what is reported of it."""
     from stages import ppo
-    from stages.credit import credit
-    from stages.episodes import describe
+    from stages.rl.credit import credit
+    from stages.rl.episodes import describe
 
     episodes, metrics = ppo.collect_episodes(state, models, queries)
     settings, pad_id = state.run.config.ppo, models.pad_id

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 from reports import run_page
-from stages import config as settings
-from stages.config import Judge
-from stages.presets import make_config
 from stages.runs import current_inputs, stage_folder
-from stages.stage_table import SHARED_STAGES
-from stages.stage_table import STAGES as TABLE
+from stages.settings import config as settings
+from stages.settings.config import Judge
+from stages.settings.presets import make_config
+from stages.settings.stages import SHARED_STAGES
+from stages.settings.stages import STAGES as TABLE
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
 NASTY = "SUBREDDIT: r/x\n\nTITLE: <script>alert(1)</script>\n\nPOST: a | b\n# no heading\n\nTL;DR:"
@@ -69,7 +69,7 @@ def interval(value, half=0.03):
 
 
 def statistics(value, unjudged, at_length=None, first=0.523):
-    """What `eval.analysis.analyse` says of one policy, in its form."""
+    """What `eval.rates.table.analyse` says of one policy, in its form."""
     names = ("raw", "order_balanced", "shown_first", "shown_second", "length_controlled")
     found: dict[str, Any] = {name: interval(value - k / 100) for k, name in enumerate(names)}
     if at_length is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from stages.files import read_lines
+from stages.running.files import read_lines
 from stages.runs import Run, read_manifest
 
 NAMED = "--preset tiny --name resumed --set".split()

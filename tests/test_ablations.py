@@ -8,14 +8,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reports import ablations, compared, page
-from stages import config as settings
-from stages.ablations import ABLATIONS
-from stages.config import UserError
-from stages.credit import credit
-from stages.episodes import Episodes
-from stages.presets import make_config
+from reports import ablations_page, compared, page
+from stages.rl.credit import credit
+from stages.rl.episodes import Episodes
 from stages.runs import stage_folder
+from stages.settings import config as settings
+from stages.settings.ablations import ABLATIONS
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 from tests.fabricated_runs import ONLINE, fabricate
 
 SEEDS = (1, 2, 3)
@@ -53,7 +53,9 @@ def ablate(name, won, more=(), **changes):
 
 
 def text_of(*names):
-    return page.to_markdown("x", "x", ablations.blocks("tiny", *compared.collect("tiny", names)))
+    return page.to_markdown(
+        "x", "x", ablations_page.blocks("tiny", *compared.collect("tiny", names))
+    )
 
 
 def cells(text, section, *first):
@@ -170,7 +172,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
     default_runs()
     for name in ABLATIONS:
         ablate(name, (1, 2, 0))
-    ablations.main(["--name", "tiny"])
+    ablations_page.main(["--name", "tiny"])
     text = (page.beside_the_runs() / "ablations-tiny.md").read_text()
     for name, one in ABLATIONS.items():
         setting, what = cells(text, "The switches", name)
@@ -243,7 +245,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
 def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, said):
     default_runs()
     with pytest.raises(SystemExit):
-        ablations.main(["--name", "tiny", "--ablations", *names])
+        ablations_page.main(["--name", "tiny", "--ablations", *names])
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not page.beside_the_runs().exists()
@@ -293,9 +295,9 @@ def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(plac
     assert "it cancels in each TD error" in text_of("no-normalization", "dropout")
     assert "TD error" not in text_of("dropout")
     plain = vars(make_config("tiny").ppo)
-    assert ablations.shift_cancels(plain)
+    assert ablations_page.shift_cancels(plain)
     for other in ({"gamma": 0.9}, {"critic_init": "sft"}, {"score_at": "eos"}):
-        assert not ablations.shift_cancels(plain | other)
+        assert not ablations_page.shift_cancels(plain | other)
 
 
 @pytest.mark.parametrize(
@@ -321,4 +323,4 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
     process = Accelerator(cpu=True)
     before, after = (credit(process, x, config, pad, config.kl_coef) for x in (plain, moved))
     distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
-    assert (distance < 1e-12) == ablations.shift_cancels(vars(config))
+    assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))

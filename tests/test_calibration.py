@@ -8,12 +8,12 @@ import pytest
 
 from eval import calibration
 from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
-from eval.verdicts import About, Reply
+from eval.judges.protocol import About, Reply
 from reports import calibration_page
-from stages.config import Checks, Data, Judge, UserError
-from stages.files import read_lines
-from stages.presets import make_config
+from stages.running.files import read_lines
 from stages.runs import read_manifest
+from stages.settings.config import Checks, Data, Judge, UserError
+from stages.settings.presets import make_config
 from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]

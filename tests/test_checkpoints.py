@@ -14,13 +14,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import state, training
-from stages.checkpoints import checkpoints
-from stages.config import UserError
-from stages.files import read_lines
-from stages.presets import make_config
+from stages.learning import loop as learning_loop
+from stages.learning import state
+from stages.learning.checkpoints import checkpoints
+from stages.learning.loop import Order, make_optimizer
+from stages.running.files import read_lines
 from stages.runs import Run
-from stages.training import Order, make_optimizer
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 from tests.conftest import state_of
 from tests.resuming import (
     Killed,
@@ -269,11 +270,13 @@ def test_rows_measured_by_two_processes_are_known_to_one(tmp_path):
         )
 
     for index in (0, 1):
-        share = training.over_share(process(index, 2), lengths, 2, "a b", measure, tmp_path)
+        share = learning_loop.over_share(process(index, 2), lengths, 2, "a b", measure, tmp_path)
         assert share == [row / 3 for row in range(index, 7, 2)]
     calls.clear()
-    together = training.over_rows(process(0, 1), lengths, 2, "a b", measure, tmp_path)
+    together = learning_loop.over_rows(process(0, 1), lengths, 2, "a b", measure, tmp_path)
     assert together == [row / 3 for row in range(7)]
     assert calls == []
-    assert training.over_rows(process(0, 1), lengths, 2, "other", measure, tmp_path) == together
+    assert (
+        learning_loop.over_rows(process(0, 1), lengths, 2, "other", measure, tmp_path) == together
+    )
     assert calls == [[1, 5], [2, 0], [4, 3], [6]]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stages import presets
-from stages.config import (
+from stages.settings import presets
+from stages.settings.config import (
     SECTIONS,
     Config,
     Judge,
@@ -21,9 +21,9 @@ from stages.config import (
     settings_hash,
     settings_of,
 )
-from stages.judge_settings import WORDING
-from stages.presets import PRESETS, config_from_arguments, make_config
-from stages.stage_table import SHARED_SECTIONS, STAGES
+from stages.settings.judge import WORDING
+from stages.settings.presets import PRESETS, config_from_arguments, make_config
+from stages.settings.stages import SHARED_SECTIONS, STAGES
 
 
 def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:
@@ -292,7 +292,7 @@ def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
 
 def test_the_wording_of_the_question_is_what_its_name_stands_for():
     """Another wording is another judge: it needs another name here and in WORDING."""
-    from eval import prompt
+    from eval.judges import prompt
 
     texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT, prompt.LETTER)
     whole = hash_of([*texts, prompt.RESPONSE_FORMAT])
@@ -356,10 +356,10 @@ def test_the_built_in_world_is_no_setting_of_real_posts():
 
 def test_the_settings_need_nothing_but_the_standard_library(tmp_path):
     code = (
-        "import sys, stages.presets; names = {one.split('.')[0] for one in sys.modules}; "
+        "import sys, stages.settings.presets; names = {one.split('.')[0] for one in sys.modules}; "
         "print(sorted(names - set(sys.stdlib_module_names) - {'stages', '__main__'}))"
     )
-    root = presets.__file__.rsplit("/", 2)[0]
+    root = presets.__file__.rsplit("/", 3)[0]
     found = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {root!r}); {code}"],
         capture_output=True,

@@ -6,12 +6,12 @@ import pytest
 
 from eval import controls
 from eval.controls import control_rows, control_texts, describe, judge_controls
-from eval.verdicts import About, Reply
-from stages.config import Checks, Judge
-from stages.files import read_lines
-from stages.presets import make_config
+from eval.judges.protocol import About, Reply
+from stages.posts.toy import make_post
+from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
-from stages.toy import make_post
+from stages.settings.config import Checks, Judge
+from stages.settings.presets import make_config
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 NOT_THE_REFERENCE = ("truncated", "first_sentence", "title", "other_post")

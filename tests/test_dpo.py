@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages import dpo
-from stages.config import UserError
-from stages.data import TokenizedSplit, make_ragged
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
-from stages.models import load_policy
-from stages.presets import make_config
+from stages.learning.loop import Order, batch_rows, make_optimizer
+from stages.learning.models import load_policy
+from stages.posts.tokens import TokenizedSplit, make_ragged
 from stages.runs import open_stage, stage_folder
-from stages.training import Order, batch_rows, make_optimizer
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 from tests.conftest import state_of
 from tests.fabricated_runs import write_manifest
 

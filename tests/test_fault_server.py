@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.reply_cache import UNDER_WAY
-from stages.files import read_lines
-from stages.presets import make_config
+from eval.judges.openai.cache import UNDER_WAY
+from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest
+from stages.settings.presets import make_config
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
 
 ROOT = Path(__file__).parents[1]

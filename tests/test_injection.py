@@ -5,9 +5,9 @@ import re
 import pytest
 
 from eval.judge import make_judge
-from eval.prompt import LETTER, LINES, OBJECT, make_question
-from eval.reply_parser import parse_choice
-from eval.verdicts import judge_pair
+from eval.judges.prompt import LETTER, LINES, OBJECT, make_question
+from eval.judges.protocol import judge_pair
+from eval.judges.reply_parser import parse_choice
 from tests.chat_server import chat, llm_config, serving
 
 INJECTIONS = [

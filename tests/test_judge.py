@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from eval.judge import comparison_of, judge_summaries, judgement, main
-from eval.offline_judges import FactsJudge, RewardModelJudge
-from eval.verdicts import Choice, Judge, Reply, judge_pair
-from stages.config import UserError
-from stages.files import read_lines
-from stages.presets import make_config
+from eval.judge import judge_summaries, main
+from eval.judges.both_orders import comparison_of, judgement
+from eval.judges.offline import FactsJudge, RewardModelJudge
+from eval.judges.protocol import Choice, Judge, Reply, judge_pair
+from stages.posts.toy import CLAUSES, facts_of, make_post
+from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
-from stages.toy import CLAUSES, facts_of, make_post
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 from tests.chat_server import GOOD, chat, llm_config, serving
 
 POST = "toy1-validation-7"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from eval.analysis import analyse, verdict_table
-from eval.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+from eval.rates.table import analyse, verdict_table
 
 
 def sigmoid(x):

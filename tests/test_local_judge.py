@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from eval.local_judge import LocalJudge, encode, letter_ids
-from eval.prompt import LETTER, make_question
-from eval.verdicts import Comparison, judge_all
-from stages.config import UserError
-from stages.models import load_tokenizer, save_model
+from eval.judges.local import LocalJudge, encode, letter_ids
+from eval.judges.prompt import LETTER, make_question
+from eval.judges.protocol import Comparison, judge_all
+from stages.learning.models import load_tokenizer, save_model
+from stages.settings.config import UserError
 from tests.test_injection import INJECTIONS
 
 TEMPLATE = (

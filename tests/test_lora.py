@@ -9,12 +9,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import base, dpo, normalize, ppo, ppo_models, presets, reward, runs, sft
-from stages.config import Lora, UserError, settings_hash
-from stages.data import load_split
-from stages.files import read_lines
-from stages.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
-from stages.models import (
+from stages import base, dpo, normalize, ppo, reward, runs, sft
+from stages.learning.loop import batch_rows, make_optimizer
+from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
+from stages.learning.models import (
     load_policy,
     load_reward_model,
     load_tokenizer,
@@ -22,8 +20,12 @@ from stages.models import (
     save_model,
     token_scalars,
 )
-from stages.presets import make_config
-from stages.training import batch_rows, make_optimizer
+from stages.posts.tokens import load_split
+from stages.rl import networks
+from stages.running.files import read_lines
+from stages.settings import presets
+from stages.settings.config import Lora, UserError, settings_hash
+from stages.settings.presets import make_config
 from tests.conftest import ppo_state, rolled_out, state_of
 
 RANK = 3
@@ -294,7 +296,7 @@ def ppo_updates(study, microbatch_size):
     config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
     run = runs.Run(config, "ppo")
     tokenizer = load_tokenizer(study / "sft" / "model")
-    models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
+    models, optimizer = networks.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         state = ppo_state(config, models, queries, optimizer, update)

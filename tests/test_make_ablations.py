@@ -3,14 +3,14 @@
 import pytest
 
 from reports import compared
-from stages import config as settings
 from stages import pipeline
-from stages.ablations import ABLATIONS
-from stages.config import UserError
 from stages.pipeline import Cell, How, ablation_cells
-from stages.presets import PRESETS, Asked, config_of, make_config, override_of
 from stages.runs import why_not
-from stages.stage_table import SHARED_STAGES
+from stages.settings import config as settings
+from stages.settings.ablations import ABLATIONS
+from stages.settings.config import UserError
+from stages.settings.presets import PRESETS, Asked, config_of, make_config, override_of
+from stages.settings.stages import SHARED_STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 
 
@@ -64,7 +64,7 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
         assert all(why_not(one, stage) == "" for stage in EVALUATED)
     own = [stage for name, stage in maker.made if name == "mine-dropout"]
     assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
-    assert maker.made[-1][1] == "reports.ablations"
+    assert maker.made[-1][1] == "reports.ablations_page"
 
 
 def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):

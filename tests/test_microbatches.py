@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from stages import reward, sft
-from stages.data import TokenizedSplit, make_ragged
-from stages.presets import make_config
-from stages.training import make_optimizer
+from stages.learning.loop import make_optimizer
+from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.settings.presets import make_config
 from tests.conftest import state_of
 
 ROWS = 16

@@ -15,9 +15,8 @@ from transformers import (
     GPTNeoXForCausalLM,
 )
 
-from stages.config import UserError
 from stages.functional import truncate_after
-from stages.models import (
+from stages.learning.models import (
     PolicyAndCritic,
     draw,
     load_policy,
@@ -33,6 +32,7 @@ from stages.models import (
     score_responses,
     token_scalars,
 )
+from stages.settings.config import UserError
 from tests.conftest import close
 
 

@@ -7,13 +7,13 @@ from email.utils import format_datetime
 
 import pytest
 
-from eval.budget import is_model
 from eval.judge import make_judge
-from eval.pace import Pace
-from eval.prompt import RESPONSE_FORMAT
-from eval.verdicts import Comparison, Reply, judge_all
-from stages.config import UserError
-from stages.presets import make_config
+from eval.judges.openai.budget import is_model
+from eval.judges.openai.pace import Pace
+from eval.judges.prompt import RESPONSE_FORMAT
+from eval.judges.protocol import Comparison, Reply, judge_all
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

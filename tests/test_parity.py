@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from stages.config import Config, Optimizer, Ppo
-from stages.data import TokenizedSplit, make_ragged
-from stages.episodes import Rollout
-from stages.models import PolicyAndCritic
+from stages.learning.loop import batch_rows, make_optimizer
+from stages.learning.models import PolicyAndCritic
+from stages.posts.tokens import TokenizedSplit, make_ragged
 from stages.ppo import optimize
-from stages.ppo_loss import Pretraining
-from stages.ppo_models import parameter_groups
-from stages.presets import make_config
-from stages.training import batch_rows, make_optimizer
+from stages.rl.episodes import Rollout
+from stages.rl.loss import Pretraining
+from stages.rl.networks import parameter_groups
+from stages.settings.config import Config, Optimizer, Ppo
+from stages.settings.presets import make_config
 from tests.conftest import state_of
 
 RATE = 2e-3

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from stages import config as settings
 from stages import pipeline
-from stages.config import Config, UserError
-from stages.files import write_json
 from stages.pipeline import Cell, How, Maker, wanted_stages
-from stages.presets import PRESETS, Asked, asked_of, config_of, make_config
+from stages.running.files import write_json
+from stages.running.status import help_lines, status
 from stages.runs import lock_of, open_stage, partial_of, stage_folder, why_not
-from stages.stage_table import STAGES
-from stages.status import help_lines, status
+from stages.settings import config as settings
+from stages.settings.config import Config, UserError
+from stages.settings.presets import PRESETS, Asked, asked_of, config_of, make_config
+from stages.settings.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from eval import versus
-from reports import ablations, calibration_page, publish, run_page, scaling, versus_page
+from reports import ablations_page, calibration_page, publish, run_page, scaling_page, versus_page
 from reports.page import PLOT, beside_the_runs
 from reports.publish import GENERATED, README, RECORD
 from reports.readme_blocks import in_readme, run_entries
-from stages import config as settings
-from stages.files import file_hash
-from stages.presets import make_config
+from stages.running.files import file_hash
 from stages.runs import read_manifest, stage_folder
+from stages.settings import config as settings
+from stages.settings.presets import make_config
 from tests import fabricated_runs
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 
@@ -60,7 +60,7 @@ def test_pages_of_every_kind_are_copied_with_true_hashes(place, capsys):
     calibrated(make_config("tiny", seed=1), flags=[])
     run_page.write_report(make_config("tiny", seed=1))
     calibration_page.main(["--seed", "1"])
-    scaling.main(["--names", "tiny"])
+    scaling_page.main(["--names", "tiny"])
     sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo", "--set", "judge.kind=reward_model"]
     versus.main(sides)
     versus_page.main(sides)
@@ -112,7 +112,7 @@ def test_a_page_that_is_published_again_is_replaced_wholly(place):
 def test_pages_of_other_runs_stay_and_pages_that_need_them_wait(place):
     finished(1)
     finished(1, name="tiny-s")
-    scaling.main(["--names", "tiny-s", "tiny"])
+    scaling_page.main(["--names", "tiny-s", "tiny"])
     publish.main(["--names", "tiny"])
     assert list(published()) == ["tiny-seed1"]
     publish.main(["--names", "tiny-s"])
@@ -127,7 +127,7 @@ def test_ablations_of_a_run_go_with_it(place):
         "tiny", seed=1, name="tiny-dropout", upstream="tiny", overrides=("ppo.dropout=0.1",)
     )
     fabricate(turned, texts=[f"summary {index}" for index in range(9)])
-    ablations.main(["--name", "tiny", "--ablations", "dropout"])
+    ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
     publish.main([])
     page = published()["ablations-tiny"]
     assert page["runs"] == {"tiny": [1], "tiny-dropout": [1]}
@@ -162,17 +162,17 @@ def test_a_page_that_was_changed_by_hand_is_refused(place, capsys):
 
 def test_pages_about_several_runs_are_refused_where_a_run_changed_or_a_seed_joined(place, capsys):
     finished(1)
-    scaling.main(["--names", "tiny"])
+    scaling_page.main(["--names", "tiny"])
     finished(2)
     assert "scaling-tiny lacks seed 2 of tiny: run `make scaling`" in refused(capsys)
-    scaling.main(["--names", "tiny"])
+    scaling_page.main(["--names", "tiny"])
     config = make_config("tiny", seed=2)
     before = read_manifest(stage_folder(config, "win_rate")) or {}
     write_manifest(config, "win_rate", before["results"] | {"posts": 500})
     run_page.write_report(config)
     said = "scaling-tiny was made from an earlier tiny/seed2/win_rate/facts: run `make scaling"
     assert said in refused(capsys)
-    scaling.main(["--names", "tiny"])
+    scaling_page.main(["--names", "tiny"])
     with (beside_the_runs() / "scaling-tiny.md").open("a") as page:
         page.write("best")
     assert "scaling-tiny has changed on disk" in refused(capsys)

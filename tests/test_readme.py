@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.ablations import ABLATIONS
-from stages.config import SECTIONS, UserError
-from stages.ppo_settings import PAPER_QUIRKS
-from stages.presets import PRESETS, make_config, override_of
-from stages.stage_table import STAGES
+from stages.settings.ablations import ABLATIONS
+from stages.settings.config import SECTIONS, UserError
+from stages.settings.ppo import PAPER_QUIRKS
+from stages.settings.presets import PRESETS, make_config, override_of
+from stages.settings.stages import STAGES
 
 ROOT = Path(__file__).parents[1]
 TEXTS = {

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from eval import calibration, controls, versus
-from eval.budget import price_of
 from eval.controls import judge_controls
 from eval.judge import judge_summaries, main, make_judge
-from eval.openai_judge import OpenAIJudge
-from eval.reply_cache import ReplyCache
-from eval.verdicts import Comparison, judge_all
-from stages.config import Judge, UserError
+from eval.judges.openai.budget import price_of
+from eval.judges.openai.cache import ReplyCache
+from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
+from stages.settings.config import Judge, UserError
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
@@ -57,9 +57,9 @@ def test_the_key_names_all_that_is_sent_but_the_budget(monkeypatch):
         ask(server, max_tokens=999)
         assert len(server.requests) == 1
         schema = {"type": "json_schema", "json_schema": {"name": "another"}}
-        monkeypatch.setattr("eval.chat.RESPONSE_FORMAT", schema)
+        monkeypatch.setattr("eval.judges.openai.client.RESPONSE_FORMAT", schema)
         ask(server)
-        monkeypatch.setattr("eval.prompt.PROMPT", "{tag}{query}{first}{second}{ending}")
+        monkeypatch.setattr("eval.judges.prompt.PROMPT", "{tag}{query}{first}{second}{ending}")
         ask(server)
     assert len(server.requests) == 3
 
@@ -130,8 +130,8 @@ def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
 WRITER = """
 import sys
 from pathlib import Path
-from eval.openai_judge import OpenAIJudge
-from eval.reply_cache import COLUMNS, ReplyCache
+from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.openai.cache import COLUMNS, ReplyCache
 cache, who = ReplyCache(Path(sys.argv[1])), sys.argv[2]
 for k in range(100):
     number = cache.begin(f"{who}{k}", 1.0)
@@ -157,7 +157,7 @@ def test_two_processes_may_write_at_once(tmp_path):
 OPENER = """
 import sys, time
 from pathlib import Path
-from eval.reply_cache import ReplyCache
+from eval.judges.openai.cache import ReplyCache
 time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
 for k in range(200):
     ReplyCache(Path(sys.argv[1]) / f"{k}.sqlite").close()

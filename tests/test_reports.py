@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports import calibration_page, collect, judge_section, page, run_page, scaling, verdict
-from stages import config as settings
-from stages.config import Base, Data, Judge
-from stages.presets import make_config
+from reports import calibration_page, collect, page, run_page, scaling_page, verdict
+from reports.sections import judge
 from stages.runs import read_manifest, stage_folder, why_not
+from stages.settings import config as settings
+from stages.settings.config import Base, Data, Judge
+from stages.settings.presets import make_config
 from tests.fabricated_runs import (
     ONLINE,
     STAGES,
@@ -223,8 +224,8 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
     said = "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
-    records, _ = scaling.collect(["tiny"])
-    assert said in html.unescape(page.to_html("x", scaling.blocks(records)))
+    records, _ = scaling_page.collect(["tiny"])
+    assert said in html.unescape(page.to_html("x", scaling_page.blocks(records)))
 
 
 def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):
@@ -263,7 +264,7 @@ def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
     config = make_config("tiny")
     fabricate(config, unjudged=0.05)
     calibrated(config, flags=[])
-    assert judge_section.corrected_rates(collect.load_run(config))["ppo"] is None
+    assert judge.corrected_rates(collect.load_run(config))["ppo"] is None
     text = page.to_markdown("x", "x", run_page.blocks(collect.load_run(config)))
     corrected = text.split("corrected win rate")[1]
     assert "| SFT | 50.0% [" in corrected
@@ -314,8 +315,8 @@ def test_the_papers_numbers_stand_beside_pythia_only(places, made):
     assert "39.4%" in text
     assert "not an llm" not in text.lower()
     fabricate(make_config("pythia-1b", seed=2), judge=ONLINE, unjudged=0.05)
-    records, _ = scaling.collect(["pythia-1b"])
-    for some in (run_page.blocks(records[0]), scaling.blocks(records[:1])):
+    records, _ = scaling_page.collect(["pythia-1b"])
+    for some in (run_page.blocks(records[0]), scaling_page.blocks(records[:1])):
         beside = page.to_markdown("x", "x", some).split("Beside the paper")[1]
         assert "nan" not in beside
         assert "63.0%" not in beside  # more than 2% of seed 2 is unjudged

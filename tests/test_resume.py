@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from eval import judge, verdicts
-from stages.kept import KeptRows
+from eval import judge
+from eval.judges import protocol
+from stages.running.kept import KeptRows
 from stages.runs import Run
 from tests.resuming import (
     ARGUMENTS,
@@ -90,13 +91,13 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
     with pytest.raises(Killed):
         judge.main(ARGUMENTS)
     asked = []
-    real = verdicts.judge_all
+    real = protocol.judge_all
 
     def judge_all(judge: Any, todo: Any, concurrency: int, beside: Any) -> Any:
         asked.append((len(todo), len(beside)))
         return real(judge, todo, concurrency, beside)
 
-    monkeypatch.setattr("eval.judge.judge_all", judge_all)
+    monkeypatch.setattr("eval.judges.both_orders.judge_all", judge_all)
     judge.main(ARGUMENTS)
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
     assert asked == [(total - 7, 7)]

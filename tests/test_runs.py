@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from stages import progress as progress_module
 from stages import runs as runs_module
-from stages.config import Config, UserError
-from stages.files import file_hash, hash_files, read_lines, write_json
-from stages.machine import code_version
-from stages.presets import make_config
-from stages.progress import progress
+from stages.running import progress as progress_module
+from stages.running.files import file_hash, hash_files, read_lines, write_json
+from stages.running.machine import code_version
+from stages.running.progress import progress
 from stages.runs import Run, make_command, open_stage, read_manifest, stage_folder
+from stages.settings.config import Config, UserError
+from stages.settings.presets import make_config
 
 TINY = make_config("tiny")
 ROOT = Path(__file__).parents[1]
@@ -173,8 +173,9 @@ def test_one_stage_is_not_made_twice_at_once(runs):
 
 def test_the_lock_of_a_dead_process_is_taken_over(runs):
     code = (
-        "import os, signal, sys; from stages.presets import make_config;"
-        "from stages.runs import open_stage; from stages import config; from pathlib import Path;"
+        "import os, signal, sys; from stages.settings.presets import make_config;"
+        "from stages.runs import open_stage; from stages.settings import config;"
+        "from pathlib import Path;"
         "config.RUNS = Path(sys.argv[1]); opened = open_stage(make_config('tiny'), 'sft');"
         "opened.__enter__(); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from reports import collect, page, scaling
-from stages.presets import make_config
+from reports import collect, page, scaling_page
 from stages.runs import stage_folder
+from stages.settings.presets import make_config
 from tests.fabricated_runs import fabricate, two_judges
 
 
@@ -18,24 +18,24 @@ def four_runs(**changes):
                 make_config(preset, seed=seed), **(changes if preset == "tiny" else {})
             )
             fabricate(config, ppo=ppo, sft=0.25, accuracy=ppo + 0.2, size=size)
-    return scaling.collect(["tiny", "tiny-s"])
+    return scaling_page.collect(["tiny", "tiny-s"])
 
 
 def test_the_mean_over_seeds_is_the_mean(runs):
     records, left_out = four_runs()
-    found = scaling.means(collect.table(records))
+    found = scaling_page.means(collect.table(records))
     assert found["tiny-s"]["ppo/win_rate"] == pytest.approx(0.35)
     assert found["tiny"]["ppo/win_rate"] == pytest.approx(0.62)
     assert found["tiny"]["difference"] == pytest.approx(0.37)
     assert (list(found), left_out) == (["tiny-s", "tiny"], [])
-    text = page.to_markdown("x", "x", scaling.blocks(records))
+    text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "| 35.0% (30.0% to 40.0%) |" in text
     assert "64.0% [61.0, 67.0]" in text
 
 
 def test_seeds_and_posts_spread_apart(runs):
     records, _ = four_runs()
-    table = scaling.spreads_table(collect.table(records))
+    table = scaling_page.spreads_table(collect.table(records))
     found = {(row[0], row[1]): row[2:] for row in table.rows}
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
     assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1%", "3.0%"]
@@ -45,43 +45,47 @@ def test_seeds_and_posts_spread_apart(runs):
 def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     four_runs()
     fabricate(make_config("tiny", seed=3), unjudged=0.05)
-    records, _ = scaling.collect(["tiny", "tiny-s"])
+    records, _ = scaling_page.collect(["tiny", "tiny-s"])
     frame = collect.table(records)
-    said = scaling.conclusion(frame, "ppo/win_rate")
+    said = scaling_page.conclusion(frame, "ppo/win_rate")
     assert "is not compared: a seed of tiny has too many posts without a verdict" in said
-    text = page.to_markdown("x", "x", scaling.blocks(records))
+    text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
     assert "nan" not in text.lower().replace("nanc", "")
 
 
 def test_sizes_that_differ_in_the_model_only_are_found_alike(runs):
     records, _ = four_runs()
-    assert not any("NOT alike" in note for note in scaling.alike(records, collect.table(records)))
-    assert "nothing but the base model" in page.to_markdown("x", "x", scaling.blocks(records))
+    assert not any(
+        "NOT alike" in note for note in scaling_page.alike(records, collect.table(records))
+    )
+    assert "nothing but the base model" in page.to_markdown("x", "x", scaling_page.blocks(records))
 
 
 def test_a_setting_that_differs_between_sizes_is_flagged(runs):
     tiny = make_config("tiny")
     records, _ = four_runs(ppo=replace(tiny.ppo, kl_coef=0.1))
-    (note,) = scaling.alike(records, collect.table(records))
+    (note,) = scaling_page.alike(records, collect.table(records))
     assert "ppo.kl_coef differs (0.05 / 0.1)" in note
-    assert "nothing but the base model" not in page.to_html("", scaling.blocks(records))
+    assert "nothing but the base model" not in page.to_html("", scaling_page.blocks(records))
 
 
 def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overlap(runs):
     frame = collect.table(four_runs()[0])
-    rising, flat = (scaling.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
+    rising, flat = (scaling_page.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
     assert "rises with every step in size (35.0% to 62.0%)" in rising
     assert "do not overlap" in rising
     assert "does NOT rise" in flat
     frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
-    assert "overlap, so the rise is not established" in scaling.conclusion(frame, "sft/win_rate")
+    assert "overlap, so the rise is not established" in scaling_page.conclusion(
+        frame, "sft/win_rate"
+    )
 
 
 def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
     four_runs()
     (stage_folder(make_config("tiny", seed=2), "judge") / "manifest.json").unlink()
-    scaling.main(["--names", "tiny-s", "tiny"])
+    scaling_page.main(["--names", "tiny-s", "tiny"])
     html = (page.beside_the_runs() / "scaling-tiny-s-tiny.html").read_text()
     assert "tiny seed2 is left out: stage judge is missing" in html
     assert "One seed only: tiny." in html
@@ -92,18 +96,18 @@ def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
 
 def test_a_run_that_is_not_there_is_refused_in_one_line(runs, capsys):
     with pytest.raises(SystemExit):
-        scaling.main(["--names", "nobody"])
+        scaling_page.main(["--names", "nobody"])
     assert "no finished run in" in capsys.readouterr().err
 
 
 def test_where_two_judges_judged_a_run_one_is_to_be_chosen(runs, capsys):
     _, other = two_judges()
     with pytest.raises(SystemExit):
-        scaling.main(["--names", "tiny"])
+        scaling_page.main(["--names", "tiny"])
     (line,) = capsys.readouterr().err.splitlines()
     assert f"was judged by {other.judge.folder}, facts: choose one with JUDGE=" in line
     for judge, rate in (("facts", "63.0%"), (other.judge.folder, "55.0%")):
-        scaling.main(["--names", "tiny", "--judge", judge])
+        scaling_page.main(["--names", "tiny", "--judge", judge])
         text = (page.beside_the_runs() / "scaling-tiny.md").read_text()
         assert [one for one in ("63.0%", "55.0%") if one in text] == [rate]
 
@@ -115,7 +119,7 @@ def test_unknown_runs_and_judges_are_told_the_nearest(runs, capsys):
         (["tiny", "--judge", "fact"], "unknown judge 'fact': did you mean facts?"),
     ):
         with pytest.raises(SystemExit):
-            scaling.main(["--names", *arguments])
+            scaling_page.main(["--names", *arguments])
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
 
@@ -123,8 +127,8 @@ def test_unknown_runs_and_judges_are_told_the_nearest(runs, capsys):
 def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
     memory = replace(make_config("tiny").memory, cpu_threads=1, microbatch_size=3)
     records, _ = four_runs(memory=memory)
-    (note,) = scaling.alike(records, collect.table(records))
+    (note,) = scaling_page.alike(records, collect.table(records))
     assert "memory.cpu_threads differs (1 / 2)" in note
-    text = page.to_markdown("x", "x", scaling.blocks(records))
+    text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "memory.cpu_threads: 1 / 2" in text
     assert "Computed on: CPU, 2 cores" in text

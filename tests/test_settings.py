@@ -6,13 +6,13 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from stages import toy
-from stages.config import SECTIONS, Config
-from stages.presets import make_config
+from stages.posts import toy
+from stages.settings.config import SECTIONS, Config
+from stages.settings.presets import make_config
 from tests.test_house import MODULES, tree_of
 
-WHERE_SETTINGS_LIVE = ["stages.config", "stages.sections"]
-WHERE_SETTINGS_LIVE += ["stages.ppo_settings", "stages.judge_settings"]
+WHERE_SETTINGS_LIVE = ["stages.settings.config", "stages.settings.sections"]
+WHERE_SETTINGS_LIVE += ["stages.settings.ppo", "stages.settings.judge"]
 
 
 def receivers(tree: ast.Module, section: str) -> set[str]:

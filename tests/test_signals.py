@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from stages import ppo, stopping
-from stages.checkpoints import checkpoints
-from stages.command_line import run_stage
-from stages.presets import make_config
+from stages import ppo
+from stages.learning.checkpoints import checkpoints
+from stages.running import stopping
+from stages.running.start import run_stage
 from stages.runs import stage_folder
+from stages.settings.presets import make_config
 from tests.resuming import (
     OFTEN,
     Killed,
@@ -186,7 +187,7 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
 
 def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
     (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
-    command = [sys.executable, "-m", "stages.command_line", "slow", "--preset", "tiny"]
+    command = [sys.executable, "-m", "stages.running.start", "slow", "--preset", "tiny"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from stages.presets import make_config
 from stages.runs import open_stage, read_manifest
+from stages.settings.presets import make_config
 from tests.chat_server import GOOD, chat, serving
 from tests.conftest import ROOT
 from tests.test_verdict_analysis import comparison, write

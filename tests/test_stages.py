@@ -16,24 +16,15 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
-from stages import (
-    base,
-    config,
-    dpo,
-    normalize,
-    ppo,
-    ppo_models,
-    presets,
-    reward,
-    runs,
-    sft,
-)
-from stages.data import load_split
-from stages.episodes import Rollout
-from stages.files import read_lines
-from stages.models import PolicyAndCritic, load_policy, load_reward_model
-from stages.stage_table import SHARED_STAGES
-from stages.training import make_optimizer
+from stages import base, dpo, normalize, ppo, reward, runs, sft
+from stages.learning.loop import make_optimizer
+from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model
+from stages.posts.tokens import load_split
+from stages.rl import networks
+from stages.rl.episodes import Rollout
+from stages.running.files import read_lines
+from stages.settings import config, presets
+from stages.settings.stages import SHARED_STAGES
 from tests.conftest import ppo_state, rolled_out, state_of
 
 MINI = """
@@ -220,7 +211,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = runs.Run(settings, "ppo")
-    models, optimizer = ppo_models.load_models(run, accelerator, tokenizer)
+    models, optimizer = networks.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         state = ppo_state(settings, models, queries, optimizer, update)
@@ -246,11 +237,11 @@ def test_batch_sizes_in_memory_change_no_weight(study):
     assert (whole - start).abs().max() > 1e-4
 
 
-def networks_of(study: Path, **changes: Any) -> tuple[ppo_models.Models, Any]:
+def networks_of(study: Path, **changes: Any) -> tuple[networks.Models, Any]:
     settings = mini_config()
     settings = replace(settings, ppo=replace(settings.ppo, **changes))
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    return ppo_models.load_models(runs.Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
+    return networks.load_models(runs.Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
 
 
 def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):
@@ -311,11 +302,11 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
 
 
-def first_rollout(study: Path) -> tuple[ppo_models.Models, Rollout, config.Config]:
+def first_rollout(study: Path) -> tuple[networks.Models, Rollout, config.Config]:
     settings = mini_config()
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    models, _ = ppo_models.load_models(runs.Run(settings, "ppo"), accelerator, tokenizer)
+    models, _ = networks.load_models(runs.Run(settings, "ppo"), accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     state = ppo_state(settings, models, queries)
     return models, rolled_out(state, models, queries)[0], settings

@@ -3,9 +3,9 @@
 import shutil
 
 from reports import run_page
-from stages.presets import make_config
-from stages.stage_table import STAGES
-from stages.status import COLUMNS, GOAL_LINES, help_lines, status
+from stages.running.status import COLUMNS, GOAL_LINES, help_lines, status
+from stages.settings.presets import make_config
+from stages.settings.stages import STAGES
 from tests.fabricated_runs import fabricate, two_judges
 
 

@@ -9,11 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import credit, models, ppo
-from stages import rollout as rollout_module
-from stages.config import Ppo, UserError
-from stages.data import make_ragged
-from stages.episodes import Episodes, describe
+from stages import ppo
 from stages.functional import (
     adapt_kl_coef,
     loss_weights,
@@ -23,10 +19,16 @@ from stages.functional import (
     value_losses,
     weighted_sum,
 )
-from stages.models import load_policy
-from stages.ppo_settings import CHOICES, PAPER_QUIRKS
-from stages.presets import make_config
-from stages.text_metrics import copied_title_words, distinct
+from stages.learning import models
+from stages.learning.models import load_policy
+from stages.posts.text_metrics import copied_title_words, distinct
+from stages.posts.tokens import make_ragged
+from stages.rl import credit
+from stages.rl import rollout as rollout_module
+from stages.rl.episodes import Episodes, describe
+from stages.settings.config import Ppo, UserError
+from stages.settings.ppo import CHOICES, PAPER_QUIRKS
+from stages.settings.presets import make_config
 from tests.conftest import close, ppo_state, rolled_out
 
 EOS, PAD = 0, 9

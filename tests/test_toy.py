@@ -11,9 +11,9 @@ from statistics import mean
 
 import pytest
 
-from stages import toy
-from stages.readers import SPLITS, check_comparison, check_post, is_cnndm
-from stages.toy import (
+from stages.posts import toy
+from stages.posts.readers import SPLITS, check_comparison, check_post, is_cnndm
+from stages.posts.toy import (
     COPYISTS,
     WRITERS,
     Facts,
@@ -35,7 +35,7 @@ COMPLETE = "My boss sold my bike on monday. I feel angry. Should I leave?"
 
 WRITE_WORLD = """
 from pathlib import Path
-from stages.toy import write_world
+from stages.posts.toy import write_world
 write_world(
     Path({folder!r}), seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7,
     validation_comparisons=6, show=lambda items, label, total: iter(items),
@@ -48,7 +48,7 @@ def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes
     folder.mkdir()
     subprocess.run(
         [sys.executable, "-c", WRITE_WORLD.format(folder=str(folder), seed=seed)],
-        cwd=Path(toy.__file__).parents[1],
+        cwd=Path(toy.__file__).parents[2],
         env={"PYTHONHASHSEED": hash_seed},
         check=True,
     )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eval.verdict_analysis import analyse_folder, characters, lines_of, main, token_counter
-from stages.errors import UserError
+from stages.settings.checks import UserError
 
 PUBLISHED = {  # of all 1,000 verdicts, by another author; 880 of them are in ../shared/tldr
     "raw": 0.640,

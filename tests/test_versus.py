@@ -2,14 +2,14 @@
 
 import pytest
 
-from eval.verdicts import About, Reply
+from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
-from stages.config import UserError
-from stages.files import read_lines
-from stages.presets import make_config
+from stages.posts.toy import CLAUSES, facts_of
+from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
-from stages.toy import CLAUSES, facts_of
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 

@@ -18,13 +18,13 @@ from eval.win_rate import (
     print_summary,
     win_rate,
 )
-from stages import config as settings
-from stages.config import UserError
-from stages.files import read_lines
-from stages.intervals import wilson
-from stages.presets import make_config
+from stages.learning.intervals import wilson
+from stages.posts.toy import CLAUSES, facts_of
+from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
-from stages.toy import CLAUSES, facts_of
+from stages.settings import config as settings
+from stages.settings.config import UserError
+from stages.settings.presets import make_config
 
 
 @pytest.fixture

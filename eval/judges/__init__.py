@@ -1,0 +1,11 @@
+"""Who compares two summaries of a post.
+
+protocol      what a judge is and what it says
+both_orders   each pair asked twice, and kept
+prompt        the question to an LLM
+reply_parser  what its reply prefers
+offline       judges that are no LLM
+local         a chat model in this process
+smollm        the smallest real chat model, for a server
+openai        any server that speaks the OpenAI protocol
+"""

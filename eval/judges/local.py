@@ -1,0 +1,151 @@
+"""A chat model in this process as judge: its probabilities of "A" and "B", no sampling, no parsing.
+
+It cannot answer "tie": a pair is a tie where its two orders disagree.
+"""
+
+from collections.abc import Iterable, Sequence
+from threading import Lock
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from eval.judges.prompt import LETTER, Question, make_question
+from eval.judges.protocol import About, Choice, Comparison, Reply
+from stages.learning.models import model_inputs
+from stages.running.progress import progress
+from stages.settings.checks import UserError
+
+LETTERS: tuple[Choice, Choice] = ("A", "B")
+# Stands in for the question while the chat template is rendered.
+PLACE = "QUESTION-5f0c2a9d"
+
+
+class LocalJudge:
+    """A chat model, from a folder or the hub, on this machine's GPU where it has one."""
+
+    def __init__(self, source: str, batch_size: int) -> None:
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(source)
+            self.model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
+        except (OSError, ValueError) as error:
+            first_line = str(error).splitlines()[0]
+            raise UserError(f"judge.model={source} does not load: {first_line}") from None
+        if self.tokenizer.chat_template is None:
+            raise UserError(f"judge.model={source} has no chat template: choose a chat model")
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model.to(self.device)
+        self.batch_size, self.lock = batch_size, Lock()
+        self.letter_ids = [letter_ids(self.tokenizer, letter) for letter in LETTERS]
+        self.longest = getattr(self.model.config, "max_position_embeddings", None)
+        self.known: dict[Comparison, Reply] = {}
+        self.source = source
+        note = "LLM in this process: the more probable of the answers A and B, not sampled"
+        self.about = About(kind="local", name=source, is_llm=True, note=note)
+
+    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+        """Judge them all, in batches of texts of similar length, which pad the least.
+
+        It costs nothing, so questions asked `beside` do not matter.
+        """
+        todo = sorted(set(comparisons) - set(self.known), key=lambda one: sum(map(len, one)))
+        starts = range(0, len(todo), self.batch_size)
+        batches = [todo[start : start + self.batch_size] for start in starts]
+        for some in progress(batches, "judge local, batches", len(batches)):
+            self.known |= self._judge(some)
+
+    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+        """The more probable letter, with its share of both as confidence.
+
+        A prompt that is longer than the model's context is not judged.
+        """
+        one = Comparison(post_id, query, first, second)
+        with self.lock:
+            if one not in self.known:
+                self.known |= self._judge([one])
+            return self.known[one]
+
+    def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
+        found, fitting = {}, []
+        for one in comparisons:
+            question = make_question(one.query, one.first, one.second, LETTER)
+            tokens = encode(self.tokenizer, question.prompt)
+            if self.longest is not None and len(tokens) > self.longest:
+                text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"
+                found[one] = self._reply(None, text, question, 0)
+            else:
+                fitting.append((one, question, tokens))
+        if fitting:
+            shares = self._letter_shares([tokens for _, _, tokens in fitting])
+            for (one, question, tokens), (a, b) in zip(fitting, shares, strict=True):
+                choice: Choice | None = "A" if a > b else "B" if b > a else "tie"
+                if not a + b > 0:
+                    choice = None
+                text = f"[probabilities] A {a:.6f}, B {b:.6f}"
+                confidence = max(a, b) / (a + b) if choice else None
+                found[one] = self._reply(choice, text, question, len(tokens), confidence)
+        return found
+
+    def _reply(
+        self,
+        choice: Choice | None,
+        text: str,
+        question: Question,
+        tokens: int,
+        confidence: float | None = None,
+    ) -> Reply:
+        return Reply(
+            choice=choice,
+            text=text,
+            model=self.source,
+            requested_model=self.source,
+            prompt_hash=question.hash,
+            prompt_tokens=tokens,
+            confidence=confidence,
+        )
+
+    @torch.no_grad()
+    def _letter_shares(self, prompts: Sequence[list[int]]) -> list[tuple[float, float]]:
+        """The probabilities of "A" and of "B" as the first token of the answer to each prompt."""
+        longest = max(map(len, prompts))
+        tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = True
+        inputs = model_inputs(tokens.to(self.device), mask.to(self.device))
+        logits: Tensor = self.model(**inputs, logits_to_keep=1, use_cache=False).logits[:, -1]
+        shares = logits.float().softmax(dim=-1).cpu()
+        a, b = (shares[:, ids].sum(dim=-1).tolist() for ids in self.letter_ids)
+        return list(zip(a, b, strict=True))
+
+
+def letter_ids(tokenizer: PreTrainedTokenizerBase, letter: str) -> list[int]:
+    """The ids that begin an answer with a letter: alone and after a space.
+
+    Raises UserError where the tokenizer has no token for it.
+    """
+    texts = (letter, f" {letter}")
+    found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    ids = sorted({one[0] for one in found if len(one) == 1})
+    if not ids:
+        raise UserError(f"judge.model: its tokenizer has no token {letter!r}: choose another model")
+    return ids
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """The ids of a prompt in the model's chat template.
+
+    Only the template's own control tokens are control tokens: what looks like one in the prompt
+    is spelled out.
+    """
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PLACE}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    before, after = rendered.split(PLACE)
+    outer = [tokenizer.encode(text, add_special_tokens=False) for text in (before, after)]
+    inner = tokenizer.encode(prompt, add_special_tokens=False, split_special_tokens=True)
+    return [*outer[0], *inner, *outer[1]]

@@ -1,0 +1,64 @@
+"""The judges that are no LLM and say so in every row that they write."""
+
+from collections.abc import Iterable
+
+from eval.judges.protocol import About, Choice, Reply, Row
+from stages.posts.toy import facts_of, score_summary
+from stages.settings.checks import UserError
+
+
+class FactsJudge:
+    """The built-in world's judge: it knows what each post states and counts. Not an LLM."""
+
+    about = About(
+        kind="facts",
+        name="facts (offline rule, not an LLM)",
+        is_llm=False,
+        note="offline rule of the built-in world, not an LLM: right facts, minus wrong facts, "
+        "minus a price for words beyond a complete summary",
+    )
+
+    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+        """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
+        try:
+            facts = facts_of(post_id)
+        except ValueError as error:
+            raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
+        scores = score_summary(first, facts), score_summary(second, facts)
+        text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
+        return Reply(choice=higher(*scores), text=text)
+
+
+class RewardModelJudge:
+    """The run's own reward model: it prefers what it gave the higher score. Not an LLM."""
+
+    about = About(
+        kind="reward_model",
+        name="reward model of this run, not an LLM",
+        is_llm=False,
+        note="reward model of this run, not an LLM: an optimistic proxy, for PPO was trained to "
+        "raise this very number",
+    )
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """Collect the recorded scores by post and text; a text keeps its first score.
+
+        So equal texts are judged alike, whichever policy wrote them and with or without EOS.
+        """
+        self.scores: dict[tuple[str, str], float] = {}
+        for row in rows:
+            self.scores.setdefault((row["id"], row["summary"]), row["score"])
+            self.scores.setdefault((row["id"], row["reference"]), row["reference_score"])
+
+    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+        """The higher score wins, equal scores tie; a score that is not a number judges nothing."""
+        scores = self.scores[post_id, first], self.scores[post_id, second]
+        text = f"[reward model of this run, not an LLM] A {scores[0]:.4f}, B {scores[1]:.4f}"
+        return Reply(choice=higher(*scores), text=text)
+
+
+def higher(first: float, second: float) -> Choice | None:
+    """A or B by the higher number; None where one is not a number."""
+    if first == second:
+        return "tie"
+    return "A" if first > second else "B" if first < second else None

@@ -1,0 +1,159 @@
+"""Replies that were paid for, on disk before anyone uses them: one SQLite file for all judges.
+
+A reply is found again by its key, which is the hash of all that determines it except the budget,
+and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
+Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
+sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
+says less than was spent.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from eval.judges.protocol import Row
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS replies (
+    key TEXT NOT NULL, max_tokens INTEGER NOT NULL, prompt_hash TEXT NOT NULL,
+    requested_model TEXT NOT NULL, model TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    text TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    raw TEXT NOT NULL, time TEXT NOT NULL, PRIMARY KEY (key, max_tokens)
+);
+CREATE TABLE IF NOT EXISTS tries (
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, usd REAL NOT NULL, outcome TEXT NOT NULL,
+    time TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
+CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+COLUMNS = (
+    *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
+    *("text", "prompt_tokens", "completion_tokens", "raw"),
+)
+NEW_TRY = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
+UNDER_WAY = "under way"
+# Another process may be writing.
+SECONDS_TO_WAIT = 60.0
+CHUNK = 500
+
+
+class ReplyCache:
+    """The cache file; may be used from many threads, and by several processes at once."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.lock = RLock()
+        self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
+        self.connection.row_factory = sqlite3.Row
+        self._patiently("PRAGMA journal_mode=WAL")
+        self.connection.executescript(SCHEMA)
+
+    def close(self) -> None:
+        """Close the file; what was kept is on disk already."""
+        with self.lock:
+            self.connection.close()
+
+    def replies(self, key: str) -> list[Row]:
+        """All replies to a question, the smallest budget first."""
+        query = "SELECT * FROM replies WHERE key = ? ORDER BY max_tokens"
+        return [dict(row) for row in self._read(query, (key,))]
+
+    def begin(self, key: str, usd: float) -> int:
+        """Enter a try that is about to be sent, at its worst price; returns its number."""
+        row = (key, usd, UNDER_WAY, now())
+        with self._transaction(durable=False):
+            return self.connection.execute(NEW_TRY, row).lastrowid or 0
+
+    def settle(
+        self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
+    ) -> None:
+        """Enter how a try ended and what it cost, with its reply in the same transaction.
+
+        A reply that another process has stored already is kept. `raw` is what the server sent;
+        where it is no usable reply, it is stored beside the ledger.
+        """
+        with self._transaction(durable=bool(reply or raw)):
+            self._keep(number, reply, raw)
+            self.connection.execute(
+                "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
+            )
+
+    def enter(
+        self, key: str, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
+    ) -> None:
+        """Enter a try that is over, with its reply in the same transaction."""
+        with self._transaction(durable=bool(reply or raw)):
+            number = self.connection.execute(NEW_TRY, (key, usd, outcome, now())).lastrowid or 0
+            self._keep(number, reply, raw)
+
+    def _keep(self, number: int, reply: Row | None, raw: str) -> None:
+        if reply is None and raw:
+            self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", (number, raw))
+        if reply is None:
+            return
+        names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))
+        values = (*(reply[name] for name in COLUMNS), now())
+        self.connection.execute(f"INSERT OR IGNORE INTO replies ({names}) VALUES ({marks})", values)
+
+    def spent(self, keys: Iterable[str]) -> float:
+        """USD that these questions have cost so far; a try that was lost counts at its worst."""
+        asked, total = sorted(set(keys)), 0.0
+        for start in range(0, len(asked), CHUNK):
+            some = asked[start : start + CHUNK]
+            query = f"SELECT SUM(usd) FROM tries WHERE key IN ({', '.join('?' * len(some))})"
+            total += self._read(query, tuple(some))[0][0] or 0.0
+        return total
+
+    def note(self, name: str) -> str | None:
+        """What was noted under a name, or None."""
+        found = self._read("SELECT value FROM notes WHERE name = ?", (name,))
+        return found[0][0] if found else None
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        """All notes whose names start so, oldest first."""
+        query = "SELECT name, value FROM notes WHERE substr(name, 1, ?) = ? ORDER BY rowid"
+        return {row[0]: row[1] for row in self._read(query, (len(prefix), prefix))}
+
+    def set_note(self, name: str, value: str | None) -> None:
+        """Note a value under a name; None forgets it."""
+        with self._transaction(durable=True):
+            if value is None:
+                self.connection.execute("DELETE FROM notes WHERE name = ?", (name,))
+            else:
+                self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+
+    def _patiently(self, statement: str) -> None:
+        """Wait for another process here too: SQLite itself does not while it changes the mode."""
+        deadline = time.monotonic() + SECONDS_TO_WAIT
+        while True:
+            try:
+                self.connection.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    @contextmanager
+    def _transaction(self, durable: bool) -> Iterator[None]:
+        """A transaction: a kill loses nothing of it; if durable, a power cut neither."""
+        with self.lock:
+            self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with self.connection:
+                yield
+
+    def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
+        with self.lock, closing(self.connection.execute(query, values)) as cursor:
+            return cursor.fetchall()
+
+
+def now() -> str:
+    """The time, UTC, to the millisecond."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

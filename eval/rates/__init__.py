@@ -1,0 +1,6 @@
+"""What follows from verdicts.
+
+formulas        means over posts, paired tests, agreement
+length_control  the win rate at equal length
+table           every rate of a table of verdicts, with its interval
+"""

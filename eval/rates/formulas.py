@@ -1,0 +1,219 @@
+"""Formulas for verdicts: means over posts, paired tests, agreement and its correction.
+
+Posts are what was sampled, so posts are resampled: both orders of a post, and all policies on it,
+stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0. numpy only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stages.learning.intervals import wilson
+from stages.settings.checks import UserError
+
+Floats = NDArray[np.float64]
+Totals = Callable[[Floats], Floats]
+CONFIDENCE = 0.95
+# If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
+FEW_POSTS = 10
+RESAMPLES = 10_000
+LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """An estimate with its 95% interval, and the number of posts behind it."""
+
+    estimate: float
+    low: float
+    high: float
+    posts: int
+
+
+def mean_of_posts(
+    values: Floats, limits: tuple[float, float], seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
+    """The mean of one value per post, each within `limits`, with a bootstrap over posts.
+
+    Raises UserError where there is no value.
+    """
+    if not len(values):
+        raise UserError(
+            "no post is judged, so there is no rate: see the replies in judgements.jsonl"
+        )
+    levels, counts = np.unique(values, return_counts=True)
+    if len(values) - counts.max() < FEW_POSTS:
+        low, high = _interval_of_few(values, float(levels[counts.argmax()]), limits)
+    else:
+        low, high = bootstrap(values[:, None], lambda totals: totals[:, 0], seed, resamples)
+        low, high = low / len(values), high / len(values)
+    mean = float(values.mean())
+    low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
+    return Interval(estimate=mean, low=low, high=high, posts=len(values))
+
+
+def bootstrap(
+    rows: Floats, statistic: Totals, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """Percentile bootstrap of a statistic of column sums; `rows` [posts, K] are drawn anew.
+
+    `statistic` takes the sums [resamples, K] and gives [resamples]. Drawing n posts with
+    replacement is a multinomial draw of how many fall on each distinct row.
+    """
+    low, high = np.nanquantile(statistic(resampled_totals(rows, seed, resamples)), _tails())
+    return float(low), float(high)
+
+
+def resampled_totals(rows: Floats, seed: int = 0, resamples: int = RESAMPLES) -> Floats:
+    """Column sums [resamples, K] of posts drawn with replacement from `rows` [posts, K]."""
+    levels, counts = np.unique(rows, axis=0, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(len(rows), counts / len(rows), size=resamples)
+    return draws @ levels
+
+
+def _tails() -> list[float]:
+    return [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+
+
+def _interval_of_few(
+    values: Floats, common: float, limits: tuple[float, float]
+) -> tuple[float, float]:
+    """Interval of a mean where nearly all posts have one value, so that resampling is too narrow.
+
+    At 0% or 100% a bootstrap has no width, as if no other post could ever differ. The mean is
+    `common + up * share above - down * share below`; Wilson bounds both shares, and up and down
+    are the mean steps, or the longest possible ones where no post was seen to take them. For
+    plain wins and losses this is Wilson's interval, with both kinds of step it is wider.
+    """
+    steps = values - common
+    (up, above), (down, below) = (
+        _step_and_share(steps[steps > 0], limits[1] - common, len(values)),
+        _step_and_share(-steps[steps < 0], common - limits[0], len(values)),
+    )
+    low = common + up * above[0] - down * below[1]
+    return low, common + up * above[1] - down * below[0]
+
+
+def _step_and_share(steps: Floats, longest: float, n: int) -> tuple[float, tuple[float, float]]:
+    """The mean of the steps seen (else the longest), and Wilson's bounds for their share of n."""
+    return float(steps.mean()) if len(steps) else longest, wilson(len(steps), n)
+
+
+def clustered_share(values: Floats, posts: NDArray[np.int64]) -> Interval | None:
+    """The mean of judgements in [0, 1] with Wilson's interval; None where there is none.
+
+    With one judgement a post it is Wilson's interval as it stands. Where posts have several, n is
+    the effective number, `p (1 - p) / v` with v the variance between posts (linearised ratio),
+    and at most the number of judgements: two orders of a post are not two observations.
+    Source: Korn and Graubard 1998, with Wilson's interval in place of the exact one.
+    """
+    if not len(values):
+        return None
+    p = float(values.mean())
+    _, codes = np.unique(posts, return_inverse=True)
+    residuals = np.bincount(codes, weights=values - p)
+    clusters = len(residuals)
+    n = float(clusters)
+    if clusters == len(values):
+        n = len(values)
+    elif clusters > 1 and 0 < p < 1:
+        variance = clusters / (clusters - 1) * float((residuals**2).sum()) / len(values) ** 2
+        n = min(len(values), p * (1 - p) / variance) if variance > 0 else len(values)
+    low, high = wilson(p * n, n)
+    return Interval(estimate=p, low=low, high=high, posts=clusters)
+
+
+def mean_of_two(first: Interval, second: Interval) -> tuple[float, float]:
+    """95% interval of the mean of two independent proportions from the intervals of each.
+
+    `m -+ sqrt(d1^2 + d2^2) / 2`, d the distances of the bounds from their estimates.
+    Source: MOVER, Zou and Donner 2008 (Newcombe 1998 for a difference).
+    """
+    mean = (first.estimate + second.estimate) / 2
+    down = sqrt((first.estimate - first.low) ** 2 + (second.estimate - second.low) ** 2) / 2
+    up = sqrt((first.high - first.estimate) ** 2 + (second.high - second.estimate) ** 2) / 2
+    return mean - down, mean + up
+
+
+def sign_flip_p_value(differences: Floats, seed: int = 0, resamples: int = RESAMPLES) -> float:
+    """Two-sided p-value of "the mean difference is 0": the sign of each post's is drawn anew.
+
+    `(1 + number of draws at least as far from 0) / (1 + resamples)`, so never 0. Of `count` posts
+    with the same size of difference, a binomial number keeps its sign.
+    Source: Fisher's paired randomisation test, with the count of Phipson and Smyth 2010.
+    """
+    sizes, counts = np.unique(np.abs(differences), return_counts=True)
+    rng = np.random.default_rng(seed)
+    kept = rng.binomial(counts, 0.5, size=(resamples, len(counts)))
+    drawn = np.abs((2 * kept - counts) @ sizes)
+    far = drawn >= abs(float(differences.sum())) - 1e-9  # sums of fractions, rounded
+    return float((1 + far.sum()) / (1 + resamples))
+
+
+def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
+    """Agreement beyond chance: `(po - pe) / (1 - pe)`; None where chance alone agrees always.
+
+    po is the share of equal pairs, pe what the two's own frequencies would give. Range [-1, 1].
+    Source: Cohen 1960.
+    """
+    pairs = list(zip(labels, answers, strict=True))
+    observed = sum(label == answer for label, answer in pairs) / len(pairs)
+    chance = sum(labels.count(one) * answers.count(one) for one in set(labels)) / len(pairs) ** 2
+    return None if chance == 1 else (observed - chance) / (1 - chance)
+
+
+def corrected_rate(
+    scores: Floats,
+    labels: NDArray[np.bool_],
+    answers: Floats,
+    posts: NDArray[np.int64],
+    seed: int = 0,
+) -> Interval | None:
+    """The win rate that a judge of known errors points to, with a bootstrap over both samples.
+
+    `(p + specificity - 1) / (sensitivity + specificity - 1)`, kept within [0, 1]. p is the mean of
+    `scores`, one a post of the evaluation; `labels` and `answers` [pairs] are the calibration's:
+    whether people prefer the policy, how far the judge does, and of which post: the pairs of one
+    post are drawn together. None where the judge cannot tell (the denominator is below
+    `LEAST_SKILL`) or one of the labels is missing.
+    Source: Rogan and Gladen 1978; for LLM judges Lee et al. 2511.21140.
+    """
+    pairs = (labels, labels * answers, ~labels, ~labels * (1 - answers))
+    _, codes = np.unique(posts, return_inverse=True)
+    sums = [np.bincount(codes, weights=column) for column in pairs]
+    rows: Floats = np.column_stack(sums).astype(float)
+    estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True))
+    if not np.isfinite(estimate).all():
+        return None
+    means = resampled_totals(scores[:, None], seed)[:, 0] / len(scores)
+    drawn = _rogan_gladen(means, resampled_totals(rows, seed + 1))
+    # In a resample in which the judge is no better than chance, every rate is possible.
+    low = float(np.quantile(np.nan_to_num(drawn, nan=0.0), _tails()[0]))
+    high = float(np.quantile(np.nan_to_num(drawn, nan=1.0), _tails()[1]))
+    return Interval(estimate=float(estimate[0]), low=low, high=high, posts=len(scores))
+
+
+def _rogan_gladen(rates: Floats, totals: Floats) -> Floats:
+    """From rates [n] and sums [n, 4] of `corrected_rate`'s rows; nan where the judge is blind."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sensitivity = totals[:, 1] / totals[:, 0]
+        specificity = totals[:, 3] / totals[:, 2]
+        skill = sensitivity + specificity - 1
+        found = (rates + specificity - 1) / skill
+    clipped: Floats = np.where(skill >= LEAST_SKILL, np.clip(found, 0, 1), np.nan)
+    return clipped
+
+
+def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:
+    """95% t interval of a mean over seeds; None for one seed, which has no spread."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return None
+    spread = float(np.std(values, ddof=1)) / sqrt(len(values))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    mean = float(np.mean(values))
+    return mean - half, mean + half

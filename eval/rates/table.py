@@ -1,0 +1,146 @@
+"""What a table of verdicts says: every rate with its interval, and how far to trust the judge.
+
+The table may hold both orders of each post (our evaluations) or one (published verdicts).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from math import log
+from typing import Any
+
+import numpy as np
+
+from eval.rates.formulas import (
+    FEW_POSTS,
+    Floats,
+    Interval,
+    bootstrap,
+    clustered_share,
+    mean_of_posts,
+    mean_of_two,
+)
+from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+
+POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
+FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more
+MOST_UNJUDGED = 0.02  # above this share, a rate is no headline
+
+
+def analyse(table: VerdictTable) -> dict[str, Any]:
+    """The statistics of one policy's verdicts; rates lie in [0, 1], a tie counts half.
+
+    `raw`: mean of the judgements, Wilson. `order_balanced`: mean of the rates when shown first
+    and second, bootstrap over posts. `shown_first`, `shown_second`, `length_controlled`,
+    `length_bins`. `share_first`: of the judgements that are no tie, those for the text shown
+    first. `swap_consistency`: of the posts asked about in both orders, those with one verdict.
+    `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them lost and
+    all won. A rate without judgements is None.
+    """
+    rows = table.judged()
+    first = rows.only(rows.shown_first)
+    second = rows.only(~rows.shown_first)
+    decided = rows.only(rows.outcomes != 0.5)
+    chose_first = np.where(decided.shown_first, decided.outcomes, 1 - decided.outcomes)
+    n, missing = len(table.outcomes), len(table.outcomes) - len(rows.outcomes)
+    won = float(rows.outcomes.sum())
+    return {
+        "judgements": n,
+        "posts": len(np.unique(table.posts)),
+        "unjudged": missing / n,
+        "worst_case": [won / n, (won + missing) / n],
+        "raw": _plain(clustered_share(rows.outcomes, rows.posts)),
+        "order_balanced": _plain(order_balanced(rows)),
+        "shown_first": _plain(clustered_share(first.outcomes, first.posts)),
+        "shown_second": _plain(clustered_share(second.outcomes, second.posts)),
+        "share_first": _plain(clustered_share(chose_first, decided.posts)),
+        "swap_consistency": _plain(swap_consistency(rows)),
+        "length_controlled": length_controlled(table),
+        "length_bins": rates_by_length(table),
+        "median_length_ratio": float(np.exp(np.median(table.log_ratios))),
+    }
+
+
+def leans(share_first: Mapping[str, Any]) -> bool:
+    """Whether a share of first choices is surely not 1/2, and far enough from it to matter."""
+    surely = not share_first["low"] <= 0.5 <= share_first["high"]
+    return surely and abs(share_first["estimate"] - 0.5) > FAR_FROM_EVEN
+
+
+def _plain(found: Interval | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
+
+
+def order_balanced(rows: VerdictTable) -> Interval | None:
+    """The mean of the rate when shown first and when shown second, with posts drawn anew.
+
+    Where most posts were judged in both orders, only those count, so that both rates are about the
+    same posts; elsewhere all posts count. None where an order has no judgement.
+    """
+    sums = _by_post(rows)
+    both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
+    if 2 * both.sum() > len(both):
+        kept = sums[both]
+        means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
+        return mean_of_posts(means, (0.0, 1.0))
+    parts = [rows.only(rows.shown_first), rows.only(~rows.shown_first)]
+    rates = [clustered_share(part.outcomes, part.posts) for part in parts]
+    if rates[0] is None or rates[1] is None:
+        return None
+    _, counts = np.unique(rows.outcomes, return_counts=True)
+    if len(rows.outcomes) - counts.max() < FEW_POSTS:
+        low, high = mean_of_two(rates[0], rates[1])
+    else:
+        low, high = bootstrap(sums, lambda s: (s[:, 0] / s[:, 1] + s[:, 2] / s[:, 3]) / 2)
+    mean = (rates[0].estimate + rates[1].estimate) / 2
+    return Interval(estimate=mean, low=low, high=high, posts=len(sums))
+
+
+def swap_consistency(rows: VerdictTable) -> Interval | None:
+    """Of the posts judged in both orders, the share with one verdict; Wilson over posts.
+
+    Identical texts are left out: the judge was not asked about them.
+    """
+    sums = _by_post(rows.only(rows.asked))
+    kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
+    same = (kept[:, 0] / kept[:, 1] == kept[:, 2] / kept[:, 3]).astype(float)
+    return clustered_share(same, np.arange(len(same)))
+
+
+def _by_post(rows: VerdictTable) -> Floats:
+    """[posts, 4]: sum and number of the outcomes when shown first, then when shown second."""
+    _, codes = np.unique(rows.posts, return_inverse=True)
+    size = int(codes.max()) + 1 if len(codes) else 0
+    columns = []
+    for mask in (rows.shown_first, ~rows.shown_first):
+        columns.append(np.bincount(codes[mask], rows.outcomes[mask], size))
+        columns.append(np.bincount(codes[mask], minlength=size).astype(float))
+    return np.column_stack(columns)
+
+
+def verdict_table(
+    judgements: Iterable[dict[str, Any]], texts: Mapping[str, tuple[str, str]]
+) -> VerdictTable:
+    """The table of one policy's rows of `judgements.jsonl`.
+
+    `texts`: post id -> the policy's summary and the one that it was compared with; their words are
+    counted.
+    """
+    rows = list(judgements)
+    numbers = {post_id: number for number, post_id in enumerate(dict.fromkeys(map(_id, rows)))}
+    ratios = {
+        post_id: log(word_count(texts[post_id][0]) / word_count(texts[post_id][1]))
+        for post_id in numbers
+    }
+    same = {one: texts[one][0].split() == texts[one][1].split() for one in numbers}
+    return VerdictTable(
+        posts=np.array([numbers[row["id"]] for row in rows], dtype=np.int64),
+        outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
+        shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
+        log_ratios=np.array([ratios[row["id"]] for row in rows], dtype=float),
+        asked=np.array([not same[row["id"]] for row in rows], dtype=bool),
+    )
+
+
+def _id(row: dict[str, Any]) -> str:
+    post_id: str = row["id"]
+    return post_id

@@ -1,0 +1,231 @@
+"""One switch at a time: what each ablation does to a run, over seeds.
+
+    python -m reports.ablations_page --name tiny --ablations critic-sft dropout
+
+takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
+runs/reports/ablations-tiny.md and .html. An ablation is compared with the run on the same
+posts and from the same SFT and reward model, seed by seed. How far posts and how far seeds could
+move a difference is shown apart.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from reports import page, verdict
+from reports.collect import Record, note_sources
+from reports.compared import Compared, collect, numbers, over_seeds
+from reports.page import Block, Heading, Note, Table, Text
+from reports.verdict import MISSING, number, percent, whole
+from stages.settings.ablations import ABLATIONS
+from stages.settings.config import UserError, fail
+
+MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("ppo/win_rate", "win rate", percent),
+    ("kl", "KL, nats", partial(number, digits=2)),
+    ("ppo/tokens", "tokens", partial(number, digits=1)),
+    ("eos_rate", "EOS sampled", percent),
+)
+DEFAULT = "default"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its lines."""
+    parser = argparse.ArgumentParser(description="what each switch does, over seeds")
+    parser.add_argument("--name", required=True, help="the run that ablations are compared with")
+    parser.add_argument("--ablations", nargs="*", default=list(ABLATIONS))
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
+    args = parser.parse_args(argv)
+    try:
+        default, others, left_out = collect(args.name, args.ablations, args.judge)
+    except UserError as error:
+        fail(error)
+    title = f"Ablations of run {args.name}"
+    made = blocks(args.name, default, others, left_out)
+    path = page.write(page.beside_the_runs(), f"ablations-{args.name}", title, made)
+    records = [*default, *(run for one in others for run in one.runs)]
+    note_sources(path, "ablations", [args.name], records)
+    print(page.for_terminal([summary(others), *map(conclusion, others)], path))
+
+
+def blocks(
+    name: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
+) -> list[Block]:
+    """The page: conclusions, the switches, means, each seed, what it does and does not show."""
+    rows = [numbers(one) for one in default]
+    return [
+        Text(summary(others), lead=True),
+        *(Text(conclusion(one)) for one in others),
+        *(Note(note) for note in (*caveats(rows, others), *left_out)),
+        Heading("The switches"),
+        switches_table(others),
+        Heading("Means over seeds"),
+        means_table(rows, others),
+        Heading("Each seed"),
+        seeds_table(rows, others),
+        Heading("What this does and does not show"),
+        *(Text(one) for one in limits(name, default, others)),
+    ]
+
+
+def summary(others: list[Compared]) -> str:
+    """How many switches make a difference that seeds cannot explain, and which change nothing."""
+    clear = [one.name for one in others if one.is_clear]
+    if clear:
+        told = f"{len(clear)} of {len(others)} switches moved the win rate by more than seeds could"
+        told += f" explain: {', '.join(clear)}."
+    elif all(len(one.differences) == 1 for one in others):
+        told = f"One seed only: whether a switch matters ({len(others)} were tried) is not known."
+    else:
+        told = f"No switch of {len(others)} moved the win rate by more than seeds could explain."
+    same = [one.name for one in others if not one.changed]
+    return f"{told} No summary at all was changed by {' or '.join(same)}." if same else told
+
+
+def conclusion(one: Compared) -> str:
+    """One ablation in a sentence."""
+    if not one.changed:
+        return (
+            f"{one.name}: changed no summary; all {whole(one.written)} are the default's, word for"
+            " word."
+        )
+    each = ", ".join(f"{100 * value:+.1f}" for value in one.differences.values())
+    told = f"{one.name}: {100 * one.mean:+.1f} points of win rate (seeds: {each})"
+    if len(one.differences) == 1:
+        return f"{told}; one seed only, which says nothing about seeds."
+    doubt = "more than seeds could explain" if one.is_clear else "no difference is established"
+    return f"{told}; {doubt}."
+
+
+def points(interval: tuple[float, float] | None) -> str:
+    """An interval of a difference, in points; a dash where there is none."""
+    return f"[{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else MISSING
+
+
+def switches_table(others: list[Compared]) -> Table:
+    """What each switch is and which setting it turns."""
+    rows = [[one.name, ABLATIONS[one.name].settings, ABLATIONS[one.name].what] for one in others]
+    return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
+
+
+def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
+    """A row a switch: means with 95% intervals over seeds, and the difference in win rate."""
+    titles = [title for _, title, _ in MEASURED]
+    header = ["switch", *titles, "changed", "less default", "posts", "seeds"]
+    rows = [[DEFAULT, *_means(default), *[MISSING] * 4]]
+    for one in others:
+        cells = ["none", *[MISSING] * 3]
+        if one.changed:
+            share = percent(one.changed / one.written)
+            cells = [share, f"{100 * one.mean:+.1f}", points(one.posts), points(one.seeds)]
+        rows.append([one.name, *_means(one.rows), *cells])
+    caption = (
+        "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
+        " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"
+        " sign of precision. EOS sampled: responses that ended in the last updates of PPO. Changed:"
+        " held-out summaries that are not the default's, word for word. Less default: points of"
+        " win rate, on the same posts and from the same SFT and reward model; its interval over"
+        " posts with the seeds held fixed, and over seeds."
+    )
+    return Table(header, rows, caption, strong=True)
+
+
+def _means(rows: list[dict[str, Any]]) -> list[str]:
+    cells = []
+    for key, _, form in MEASURED:
+        values = [one[key] for one in rows]
+        seeds, mean = over_seeds(values), form(fmean(values))
+        if seeds and form is percent:  # a share
+            seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
+        cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
+    return cells
+
+
+def seeds_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
+    """One row a run, with its interval over posts."""
+    rows = []
+    for name, runs in ((DEFAULT, default), *((one.name, one.rows) for one in others)):
+        for one in runs:
+            cells = [form(one[key]) for key, _, form in MEASURED[1:]]
+            rows.append([name, str(one["seed"]), verdict.rate(one, "ppo"), *cells])
+    header = ["switch", "seed", *(title for _, title, _ in MEASURED)]
+    return Table(header, rows, "In brackets: 95% intervals over the posts.")
+
+
+def caveats(default: list[dict[str, Any]], others: list[Compared]) -> list[str]:
+    """What to hold against the comparison."""
+    frame = pd.DataFrame([*default, *(each for one in others for each in one.rows)])
+    rows = [{str(key): value for key, value in one.items()} for one in frame.to_dict("records")]
+    said = [each(one) for each in (verdict.judge_flags, verdict.judge_note) for one in rows]
+    notes = [note for note in dict.fromkeys(said) if note]
+    if frame["judge"].nunique() > 1 or frame["posts"].nunique() > 1:
+        notes.append("The runs were not judged alike: judge or number of posts differ.")
+    seeds = {one["seed"] for one in default}
+    for one in others:
+        lacking = sorted(seeds - set(one.differences))
+        if lacking:
+            named = ", ".join(map(str, lacking))
+            notes.append(f"{one.name} lacks seed {named}, which the default has.")
+    unjudged = [
+        f"{one['name']} seed {one['seed']}: {line}"
+        for one in rows
+        for line in verdict.unjudged({**one, "policies": ["ppo"]})
+    ]
+    return [*notes, *unjudged, *(note for one in others for note in one.notes)]
+
+
+def limits(name: str, default: list[Record], others: list[Compared]) -> list[str]:
+    """How far the conclusions reach."""
+    rows = [numbers(one) for one in default]
+    found = [
+        "It shows what one switch does to this run with everything else at its setting, over"
+        f" {len(default)} seeds. It shows no interaction of switches, nothing about other learning"
+        " rates, and no difference smaller than its intervals. Each switch is judged by itself at"
+        " 95%: the more of them, the likelier that one stands out by chance.",
+        eos_limit(default, rows),
+    ]
+    named = {one.name for one in others}
+    if "no-normalization" in named and shift_cancels(default[0].settings["ppo"]):
+        found.append(
+            "Without reward normalization (no-normalization) one constant is added to every score"
+            " and, as the critic starts as the reward model, to every value. With gamma 1 it"
+            " cancels in each TD error, reward plus next value less value: within a summary next"
+            " value and value both carry it, at the end score and value. So it can matter only"
+            " where EOS is missing and a fixed number takes the score's place."
+        )
+    if not all(one["pretrained"] and one["real_posts"] for one in rows):
+        found.append(
+            f"Run {name} is not a language model on real posts: that a detail makes no"
+            " difference here does not say that it makes none at the paper's sizes, nor the"
+            " other way round."
+        )
+    return found
+
+
+def eos_limit(default: list[Record], rows: list[dict[str, Any]]) -> str:
+    """Where EOS was missing at all: the trick cannot act elsewhere."""
+    sft, ppo = (fmean(one[f"{policy}/eos_rate"] for one in rows) for policy in ("sft", "ppo"))
+    learned = [one["policy/eos_rate"] for record in default for one in record.rows("ppo")]
+    return (
+        "A missing EOS can only matter where it is missing: of the default's summaries while it"
+        f" learned, at least {percent(min(learned))} of every update's end with EOS; of the"
+        f" held-out posts', {percent(sft)} by SFT and {percent(ppo)} by PPO."
+    )
+
+
+def shift_cancels(ppo: dict[str, Any]) -> bool:
+    """Whether a constant added to all scores and all of the critic's values changes no advantage.
+
+    The score must stand where the critic has a value of the same text, and nothing may scale
+    rewards that now have another mean.
+    """
+    same_start = ppo["critic_init"] == "reward_model" and ppo["gamma"] == 1
+    return same_start and ppo["score_at"] == "after_eos" and not ppo["whiten_rewards"]
+
+
+if __name__ == "__main__":
+    main()

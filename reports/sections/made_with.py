@@ -1,0 +1,149 @@
+"""What a run was made with: lengths of its data, settings, time, memory, versions, hashes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from reports.collect import Record
+from reports.page import Block, Details, Heading, Table, Text
+from reports.verdict import MISSING, shown, whole
+from stages.settings.config import NUMERICS, TOY, Config
+from stages.settings.stages import STAGES
+
+Settings = dict[str, dict[str, Any]]
+Manifests = dict[str, dict[str, Any]]
+NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
+# Measured length -> the setting that bounds it.
+POST_LIMITS = {
+    "longest_query": "max_query_tokens",
+    "longest_summary": "max_summary_tokens",
+    "longest_query_summary": "max_query_summary_tokens",
+}
+COMPARISON_LIMITS = {
+    "longest_query": "max_query_tokens",
+    "longest_summary": "max_comparison_tokens",
+    "longest_query_summary": "max_query_comparison_tokens",
+}
+SPLIT_LIMITS = {
+    "sft_train": POST_LIMITS,
+    "sft_validation": POST_LIMITS,
+    "comparisons_train": COMPARISON_LIMITS,
+    "comparisons_validation": COMPARISON_LIMITS,
+}
+
+
+def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[Block]:
+    """The longest row of each split, and what was allowed."""
+    rows = []
+    for split, found in tokens.items():
+        bounds = SPLIT_LIMITS.get(split, {})
+        cells = [_length(found, name, limits.get(bounds.get(name, ""))) for name in POST_LIMITS]
+        rows.append([split.replace("_", " "), whole(found.get("rows")), *cells])
+    header = ("split", "rows", "query", "summary", "query and summary")
+    caption = "Tokens of the longest row, of those allowed. PPO samples as long as an SFT summary."
+    return [Heading("Lengths"), Table(header, rows, caption)]
+
+
+def _length(found: dict[str, int], name: str, limit: int | None) -> str:
+    both = [found.get(name.replace("summary", kind)) for kind in ("summary", "chosen", "rejected")]
+    longest = max((one for one in both if one is not None), default=None)
+    return whole(longest) if longest is None or limit is None else f"{longest} of {limit}"
+
+
+def settings_tables(settings: Settings) -> list[Block]:
+    """First what differs from the defaults, then everything."""
+    everything, changed = [], []
+    paper = Config(preset="defaults", name="defaults")
+    for section, values in settings.items():
+        defaults = getattr(paper, section)
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            default = getattr(defaults, key, None)
+            cells = [name, shown(name, value), shown(name, default)]
+            everything.append(cells)
+            if name in NUMERIC_SETTINGS or (value != default and _matters(settings, section)):
+                changed.append(cells)
+    caption = (
+        "What differs from the defaults. They are the paper's, but for the base model (the paper:"
+        " pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125). Threads and precision"
+        " always stand here: they change rounding, and so PPO's numbers. The other memory knobs"
+        " only cut batches to fit memory, and stand below."
+    )
+    header = ("setting", "this run", "default")
+    return [
+        Heading("Settings"),
+        Table(header, changed, caption),
+        Details("All settings", [Table(header, everything)]),
+    ]
+
+
+def _matters(settings: Settings, section: str) -> bool:
+    return section != "memory" and (section != "world" or settings["data"]["source"] == TOY)
+
+
+def where(records: Sequence[Record]) -> str:
+    """The devices, threads and precision that runs were computed with, in two sentences."""
+    devices = {
+        manifest["device"]
+        for record in records
+        for stage, manifest in record.manifests.items()
+        if STAGES[stage].computes
+    }
+    used = [record.settings.get("memory", {}) for record in records]
+    threads, precision = (
+        {shown(f"memory.{key}", one[key]) for one in used if key in one}
+        for key in ("cpu_threads", "mixed_precision")
+    )
+    return (
+        f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
+        f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
+        f" {' / '.join(sorted(precision))}. The device, the number of threads and the precision"
+        " change rounding, and PPO amplifies it: treat another one like another seed."
+    )
+
+
+def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
+    """Time and memory of each stage, and what names the code, libraries and files behind it."""
+    manifests = record.manifests
+    cost = [
+        [stage, _duration(one["seconds"]), f"{one['peak_memory_gib']:.1f}", one["device"]]
+        for stage, one in manifests.items()
+    ]
+    origin = [
+        [stage, one["code_version"], one["settings_hash"], hashes[stage], one["finished"]]
+        for stage, one in manifests.items()
+    ]
+    return [
+        Heading("Time, memory and versions"),
+        Text(_in_all(manifests)),
+        Text(where([record])),
+        Table(("stage", "wall time", "peak GiB", "device"), cost),
+        Details(
+            "Versions and hashes",
+            [
+                Table(("library", "version"), _versions(list(manifests.values()))),
+                Table(("stage", "code", "settings", "manifest", "finished"), origin),
+            ],
+        ),
+    ]
+
+
+def _in_all(manifests: Manifests) -> str:
+    code = sorted({one["code_version"] for one in manifests.values()})
+    text = f"{_duration(sum(one['seconds'] for one in manifests.values()))} in all. "
+    text += f"Code version: {', '.join(code)}."
+    if any(version.endswith("-dirty") for version in code):
+        text += " It was run with changes that were not committed."
+    return text
+
+
+def _versions(manifests: Sequence[dict[str, Any]]) -> list[list[str]]:
+    names = sorted({name for one in manifests for name in one["versions"]})
+    found = ({one["versions"].get(name, MISSING) for one in manifests} for name in names)
+    return [[name, ", ".join(sorted(values))] for name, values in zip(names, found, strict=True)]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

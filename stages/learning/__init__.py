@@ -1,0 +1,11 @@
+"""What every stage that learns shares.
+
+loop         seeds, optimizer, schedules, batches, sampling
+state        all that a loop must save to go on
+checkpoints  that state on disk
+models       load, save, run, sample
+lora         small matrices beside frozen weights
+likelihood   the SFT loss
+preferences  held-out comparisons, ranked
+intervals    the interval of a proportion
+"""

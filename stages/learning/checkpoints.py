@@ -1,0 +1,140 @@
+"""Checkpoints on disk: a folder is whole and unchanged, or it is not used.
+
+    checkpoint-<update>/   model.safetensors  optimizer.bin  state.json  ...  checkpoint.json (last)
+
+One is written into `checkpoint-<update>.tmp`, flushed to the disk and renamed, so that a kill or a
+power cut at any moment leaves the one before. `checkpoint.json` holds the hash of every other file.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.running.files import hash_files, write_json
+from stages.settings.config import UserError
+
+HASHES = "checkpoint.json"
+KEPT = 2
+RECORDS = ("metrics.jsonl", "samples.jsonl")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first, good or not."""
+    found = [path for path in folder.glob("checkpoint-*") if path.suffix != ".tmp"]
+    return sorted(found, reverse=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a save that was interrupted has left."""
+    for path in folder.glob("checkpoint-*.tmp"):
+        shutil.rmtree(path)
+
+
+def seal(partial: Path) -> Path:
+    """Make a checkpoint of `<name>.tmp`: hash, flush, rename; then remove the oldest ones."""
+    write_json(partial / HASHES, hash_files(partial))
+    for path in [*partial.rglob("*"), partial]:
+        flush(path)
+    whole = partial.with_suffix("")
+    if whole.exists():  # a damaged one of the same update
+        shutil.rmtree(whole)
+    partial.rename(whole)
+    flush(whole.parent)
+    for path in checkpoints(whole.parent)[KEPT:]:
+        shutil.rmtree(path)
+    return whole
+
+
+def flush(path: Path) -> None:
+    """Have the disk hold what a file or folder holds."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def what_is_damaged(checkpoint: Path, run_folder: Path) -> str | None:
+    """What a checkpoint lacks, or how it has changed; None for a good one.
+
+    The records of the run must be at least as long as they were when it was saved.
+    """
+    try:
+        recorded = json.loads((checkpoint / HASHES).read_text(encoding="utf-8"))
+        files = hash_files(checkpoint)
+        for name, digest in recorded.items():
+            if files.get(name) != digest:
+                return f"{name} has changed" if name in files else f"{name} is missing"
+        lengths = json.loads((checkpoint / "state.json").read_text("utf-8"))["lengths"]
+    except (OSError, ValueError) as error:
+        return f"{HASHES} cannot be read ({error})".replace("\n", " ")
+    short = [name for name, size in lengths.items() if length_of(run_folder / name) < size]
+    return f"{short[0]} of the run has lost lines" if short else None
+
+
+def newest_good(folder: Path, run_folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; each damaged one is named on stderr and removed."""
+    remove_leftovers(folder)
+    damaged = 0
+    for path in checkpoints(folder):
+        fault = what_is_damaged(path, run_folder)
+        if fault is None:
+            return path
+        damaged += 1
+        print(f"checkpoint {path} is damaged: {fault}; the one before is used", file=sys.stderr)
+        shutil.rmtree(path)
+    if damaged:
+        print(f"no good checkpoint is left in {folder}: starting over", file=sys.stderr)
+    return None
+
+
+def length_of(path: Path) -> int:
+    """Bytes of a file; 0 where it is not there."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def record_lengths(run_folder: Path) -> dict[str, int]:
+    """Bytes of the run's records, after the disk holds them."""
+    for name in RECORDS:
+        if (run_folder / name).exists():
+            flush(run_folder / name)
+    return {name: length_of(run_folder / name) for name in RECORDS}
+
+
+def fingerprints(model: nn.Module, optimizer: Any) -> dict[str, str]:
+    """SHA-256 of every weight, by name, and of what the optimizer holds for it, by number."""
+    found = {f"weight {name}": tensor_hash(one) for name, one in model.named_parameters()}
+    for index, held in sorted(optimizer.state_dict()["state"].items()):
+        for key, value in sorted(held.items()):
+            found[f"optimizer {index} {key}"] = tensor_hash(torch.as_tensor(value))
+    return found
+
+
+def tensor_hash(x: Tensor) -> str:
+    """SHA-256 of a tensor's type, shape and bytes, wherever it lies."""
+    digest = hashlib.sha256(f"{x.dtype} {list(x.shape)}".encode())
+    flat = x.detach().cpu().contiguous().flatten()
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def refuse_differences(recorded: dict[str, str], present: dict[str, str], checkpoint: Path) -> None:
+    """Raise UserError where what is in memory is not what was saved; the first names are said."""
+    differ = [
+        name
+        for name in sorted(recorded.keys() | present.keys())
+        if recorded.get(name) != present.get(name)
+    ]
+    if differ:
+        some = ", ".join(differ[:3]) + (", ..." if len(differ) > 3 else "")
+        raise UserError(
+            f"{len(differ)} things differ from what {checkpoint} recorded ({some}): remove "
+            f"{checkpoint.parent} to start the stage over"
+        )

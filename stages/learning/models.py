@@ -1,0 +1,274 @@
+"""Models: load, save, run, sample. The policy is an `AutoModelForCausalLM`; the reward model and
+the critic are an `AutoModelForTokenClassification` with one label, a scalar for every token, whose
+head bias carries the reward normalization. Both open with plain transformers.
+
+[PAD] is no row of the embedding: padded slots hold id 0 and are masked out of attention (Huang et
+al. 2024, detail 3). Position ids count real tokens only, so padding on either side changes rounding
+at most.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import DynamicCache
+from transformers.utils import logging as transformers_logging
+
+from stages.functional import first_true_index, token_logprobs
+from stages.settings.config import UserError
+
+LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
+PAD_TOKEN = "[PAD]"
+HEAD = {"classifier.weight", "classifier.bias"}
+LM_HEAD = {"embed_out.weight", "lm_head.weight"}
+
+
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer with [PAD] added as the next free id; its pad is never its EOS.
+
+    Raises UserError where pad and EOS are one token (masking pads would hide every EOS from the
+    loss and the model would never learn to stop), or where there is no EOS.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(source))
+    except (OSError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UserError(f"tokenizer {source} does not load: {first_line}") from None
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UserError(
+            f"tokenizer {source}: its pad token is its EOS token {tokenizer.eos_token!r}: remove "
+            "pad_token from tokenizer_config.json, a [PAD] of its own is added"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+    return tokenizer
+
+
+def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConfig:
+    """The same configuration with every dropout probability as given.
+
+    Source: Huang et al. 2024, detail 7 (probability 0).
+    """
+    for name in config.to_dict():
+        if ("dropout" in name or "pdrop" in name) and isinstance(getattr(config, name), float):
+            setattr(config, name, probability)
+    return config
+
+
+def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
+    """A causal LM in float32; missing or unexpected weights are a UserError."""
+    model, info = _load(AutoModelForCausalLM, source, dropout)
+    _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    return model
+
+
+def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
+    """A saved reward model or critic in float32; loading is strict."""
+    model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
+    _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    return model
+
+
+def new_reward_model(
+    policy_folder: Path, generator: torch.Generator, dropout: float = 0.0
+) -> PreTrainedModel:
+    """A reward model on the policy's backbone with a fresh head.
+
+    The head's weights are Normal(0, 1 / sqrt(hidden_size + 1)), its bias is 0.
+    Source: Huang et al. 2024, detail 11.
+    """
+    model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, num_labels=1)
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    _refuse_weights(policy_folder, missing - HEAD, unexpected - LM_HEAD)
+    head: nn.Linear = model.classifier
+    deviation = 1 / (model.config.hidden_size + 1) ** 0.5
+    with torch.no_grad():
+        head.weight.normal_(0, deviation, generator=generator)
+        head.bias.zero_()
+    return model
+
+
+def _load(
+    auto: Any, source: str | Path, dropout: float, **changes: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    _quiet()
+    try:
+        config = with_dropout(AutoConfig.from_pretrained(str(source), **changes), dropout)
+        model, info = auto.from_pretrained(
+            str(source), config=config, dtype=torch.float32, output_loading_info=True
+        )
+    except OSError as error:
+        raise UserError(f"model {source} does not load: {str(error).splitlines()[0]}") from None
+    return model, info
+
+
+def _quiet() -> None:
+    """No bars and no load report; `_refuse_weights` says in one line what matters of it."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def _refuse_weights(source: str | Path, missing: set[str], unexpected: set[str]) -> None:
+    for kind, names in (("lacks", missing), ("has unexpected", unexpected)):
+        if names:
+            some = ", ".join(sorted(names)[:3])
+            raise UserError(f"model {source} {kind} {len(names)} weights ({some}): wrong folder?")
+
+
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write model and tokenizer in the plain transformers layout."""
+    _quiet()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class PolicyAndCritic(nn.Module):
+    """Both networks under one roof, so that one optimizer and one engine serve both (detail 22)."""
+
+    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel) -> None:
+        super().__init__()
+        self.policy, self.critic = policy, critic
+
+    def forward(
+        self, query_responses: Tensor, attention_mask: Tensor, response_length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Shapes: query_responses [B, Q+T], mask alike -> logits [B, T, V], values [B, T]."""
+        logits = response_logits(self.policy, query_responses, attention_mask, response_length)
+        values = response_values(self.critic, query_responses, attention_mask, response_length)
+        return logits, values
+
+
+def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+    """Keyword arguments for a forward pass.
+
+    Shapes: tokens, attention_mask (True = real) [B, L]. Padded slots get id 0, never [PAD].
+    """
+    positions = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
+    return {
+        "input_ids": tokens.masked_fill(~attention_mask, 0),
+        "attention_mask": attention_mask.long(),
+        "position_ids": positions,
+    }
+
+
+def response_logits(
+    policy: nn.Module, query_responses: Tensor, attention_mask: Tensor, response_length: int
+) -> Tensor:
+    """Logits at the positions that predict each response token, and at no others.
+
+    Shapes: query_responses, attention_mask [B, Q+T] -> [B, T, V].
+    """
+    inputs = model_inputs(query_responses, attention_mask)
+    output = policy(**inputs, logits_to_keep=response_length + 1, use_cache=False)
+    return output.logits[:, :-1]
+
+
+def response_logprobs(
+    policy: nn.Module,
+    query_responses: Tensor,
+    attention_mask: Tensor,
+    response_length: int,
+    temperature: float,
+    formula: LogprobFormula = token_logprobs,
+) -> Tensor:
+    """Log-probability of each response token, [B, T] nats."""
+    logits = response_logits(policy, query_responses, attention_mask, response_length)
+    return formula(logits, query_responses[:, -response_length:], temperature)
+
+
+def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+    """The reward model's scalar at every token: [B, L] -> [B, L]. Only at EOS is it a score."""
+    scalars = reward_model(**model_inputs(tokens, attention_mask)).logits.squeeze(-1)
+    return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
+
+
+def response_values(
+    critic: nn.Module, query_responses: Tensor, attention_mask: Tensor, response_length: int
+) -> Tensor:
+    """The critic at the positions that predict each response token: [B, Q+T] -> [B, T]."""
+    scalars = token_scalars(critic, query_responses, attention_mask)
+    return scalars[:, -response_length - 1 : -1]
+
+
+def score_responses(
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
+) -> Tensor:
+    """Scores read at the last real token of each response, which is its EOS where it has one.
+
+    Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
+    Source: Huang et al. 2024, detail 12.
+    """
+    query_responses = torch.cat([queries, responses], dim=1)
+    scalars = token_scalars(reward_model, query_responses, query_responses != pad_id)
+    last = queries.shape[1] + first_true_index(responses == pad_id) - 1
+    return scalars.gather(1, last.unsqueeze(1)).squeeze(1)
+
+
+@torch.no_grad()
+def sample(
+    policy: nn.Module,
+    queries: Tensor,
+    uniforms: Tensor,
+    temperature: float,
+    eos_id: int,
+    pad_id: int,
+    formula: LogprobFormula = token_logprobs,
+) -> tuple[Tensor, Tensor]:
+    """Responses drawn from softmax(logits / temperature), one given uniform number per token.
+
+    Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
+    depend on the other rows of the batch, and sampling may stop as soon as every row has its EOS:
+    the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens and are
+    never drawn.
+
+    Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
+    log-probabilities in nats; [PAD] and 0 where sampling had stopped.
+    Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
+    """
+    attention_mask = queries != pad_id
+    inputs = model_inputs(queries, attention_mask)
+    cache = DynamicCache(config=policy.config)
+    responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
+    logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
+    finished = torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
+    for step in range(uniforms.shape[1]):
+        output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        tokens = draw(output.logits[:, -1, :pad_id], uniforms[:, step], temperature)
+        responses[:, step] = tokens
+        logprobs[:, step] = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
+        finished |= tokens == eos_id
+        if bool(finished.all()):
+            break
+        attention_mask = torch.cat([attention_mask, torch.ones_like(finished).unsqueeze(1)], dim=1)
+        inputs = {
+            "input_ids": tokens.unsqueeze(1),
+            "attention_mask": attention_mask.long(),
+            "position_ids": inputs["position_ids"][:, -1:] + 1,
+        }
+    return responses, logprobs
+
+
+def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+    """Tokens at the given quantiles of softmax(logits / temperature), by inverting the cumulative
+    distribution in float64. Shapes: logits [B, V], uniforms [B] in [0, 1) -> [B] int64.
+    """
+    cumulative = (logits.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
+    targets = uniforms.double().unsqueeze(1) * cumulative[:, -1:]
+    return (
+        torch.searchsorted(cumulative, targets, right=True)
+        .squeeze(1)
+        .clamp(max=logits.shape[1] - 1)
+    )

@@ -1,0 +1,95 @@
+"""Held-out comparisons: what the reward model and DPO's implicit one are both measured by.
+
+A comparison is judged by its gap, the number of the chosen summary minus that of the rejected one,
+in reward units; it counts as right where the gap is above 0.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from stages.functional import preference_loss
+from stages.learning.intervals import wilson
+from stages.learning.loop import over_rows
+from stages.posts.tokens import TokenizedSplit
+
+T = TypeVar("T")
+CALIBRATION_BIN = 0.5  # reward units, as in P1's figure
+
+
+def pair_length(split: TokenizedSplit, row: int) -> int:
+    """Tokens of the longer of the two sequences of a comparison."""
+    columns = split.columns
+    longer = max(len(columns["chosen"][row]), len(columns["rejected"][row]))
+    return len(columns["queries"][row]) + longer
+
+
+def over_pairs(
+    accelerator: Accelerator,
+    split: TokenizedSplit,
+    sequences: int,
+    label: str,
+    measure: Callable[[list[int]], list[T]],
+    keep: Path | None = None,
+) -> list[T]:
+    """What `measure` says of every pair of a split, in its order, whatever process measured it.
+
+    `measure` gets the rows of one forward pass, of at most `sequences` sequences, two a pair;
+    `keep` as in `over_share`.
+    """
+
+    def autocast(rows: list[int]) -> list[T]:
+        with accelerator.autocast():
+            return measure(rows)
+
+    lengths = [pair_length(split, row) for row in range(len(split))]
+    return over_rows(accelerator, lengths, max(1, sequences // 2), label, autocast, keep)
+
+
+def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Loss, mean gap and accuracy of held-out pairs, the latter with Wilson's interval at 95 %."""
+    right = [gap > 0 for gap in gaps]
+    low, high = wilson(sum(right), len(right))
+    zeros = torch.zeros(len(gaps), dtype=torch.float64)
+    return {
+        "accuracy": sum(right) / len(right),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "pairs": len(right),
+        "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
+        "margin": sum(gaps) / len(gaps),
+        **{
+            f"by_{key}": accuracy_by([row[key] for row in rows], right)
+            for key in ("split", "batch", "confidence", "policies")
+        },
+        "calibration": calibration(gaps),
+    }
+
+
+def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:
+    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
+    found: dict[str, list[bool]] = {}
+    for group, one in zip(groups, right, strict=True):
+        if group is not None:
+            found.setdefault(str(group), []).append(one)
+    return {
+        name: {"accuracy": sum(ones) / len(ones), "pairs": len(ones)}
+        for name, ones in sorted(found.items())
+    }
+
+
+def calibration(gaps: list[float]) -> list[list[float]]:
+    """How often the higher score is on the preferred summary, by size of the gap (P1 detail 18).
+
+    Rows [centre of the bin in reward units, share, pairs].
+    """
+    bins: dict[int, list[bool]] = {}
+    for gap in gaps:
+        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
+    return [
+        [(index + 0.5) * CALIBRATION_BIN, sum(ones) / len(ones), len(ones)]
+        for index, ones in sorted(bins.items())
+    ]

@@ -1,0 +1,257 @@
+"""State of a training loop: one object instead of many parameters, saved between two updates.
+
+It holds what changes from update to update (networks, optimizer, the next update, the KL
+coefficient) beside what does not (the run, the accelerator, the order of the data). Randomness is a
+function of seed, purpose and update, so that no generator need be saved: a loop that was killed
+goes on to the very same weights.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from stages.learning.checkpoints import (
+    RECORDS,
+    checkpoints,
+    fingerprints,
+    newest_good,
+    record_lengths,
+    refuse_differences,
+    remove_leftovers,
+    seal,
+)
+from stages.learning.loop import NonFiniteError, Order, stream_seed
+from stages.running.files import write_json
+from stages.running.kept import cut_file
+from stages.running.stopping import Stopped, finishing_first, stop_asked
+from stages.runs import Run, stage_folder
+from stages.settings.config import UserError
+
+LEAST_RATIO = 20
+"""Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""
+
+
+@dataclass(kw_only=True)
+class State:
+    """A training loop between two updates."""
+
+    run: Run
+    accelerator: Accelerator
+    trained: nn.Module
+    """The networks that learn, as the accelerator has wrapped them."""
+    optimizer: Any
+    updates: int
+    """Updates of the whole stage."""
+    order: Order
+    """The order in which the stage goes through its data."""
+    kl_coef: float = 0.0
+    """PPO's, of the next update, reward units per nat; an adaptive one moves."""
+    dropout: float = 0.0
+    """Probability; above 0, torch's own generator is seeded before each update."""
+    update: int = 0
+    """The next update, counted from 0."""
+    saves: int = 0
+    save_seconds: float = 0.0
+    """What this process has spent on saving."""
+    _started: float = field(default_factory=time.monotonic)
+    _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
+
+    def remaining(self, label: str) -> Iterator[int]:
+        """The updates that are still to do, with progress shown; each counts once it is over.
+
+        Between two of them the state is saved where that is due, and a signal stops the loop; the
+        last one is followed by a save. Raises Stopped after a signal.
+        """
+        self._last = time.monotonic(), 0.0
+        todo = range(self.update, self.updates)
+        with finishing_first():
+            for update in self.run.progress(todo, label, self.updates, self.update):
+                if self.dropout:
+                    purpose = f"{label} dropout {self.accelerator.process_index}"
+                    torch.manual_seed(stream_seed(self.order.seed, purpose, update))
+                yield update
+                self.update = update + 1
+                number, due = self.agreed(stop_asked(), self.is_due())
+                if due or number or self.update == self.updates:
+                    self.save()
+                if number:
+                    raise Stopped(number)
+        if self.saves:
+            self.say_what_saving_took()
+
+    def agreed(self, *mine: int) -> list[int]:
+        """The largest of each number over all processes, so that all do the same."""
+        if self.accelerator.num_processes == 1:
+            return list(mine)
+        numbers = torch.tensor([mine], device=self.accelerator.device)
+        return self.accelerator.gather(numbers).max(dim=0).values.tolist()
+
+    def is_due(self) -> bool:
+        """Whether the next save is due: by the settings, and cheap enough beside the last one."""
+        if not self.run.main:
+            return False
+        wanted = self.run.config.memory.save_minutes * 60
+        ended, took = self._last
+        return not wanted or time.monotonic() - ended >= max(wanted, LEAST_RATIO * took)
+
+    def save(self) -> None:
+        """Save, or say on stderr why that failed: training goes on, and the last good one stays."""
+        began = time.monotonic()
+        folder = self.run.resume
+        partial = folder / f"checkpoint-{self.update:07d}.tmp"
+        for step in (self._begin, self._write, self._seal):
+            fault = self._fault_of(step, partial)
+            (failed,) = self.agreed(bool(fault))
+            if failed:
+                self._give_up(partial, fault)
+                break
+        else:
+            self.saves += 1
+        now = time.monotonic()
+        self._last = now, now - began
+        self.save_seconds += now - began
+
+    def _begin(self, partial: Path) -> None:
+        if self.run.main:
+            remove_leftovers(partial.parent)
+            partial.mkdir(parents=True)
+
+    def _write(self, partial: Path) -> None:
+        handle = self.accelerator.register_save_state_pre_hook(_without_wrapping)
+        try:
+            self.accelerator.save_state(str(partial))
+        finally:
+            handle.remove()
+        if self.run.main:
+            write_json(partial / "state.json", self._record())
+
+    def _seal(self, partial: Path) -> None:
+        if self.run.main:
+            seal(partial)
+
+    def _fault_of(self, step: Callable[[Path], None], partial: Path) -> str:
+        try:
+            step(partial)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            return str(error).strip().partition("\n")[0] or type(error).__name__
+        return ""
+
+    def _give_up(self, partial: Path, fault: str) -> None:
+        if not self.run.main:
+            return
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = checkpoints(partial.parent)
+        last = f"{kept[0].name} is kept" if kept else "there is none yet"
+        why = fault or "another process could not write"
+        print(f"saving {partial} failed: {why}; {last}", file=sys.stderr, flush=True)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "update": self.update,
+            "updates": self.updates,
+            "kl_coef": self.kl_coef,
+            "lengths": record_lengths(self.run.partial),
+            "processes": self.accelerator.num_processes,
+            "fingerprints": self.fingerprints(),
+        }
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of the weights, of what the optimizer holds, and of the next rows to learn."""
+        model = self.accelerator.unwrap_model(self.trained)
+        rows = self.order.batch(self.update)
+        next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
+        return plain | fingerprints(model, self.optimizer)
+
+    def load(self) -> None:
+        """Go on from the newest good checkpoint, or start over where there is none.
+
+        The run's records are cut back to what they were. Raises UserError where what was loaded is
+        not what was saved.
+        """
+        folder, found = self.run.resume, [""]
+        self.accelerator.wait_for_everyone()
+        if self.run.main:
+            found = [str(newest_good(folder, self.run.partial) or "")]
+        if self.accelerator.num_processes > 1:
+            found = broadcast_object_list(found)
+        if not found[0]:
+            self._cut_records(dict.fromkeys(RECORDS, 0))
+            return
+        checkpoint = Path(found[0])
+        recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        handle = self.accelerator.register_load_state_pre_hook(self._unwrapped)
+        try:
+            self.accelerator.load_state(str(checkpoint))
+        finally:
+            handle.remove()
+        self.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
+        refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
+        self._cut_records(recorded["lengths"])
+        if self.run.main:
+            print(f"{self.run.stage} goes on after update {self.update}", file=sys.stderr)
+
+    def _cut_records(self, lengths: dict[str, int]) -> None:
+        for name, size in lengths.items():
+            if self.run.main:
+                cut_file(self.run.partial / name, size)
+
+    def _unwrapped(self, models: list[nn.Module], folder: str) -> None:
+        models[:] = [self.accelerator.unwrap_model(model) for model in models]
+
+    def say_what_saving_took(self) -> None:
+        """One line at the end of the loop."""
+        share = self.save_seconds / max(1e-9, time.monotonic() - self._started)
+        if self.run.main:
+            print(f"saves: {self.saves}, {share:.1%} of the time", file=sys.stderr)
+
+
+def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
+    """Name weights as one process names them, so that any number of processes can go on.
+
+    Of weights that are tied, safetensors takes one, and loading ties them again.
+    """
+    for index, state in enumerate(weights):
+        first = {x.data_ptr(): name for name, x in reversed(state.items())}
+        weights[index] = {
+            name.removeprefix("module."): x.contiguous()
+            for name, x in state.items()
+            if first[x.data_ptr()] == name or not x.numel()
+        }
+
+
+@contextmanager
+def saving_a_broken_batch(
+    state: State, before: str, batch: Callable[[], dict[str, Tensor]]
+) -> Iterator[None]:
+    """Around a step: where its numbers are not finite, save this process's part of the batch.
+
+    The error then names that file, the update and the last good weights: the newest checkpoint, or
+    what the stage `before` made.
+    """
+    run = state.run
+    try:
+        yield
+    except NonFiniteError as error:
+        name = f"{run.folder.name}.failed{state.accelerator.process_index}.safetensors"
+        path = run.folder.with_name(name)
+        save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
+        good = [*checkpoints(run.resume), stage_folder(run.config, before)][0]
+        raise UserError(
+            f"{error} (update {state.update + 1}, its batch is in {path}; the last good weights "
+            f"are those in {good})"
+        ) from None

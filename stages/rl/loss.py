@@ -1,0 +1,161 @@
+"""What PPO's update descends: policy loss, value loss and what the settings add to them.
+
+A minibatch is learned in microbatches. Each gives its part of the minibatch's loss, weighted by the
+tokens it holds, so that the parts add up to a mean over the minibatch on all devices.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from stages import functional
+from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.learning.loop import batch_rows, chunks, global_sum, local_share
+from stages.learning.models import LogprobFormula
+from stages.learning.state import State
+from stages.posts.tokens import TokenizedSplit
+from stages.rl.episodes import Rollout
+from stages.settings.config import Ppo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a minibatch's sums are divided by, over all devices."""
+
+    policy: float
+    """Sum of the policy loss's weights."""
+    value: float
+    """Sum of the value loss's weights."""
+    tokens: float
+    """Real tokens, for the means that are reported."""
+    positions: float
+    """Positions at which a value counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """Reference summaries that are learned beside the episodes (InstructGPT's PPO-ptx)."""
+
+    split: TokenizedSplit
+    loss_on_query: bool
+    batch_size: int
+    """Sequences per optimizer step, over all devices."""
+    seed: int
+    first_step: int
+    """Optimizer steps before this update."""
+
+
+def logprob_formula(ppo: Ppo) -> LogprobFormula:
+    """How log-probabilities are computed under these settings."""
+    if ppo.logprob_dtype == "bf16":
+        return functional.paper_token_logprobs
+    return functional.token_logprobs
+
+
+def count_terms(accelerator: Accelerator, minibatch: Rollout, ppo: Ppo, microbatches: int) -> Terms:
+    """The divisors for a minibatch that this process learns in so many microbatches."""
+    masks = minibatch.response_mask, minibatch.value_mask
+    if ppo.loss_mean == "microbatches":
+        weights: list[float | Tensor] = [microbatches, microbatches]
+    else:
+        weights = [functional.loss_weights(mask, ppo.loss_mean).sum() for mask in masks]
+    counts = [mask.sum() for mask in masks]
+    policy, value, tokens, positions = global_sum(accelerator, *weights, *counts)
+    return Terms(policy=policy, value=value, tokens=tokens, positions=positions)
+
+
+def split_minibatch(minibatch: Rollout, ppo: Ppo, pad_id: int, size: int) -> list[list[int]]:
+    """Rows of each microbatch: neighbours in length, so that little of a pass is padding.
+
+    Not where each microbatch's mean counts alike: there P1's random order is kept.
+    """
+    rows = list(range(len(minibatch.queries)))
+    if ppo.loss_mean != "microbatches":
+        lengths = (minibatch.queries != pad_id).sum(dim=1) + minibatch.response_mask.sum(dim=1)
+        rows = lengths.argsort().tolist()
+    return [list(part) for part in chunks(rows, size)]
+
+
+def microbatch_loss(
+    state: State, microbatch: Rollout, pad_id: int, terms: Terms
+) -> tuple[Tensor, dict[str, float]]:
+    """This microbatch's part of the minibatch's loss and statistics."""
+    ppo = state.run.config.ppo
+    longest = int(microbatch.value_mask.sum(dim=1).max())  # what follows counts nowhere
+    part = microbatch.trimmed(pad_id, longest)
+    mask, value_mask = part.response_mask, part.value_mask
+    query_responses = torch.cat([part.queries, part.responses], dim=1)
+    real = query_responses != pad_id
+    tokens = query_responses.masked_fill(~real, 0)
+    logits, new_values = state.trained(tokens, real, longest)
+    new_logprobs = logprob_formula(ppo)(logits, tokens[:, -longest:], ppo.temperature)
+    losses, clipped = functional.policy_losses(
+        new_logprobs, part.logprobs, part.advantages, mask, ppo.cliprange
+    )
+    cliprange_value = ppo.cliprange_value if ppo.clip_values else math.inf
+    value_losses, value_clipped = functional.value_losses(
+        new_values, part.values, part.returns, value_mask, cliprange_value
+    )
+    weights, value_weights = (functional.loss_weights(x, ppo.loss_mean) for x in (mask, value_mask))
+    policy_loss = functional.weighted_sum(losses, weights) / terms.policy
+    value_loss = functional.weighted_sum(value_losses, value_weights) / terms.value
+    loss = policy_loss + ppo.vf_coef * value_loss
+    if ppo.kl_in == "loss":
+        loss = loss + state.kl_coef * kl_loss(new_logprobs, part, ppo, weights) / terms.policy
+    if ppo.entropy_coef:
+        bonus = functional.weighted_sum(functional.entropy(logits / ppo.temperature), weights)
+        loss = loss - ppo.entropy_coef * bonus / terms.policy
+    with torch.no_grad():
+        log_ratio = torch.where(mask, new_logprobs - part.logprobs, 0.0)
+        by_token = {
+            "policy/clipfrac_avg": clipped,
+            "policy/approxkl_avg": log_ratio.square() / 2,
+            "policy/entropy_avg": functional.entropy(logits / ppo.temperature),
+            "val/ratio": log_ratio.exp(),
+        }
+        stats = {"loss/policy_avg": policy_loss, "loss/value_avg": value_loss}
+        for key, x in by_token.items():
+            stats[key] = functional.weighted_sum(x, mask.float()) / terms.tokens
+        clipped_values = functional.weighted_sum(value_clipped, value_mask.float())
+        stats["val/clipfrac_avg"] = clipped_values / terms.positions
+    return loss, {key: value.item() for key, value in stats.items()}
+
+
+def kl_loss(new_logprobs: Tensor, part: Rollout, ppo: Ppo, weights: Tensor) -> Tensor:
+    """Weighted sum of KL(policy, ref_policy) as a term of the loss, [] nats."""
+    mask = part.response_mask
+    now, reference = (torch.where(mask, x, 0.0) for x in (new_logprobs, part.ref_logprobs))
+    return functional.weighted_sum(
+        functional.kl_estimate(now, reference, ppo.kl_estimator), weights
+    )
+
+
+def pretraining_step(state: State, ptx: Pretraining, step: int) -> float:
+    """Add the gradient of ptx_coef times the mean SFT loss; returns that loss, nats per token.
+
+    Gradients do not travel between devices here: they go with the step's last microbatch.
+    """
+    accelerator, config = state.accelerator, state.run.config
+    policy = accelerator.unwrap_model(state.trained).policy
+    index = ptx.first_step + step
+    rows = batch_rows(len(ptx.split), ptx.batch_size, index, ptx.seed, "ptx")
+    mine = local_share(rows, accelerator)
+    mine.sort(key=lambda row: sequence_length(ptx.split, row))
+    (count,) = global_sum(accelerator, counted_tokens(ptx.split, mine, ptx.loss_on_query))
+    total = 0.0
+    for part in chunks(mine, config.memory.microbatch_size):
+        with accelerator.no_sync(state.trained), accelerator.autocast():
+            summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
+            accelerator.backward(summed * config.ppo.ptx_coef * accelerator.num_processes / count)
+        total += summed.item()
+    (total,) = global_sum(accelerator, total)
+    return total / count
+
+
+def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of every statistic over some optimizer steps."""
+    return {key: sum(stats[key] for stats in history) / len(history) for key in history[0]}

@@ -1,0 +1,172 @@
+"""What must hold before the first PPO update; where it does not, the stage at fault is named.
+
+PPO fails silently: a reward on the wrong token or a policy that is not its own reference still
+trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from stages.functional import token_logprobs
+from stages.learning.models import score_responses
+from stages.posts.tokens import pad_left, pad_right
+from stages.rl.episodes import Rollout
+from stages.rl.networks import Models
+from stages.running.files import write_json
+from stages.settings.config import Config, UserError
+
+# Largest difference, in nats or reward units. Float32 differs by rounding alone; bfloat16 keeps
+# three digits, and one token's log-probability moves by some hundredths with the batch's shape.
+TOLERANCES = {"no": 1e-3, "bf16": 0.25}
+KNOWN_ANSWERS = "known_answers.json"
+EXTRA_PADS = (1, 7)
+
+
+@torch.no_grad()
+def check_start(
+    accelerator: Accelerator,
+    models: Models,
+    rollout: Rollout,
+    known: tuple[Path, float],
+    tokenizer: PreTrainedTokenizerBase,
+    config: Config,
+) -> None:
+    """All checks, on the first episodes of the first rollout and before anything is learned.
+
+    `known`: the file of known answers, and what was added to the scores since (reward units).
+    Raises UserError that says what does not hold, by how much, and which stage is at fault.
+    """
+    ppo = config.ppo
+    tolerance = TOLERANCES["bf16" if ppo.logprob_dtype == "bf16" else config.memory.mixed_precision]
+    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    first = torch.arange(min(config.memory.forward_batch_size, len(rollout.queries)))
+    some = rollout.rows(first.to(rollout.queries.device))
+    with accelerator.autocast():
+        replay_known_answers(models.reward_model, *known, tokenizer, tolerance)
+        check_padding(models.reward_model, some.queries, some.responses, pad_id, tolerance)
+        check_scores_at_eos(some, eos_id)
+        check_kl(some, tolerance)
+        # With dropout asked for, the ratio is 1 without it.
+        models.trained.train(mode=not ppo.dropout)
+        check_ratio(models.trained, some, ppo.temperature, pad_id, tolerance)
+        if ppo.critic_init == "reward_model":
+            check_critic(some, eos_id, tolerance)
+
+
+def check_ratio(
+    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, tolerance: float
+) -> None:
+    """The training pass must give the rollout's log-probabilities: every ratio is 1."""
+    query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
+    real = query_responses != pad_id
+    tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
+    logits, _ = trained(tokens, real, length)
+    new_logprobs = token_logprobs(logits, tokens[:, -length:], temperature)
+    _require_small(
+        _largest(new_logprobs - rollout.logprobs, rollout.response_mask),
+        tolerance,
+        "the first ratio is not 1",
+        "ppo: sampling and learning see different models (dropout left on, or padding)",
+    )
+
+
+def check_kl(rollout: Rollout, tolerance: float) -> None:
+    """Policy and ref_policy must be the same before the first update."""
+    _require_small(
+        _largest(rollout.logprobs - rollout.ref_logprobs, rollout.response_mask),
+        tolerance,
+        "KL(policy, ref_policy) is not 0",
+        "sft: policy and ref_policy were not loaded from the same weights",
+    )
+
+
+def check_critic(rollout: Rollout, eos_id: int, tolerance: float) -> None:
+    """The critic at the EOS token must say what the reward model says there."""
+    after_eos = rollout.response_mask.sum(dim=1)
+    last = rollout.responses.gather(1, (after_eos - 1).unsqueeze(1)).squeeze(1)
+    ended = (last == eos_id) & (after_eos < rollout.responses.shape[1])
+    values = rollout.values.gather(1, after_eos.clamp(max=rollout.values.shape[1] - 1)[:, None])
+    _require_small(
+        _largest(values.squeeze(1) - rollout.scores, ended),
+        tolerance,
+        "the critic differs from the reward model",
+        "normalize: the critic was not loaded from the normalised reward model",
+    )
+
+
+def check_padding(
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, tolerance: float
+) -> None:
+    """A score must not depend on how many pads stand on either side."""
+    plain = score_responses(reward_model, queries, responses, pad_id)
+    for pads in EXTRA_PADS:
+        left = F.pad(queries, (pads, 0), value=pad_id), responses
+        right = queries, F.pad(responses, (0, pads), value=pad_id)
+        for padded in (left, right):
+            difference = score_responses(reward_model, *padded, pad_id) - plain
+            _require_small(
+                difference.abs().max().item(),
+                tolerance,
+                f"{pads} more pads change a score",
+                "rm: padding is not masked, or pad and EOS are one token",
+            )
+
+
+def check_scores_at_eos(rollout: Rollout, eos_id: int) -> None:
+    """Where a response has an EOS, its last real token is that EOS: there the reward is read."""
+    last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
+    read = rollout.responses.gather(1, last).squeeze(1)
+    contains = (rollout.responses == eos_id).any(dim=1)
+    if bool((contains & (read != eos_id)).any()):
+        raise UserError("step 0: a reward is not read at EOS: responses are not cut after it")
+
+
+def save_known_answers(
+    path: Path, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Tensor
+) -> None:
+    """Keep some texts with the scores that the saved reward model gives them."""
+    rows = zip(queries, responses, scores.tolist(), strict=True)
+    answers = [{"query": q.tolist(), "response": r.tolist(), "score": s} for q, r, s in rows]
+    write_json(path, answers)
+
+
+@torch.no_grad()
+def replay_known_answers(
+    reward_model: nn.Module,
+    path: Path,
+    shift: float,
+    tokenizer: PreTrainedTokenizerBase,
+    tolerance: float,
+) -> None:
+    """The loaded reward model must give the scores that it was saved with, plus `shift`."""
+    answers = json.loads(path.read_text(encoding="utf-8"))
+    pad_id, device = tokenizer.pad_token_id, next(reward_model.parameters()).device
+    queries = pad_left([torch.tensor(one["query"]) for one in answers], pad_id).to(device)
+    responses = pad_right([torch.tensor(one["response"]) for one in answers], pad_id).to(device)
+    expected = torch.tensor([one["score"] + shift for one in answers], device=device)
+    difference = score_responses(reward_model, queries, responses, pad_id) - expected
+    _require_small(
+        difference.abs().max().item(),
+        tolerance,
+        "the reward model does not give the scores it was saved with",
+        "normalize: its weights or a library's numerics have changed",
+    )
+
+
+def _largest(difference: Tensor, mask: Tensor) -> float:
+    counted = difference[mask].abs()
+    return counted.max().item() if len(counted) else 0.0
+
+
+def _require_small(difference: float, tolerance: float, what: str, fault: str) -> None:
+    if not difference <= tolerance:  # a NaN is not small either
+        raise UserError(
+            f"step 0: {what} (by {difference:.3g}, at most {tolerance}). Stage at fault: {fault}"
+        )

@@ -1,0 +1,128 @@
+"""The command line that all stages share: arguments, errors of one line, signals.
+
+    python -m stages.running.start stages.sft --preset tiny
+
+is `python -m stages.sft --preset tiny`, and a Ctrl-C while its libraries load is one line, too.
+Exit codes: 2 for what the user can mend, 130 and 143 where SIGINT and SIGTERM have stopped a stage.
+"""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from stages.running.stopping import Stopped, ask_to_stop, forget_signals
+from stages.runs import make_command
+from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import config_from_arguments
+
+T = TypeVar("T")
+Read = Callable[[list[str] | None, str], Config]
+MENDS = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it readable and writable",
+}
+NO_SPACE = "No space left on device"
+OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+
+
+def run_stage(
+    stage: str,
+    function: Callable[[Config], T],
+    argv: list[str] | None,
+    description: str,
+    read: Read = config_from_arguments,
+) -> T:
+    """Run a stage as its command line asks; `read` makes the config of it.
+
+    What the user can mend ends the process with one line, and so does a signal.
+    """
+    try:
+        config = read(argv, description)
+    except UserError as error:
+        fail(error)
+    command = make_command(config, stage)
+    try:
+        with signals_handled(command):
+            return function(config)
+    except UserError as error:
+        fail(error)
+    except Stopped as stopped:
+        say_how_to_go_on(stopped.number, command)
+        raise SystemExit(128 + stopped.number) from None
+    except Exception as error:
+        line = what_to_mend(error)
+        if line is not None:
+            fail(UserError(f"stage {stage}: {line}, then run `{command}`"))
+        if not is_about_another_process(error):
+            raise
+        why = f"stage {stage}: another process of this launch has died: look at its error, then"
+        print(f"error: {why} run `{command}`", file=sys.stderr, flush=True)
+        os._exit(2)  # an ordinary exit would abort in torch's threads, which wait for that process
+
+
+@contextmanager
+def signals_handled(command: str) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the stage where it can go on; a second one ends it at once."""
+
+    def handle(number: int, frame: Any) -> None:
+        if not ask_to_stop(number):
+            end_at_once(number, command)
+
+    forget_signals()
+    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def say_how_to_go_on(number: int, command: str) -> None:
+    """The one line of a stage that a signal has stopped; the main process's, where many run."""
+    if os.environ.get("RANK", "0") == "0":
+        name = signal.Signals(number).name
+        print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)
+
+
+def end_at_once(number: int, command: str) -> NoReturn:
+    """End the process without finishing anything; what was saved before is good."""
+    say_how_to_go_on(number, command)
+    os._exit(128 + number)
+
+
+def what_to_mend(error: Exception) -> str | None:
+    """What is wrong and how it is mended, in one line; None where that is not known."""
+    if isinstance(error, OSError) and error.errno in MENDS:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}: {MENDS[error.errno]}"
+    if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
+        return f"{NO_SPACE}: make room"
+    return None
+
+
+def is_about_another_process(error: Exception) -> bool:
+    """Whether an error says that another process of a launch of several is gone."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return several and isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Load the module that is named first, and run it with the other arguments."""
+    module, *arguments = sys.argv[1:] if argv is None else argv
+    try:
+        loaded = importlib.import_module(module)
+    except KeyboardInterrupt:
+        print(f"{module} was stopped before it began: the same command begins it", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+    loaded.main(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""What there is and what can be asked for: `make status`, `make help`, `make settings`.
+
+Reads only: nothing is written, locked or made by looking. Standard library only.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages.running.files import read_json
+from stages.running.locks import holder_of
+from stages.runs import RESUME, lock_of, partial_of, read_manifest, why_not
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.config import SECTIONS, Config
+from stages.settings.presets import PRESETS, recorded_config
+from stages.settings.stages import STAGES
+
+COLUMNS = 80
+# Stage -> the head of its column.
+SHOWN = {
+    "base": "base",
+    "sft": "sft",
+    "rm": "rm",
+    "normalize": "norm",
+    "ppo": "ppo",
+    "dpo": "dpo",
+    "summaries": "summ",
+    "judge": "judg",
+    "controls": "ctrl",
+    "win_rate": "rate",
+    "report": "page",
+}
+MARKS = "ok done, old stale, run running, half interrupted, fail failed, - missing"
+GOAL_LINES = {
+    "sft": "supervised fine-tuning on the reference summaries",
+    "rm": "the reward model, and its normalization",
+    "ppo": "PPO against the reward model",
+    "dpo": "DPO from the same comparisons, beside PPO",
+    "eval": "summaries, verdicts, win rates and the page of the run",
+    "ablations": "one switch at a time against a run, over SEEDS",
+    "judge-calibration": "the judge beside labelled comparisons",
+    "versus": "two policies on the same posts: A=tiny:ppo B=tiny:sft",
+    "scaling": "finished runs on one page: NAMES='tiny-s tiny tiny-l'",
+    "verdict-analysis": "published verdicts: DATA=folder POLICY=ppo_1.3b",
+    "publish": "copy the pages of finished runs to reports/generated",
+    "status": "what is done, stale, running, half done, missing, failed",
+    "settings": "every setting of PRESET with its value",
+    "smollm": "a real chat model of 135M parameters, for judge-server",
+    "judge-server": "serve it: a judge on a laptop",
+    "check": "lint and types",
+    "test": "the tests",
+    "chaos": "the pipeline, killed at random moments, beside a calm run",
+    "install": "the environment alone",
+}
+VARIABLES = {
+    "PRESET": "which study; see below",
+    "SEED": "one seed (44413); SEEDS='1 2 3' for ablations",
+    "NAME": "the run's folder below runs/; SET needs one of its own",
+    "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
+    "UPSTREAM": "run whose SFT and reward model this run starts from",
+    "JUDGE": "for scaling, publish: which judge, where there are several",
+    "NAMES, A, B": "runs for scaling; two policies for versus",
+    "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
+    "MAX_COST": "the most that an LLM judge may cost, USD",
+    "REPLACE=1": "move finished stages with other settings aside",
+    "LAUNCH": "'accelerate launch --num_processes 8' for several GPUs",
+    "PYTHON, VENV": "interpreter; VENV= (empty) uses it without installing",
+}
+PRESET_LINES = {
+    "tiny": "0.2, 1 and 3 M parameters on the built-in world: minutes on 2 cores",
+    "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
+    "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
+}
+
+
+class Seen(NamedTuple):
+    """One stage as it lies on disk."""
+
+    mark: str
+    why: str = ""
+
+
+def look(config: Config, stage: str, folder: Path) -> Seen:
+    """Whether a stage is done, stale, running, half done, failed or missing, and why."""
+    partial = partial_of(folder)
+    if holder_of(lock_of(folder)) is not None:
+        return Seen("run", f"running, {_how_far(partial)}")
+    finished = read_manifest(folder) is not None
+    if not finished and partial.is_dir():
+        failure = read_json(partial / "failed.json")
+        if failure is not None:
+            return Seen("fail", f"failed: {failure['error']}")
+        return Seen("half", f"half done, {kept(partial)}")
+    if not finished:
+        return Seen("-")
+    problem = why_not(config, stage)
+    return Seen("old", problem) if problem else Seen("ok")
+
+
+def kept(partial: Path) -> str:
+    """What an interrupted stage goes on from."""
+    found = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
+    if found:
+        return f"its last checkpoint is of update {int(found[-1].name.split('-')[1])}"
+    return (
+        "without a checkpoint" if not (partial / RESUME).is_dir() else "its finished part is kept"
+    )
+
+
+def _how_far(partial: Path) -> str:
+    found = read_json(partial / "progress.json")
+    if found is None:
+        return "just begun"
+    left = f"{found['seconds_left']} s left"
+    return f"{found['label']} {found['done']} of {found['total']}, {left}"
+
+
+def _folders(seed: Path, stage: str) -> Iterator[Path]:
+    """The folders of one stage of a seed: one, or one a judge; of a stage under way too."""
+    folders = [seed / stage]
+    if STAGES[stage].per_judge:
+        folders = [one for one in (seed / stage).glob("*") if one.is_dir()]
+    names = {one.name.removesuffix(".partial"): one for one in folders}
+    yield from (one.with_name(name) for name, one in sorted(names.items()))
+
+
+def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
+    """One row of the grid for each judge of a seed, and a line on each stage to speak of."""
+    rows: dict[str, dict[str, Seen]] = {}
+    for stage in SHOWN:
+        for folder in _folders(seed, stage):
+            there = folder if folder.is_dir() else partial_of(folder)
+            config = recorded_config(there)
+            judge = folder.name if STAGES[stage].per_judge else ""
+            seen = look(config, stage, folder) if config else Seen("-")
+            rows.setdefault(judge, {})[stage] = seen
+    shared = rows.pop("", {})
+    lines, said = [], []
+    for judge, own in sorted(rows.items()) or [("", {})]:
+        marks = [(shared | own).get(stage, Seen("-")).mark for stage in SHOWN]
+        lines.append(_line(f"{seed.parent.name} {seed.name[4:]}", marks))
+        for stage, seen in ({} if lines[1:] else shared).items():
+            said += [f"  {stage}: {seen.why}"] if seen.why else []
+        for stage, seen in own.items():
+            said += [f"  {stage}, judge {judge}: {seen.why}"] if seen.why else []
+    return lines, said
+
+
+def _line(label: str, cells: Sequence[str]) -> str:
+    return f"{label[:24]:24} " + "".join(f"{cell:5}" for cell in cells).rstrip()
+
+
+def status(name: str = "") -> list[str]:
+    """The grid of runs, seeds and stages, at most 80 columns wide.
+
+    Raises UserError where `name` is given and no such run is there.
+    """
+    root = settings.RUNS
+    seeds = sorted(root.glob("*/seed*"), key=lambda one: (one.parent.name, len(one.name), one.name))
+    names = [one.parent.name for one in seeds]
+    if name and name not in names:
+        raise unknown("run", name, dict.fromkeys(names), "there is no run yet")
+    if not seeds:
+        return ["no runs yet: make sft rm ppo eval"]
+    lines = [_line("run and seed", list(SHOWN.values()))]
+    for seed in seeds:
+        if name in ("", seed.parent.name):
+            rows, said = seed_lines(seed)
+            lines += rows
+            lines += [part for one in said for part in _wrapped(one)]
+    return [*lines, "", MARKS]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, initial_indent="  ", subsequent_indent="      ")
+
+
+def help_lines() -> list[str]:
+    """Goals, variables and presets, one line each, at most 80 columns wide."""
+    lines = ["make sft rm ppo eval        the whole study, on any laptop", "", "goals"]
+    lines += [f"  {goal:18} {what}" for goal, what in GOAL_LINES.items()]
+    lines += ["", "variables"]
+    lines += [f"  {variable:18} {what}" for variable, what in VARIABLES.items()]
+    lines += ["", "presets (PRESET=...)"]
+    for family, what in PRESET_LINES.items():
+        members = " ".join(one for one in PRESETS if one.split("-")[0] == family)
+        lines += textwrap.wrap(f"{members}", COLUMNS, initial_indent="  ", subsequent_indent="  ")
+        lines.append(f"      {what}")
+    return lines
+
+
+def settings_lines(config: Config) -> list[str]:
+    """Every setting with its value, as `--set` takes it."""
+    found = [
+        f"{section}.{one.name}={_shown(getattr(getattr(config, section), one.name))}"
+        for section, kind in SECTIONS.items()
+        for one in fields(kind)
+    ]
+    return [line.rstrip() for line in found]
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

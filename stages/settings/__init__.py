@@ -1,0 +1,11 @@
+"""What may be set, and what is refused. Standard library only.
+
+checks     the error that a user can mend, and the checks that raise it
+sections   data, SFT, RM, DPO, LoRA, evaluation, memory
+ppo        PPO
+judge      the judge, and what its models cost
+stages     the one table of stages
+config     all sections in one frozen tree
+presets    settings by name
+ablations  what `make ablations` turns
+"""

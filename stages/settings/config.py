@@ -1,0 +1,131 @@
+"""Every setting of a run in one frozen tree, and what each stage's result depends on.
+
+Bad numbers are refused with one line. Presets and the command line are in `presets.py`. Standard
+library only, so that `make` can read the settings before anything is installed.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from stages.settings.checks import UserError, fail, require
+from stages.settings.judge import Judge
+from stages.settings.ppo import Ppo
+from stages.settings.sections import (
+    HUB,
+    RANDOM,
+    TOY,
+    TRAIN_TOKENIZER,
+    Base,
+    Checks,
+    Data,
+    Dpo,
+    Eval,
+    Lora,
+    Memory,
+    Optimizer,
+    Rm,
+    Sft,
+    World,
+)
+from stages.settings.stages import STAGES
+
+# One address for whoever needs a setting.
+__all__ = [
+    "HUB",
+    "RANDOM",
+    "RUNS",
+    "SECTIONS",
+    "TOY",
+    "TRAIN_TOKENIZER",
+    "Base",
+    "Checks",
+    "Config",
+    "Data",
+    "Dpo",
+    "Eval",
+    "Judge",
+    "Lora",
+    "Memory",
+    "Optimizer",
+    "Ppo",
+    "Rm",
+    "Sft",
+    "UserError",
+    "World",
+    "fail",
+    "hash_of",
+    "settings_hash",
+    "settings_of",
+]
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All settings of one run."""
+
+    preset: str
+    name: str
+    """The run's folder; the preset's name unless something was overridden."""
+    seed: int = 44413
+    upstream: str = ""
+    """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
+    overrides: tuple[str, ...] = ()
+    """What was asked for by --set, so that a `make` command can repeat it."""
+    base: Base = field(default_factory=Base)
+    world: World = field(default_factory=World)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    sft: Sft = field(default_factory=Sft)
+    rm: Rm = field(default_factory=Rm)
+    ppo: Ppo = field(default_factory=Ppo)
+    dpo: Dpo = field(default_factory=Dpo)
+    lora: Lora = field(default_factory=Lora)
+    eval: Eval = field(default_factory=Eval)
+    judge: Judge = field(default_factory=Judge)
+    checks: Checks = field(default_factory=Checks)
+    memory: Memory = field(default_factory=Memory)
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", "be at least 0")
+        one_folder = "/" not in self.name and self.name not in ("", ".", "..")
+        require(one_folder, "name", "be a folder name")
+
+
+SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
+# Of the memory section, what changes numbers by more than the rounding of a differently cut batch.
+NUMERICS = ("mixed_precision", "cpu_threads")
+
+
+def settings_of(config: Config, stage: str) -> dict[str, Any]:
+    """What the result of one stage depends on, beside its inputs: sections and the seed."""
+    row = STAGES[stage]
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in row.sections}
+    if "judge" in sections:
+        sections["judge"] = config.judge.identity
+    if row.reads_data and config.data.source != TOY:
+        sections.pop("world")
+    if row.reads_data and config.data.source != HUB:
+        del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
+    if stage not in config.lora.adapted_stages:
+        sections.pop("lora", None)
+    else:
+        del sections["lora"]["stages"]  # what other stages learn is theirs
+    if row.computes:
+        sections["memory"] = {name: getattr(config.memory, name) for name in NUMERICS}
+    return {"seed": config.seed, **sections}
+
+
+def settings_hash(config: Config, stage: str) -> str:
+    """Short name of `settings_of`, as manifests record it."""
+    return hash_of(settings_of(config, stage))
+
+
+def hash_of(value: Any) -> str:
+    """Sixteen digits that name a value made of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

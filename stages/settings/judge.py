@@ -1,0 +1,114 @@
+"""The settings of the judge, and what its models cost. Standard library only."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+
+KINDS = ("openai", "local", "facts", "reward_model")
+# The question's wording in `eval/judges/prompt.py`; a test holds this name to it.
+WORDING = "axes-1"
+# The settings that verdicts of each kind depend on.
+READ_BY = {
+    "openai": ("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+    "local": ("model",),
+    "facts": (),
+    "reward_model": (),
+}
+
+# USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
+# A dated snapshot costs what its name without the date costs, unless it stands here itself;
+# batches cost half.
+PRICES = {
+    "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-3.5-turbo-0613": (1.50, 2.00),
+    "gpt-3.5-turbo-1106": (1.00, 2.00),
+    "gpt-4": (30.00, 60.00),
+    "gpt-4-turbo": (10.00, 30.00),
+    "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-05-13": (5.00, 15.00),
+    "gpt-4o-mini": (0.15, 0.60),
+    "gpt-4.1": (2.00, 8.00),
+    "gpt-4.1-mini": (0.40, 1.60),
+    "gpt-4.1-nano": (0.10, 0.40),
+    "gpt-5": (1.25, 10.00),
+    "gpt-5-mini": (0.25, 2.00),
+    "gpt-5-nano": (0.05, 0.40),
+    "o3": (2.00, 8.00),
+    "o4-mini": (1.10, 4.40),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Who compares a summary with the reference."""
+
+    kind: str = "openai"
+    """`openai`: any OpenAI-compatible server; `local`: a chat model in this process; `facts`:
+    offline, built-in world only; `reward_model`: the run's own, an optimistic proxy."""
+    model: str = "gpt-4o-mini-2024-07-18"
+    """Model id asked of the server; for `local` a folder or hub id."""
+    base_url: str = ""
+    """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
+    temperature: float = 0.0
+    """Left out where the model refuses it; the manifest says so."""
+    max_tokens: int = 256
+    """Longest reply, tokens."""
+    asks: int = 4
+    """Replies asked for until one is usable, each with twice the budget of the one before."""
+    structured: str = "auto"
+    """Replies by a JSON schema: `on`, `off`, or `auto`: unless the server refuses it."""
+
+    # From here on: how, not what. No verdict depends on these.
+    concurrency: int = 8
+    """Requests under way at once."""
+    requests_per_minute: float = 0
+    """0: no limit."""
+    request_seconds: float = 120.0
+    """Longest wait for one reply: the client's default of 10 minutes would hide a dead server."""
+    max_retries: int = 8
+    """Further tries after a rate limit, a server error or a broken reply, before it stops."""
+    input_price: float = -1
+    """USD per million tokens read; -1: from the table above."""
+    output_price: float = -1
+    """USD per million tokens written; -1: from the table above."""
+    max_cost: float = 0
+    """The most that the replies to a run's questions may cost, USD, with those paid for in
+    earlier, interrupted tries; 0: no limit."""
+    batch: bool = False
+    """Ask through the batch API: half the price, within a day."""
+
+    def __post_init__(self) -> None:
+        one_of(self, "judge", "kind", KINDS)
+        one_of(self, "judge", "structured", ("auto", "on", "off"))
+        positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
+        at_least_0(self, "judge", "requests_per_minute", "max_retries", "max_cost")
+        in_range(self, "judge", "temperature", 0, 2)
+        for name in ("input_price", "output_price"):
+            price = getattr(self, name)
+            require(price >= 0 or price == -1, f"judge.{name}", f"be at least 0 or -1, not {price}")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What verdicts depend on: the kind, the settings that this kind reads, and the wording.
+
+        Price, pace and caps are not among it, so that a finished judgement stays valid when they
+        change.
+        """
+        read = {name: getattr(self, name) for name in READ_BY[self.kind]}
+        return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+
+    @property
+    def folder(self) -> str:
+        """The name of this judge's folders below a run: two judges of one run stand side by side.
+
+        The model's name and six digits of the identity; the kind alone where it decides everything.
+        """
+        if not READ_BY[self.kind]:
+            return self.kind
+        digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/").split("/")[-1]).strip("-.")
+        return f"{name[:40] or self.kind}-{digest[:6]}"

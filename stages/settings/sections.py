@@ -1,0 +1,235 @@
+"""The settings of data, SFT, RM, DPO, LoRA, evaluation and memory; defaults are the paper's.
+
+PPO's and the judge's are in `ppo.py` and `judge.py`. A field's docstring stands
+under it, with its unit. Standard library only.
+"""
+
+from dataclasses import dataclass, fields
+
+from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+
+TRAIN_TOKENIZER = "train"
+RANDOM = "random"
+TOY = "toy"
+HUB = "hub"
+ADAPTABLE_STAGES = ("sft", "rm", "ppo", "dpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """Where a preset starts from."""
+
+    checkpoint: str = RANDOM
+    """Hub id or folder of a causal LM; `random`: a GPT-NeoX of the shape below, new weights."""
+    tokenizer: str = ""
+    """Folder or hub id; empty: the checkpoint's own; `train`: a BPE trained on the posts."""
+    vocab_size: int = 1024
+    """Upper bound for the vocabulary of a trained tokenizer, tokens."""
+    hidden_size: int = 128
+    """Width of a random model."""
+    num_layers: int = 4
+    """Layers of a random model."""
+    num_heads: int = 4
+    """Attention heads of a random model."""
+
+    def __post_init__(self) -> None:
+        positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
+        require(self.hidden_size % self.num_heads == 0, "base.hidden_size", "divide by num_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Size of the built-in world."""
+
+    seed: int = 1
+    """Another seed is another world."""
+    train_posts: int = 8000
+    validation_posts: int = 600
+    train_comparisons: int = 12000
+    validation_comparisons: int = 2000
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.name != "seed":
+                positive(self, "world", one.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Posts, comparisons and their length limits (Huang et al. 2024, details 1 to 5)."""
+
+    source: str = HUB
+    """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
+    sft_dataset: str = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
+    """Hub id in the schema of tldr_3_filtered, for source `hub`."""
+    # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
+    comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
+    """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    max_query_tokens: int = 512
+    max_summary_tokens: int = 53
+    """Longest reference with its leading space and EOS; also the length that PPO samples."""
+    max_query_summary_tokens: int = 562
+    max_comparison_tokens: int = 169
+    """Longest compared summary with EOS."""
+    max_query_comparison_tokens: int = 638
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.name.startswith("max_"):
+                positive(self, "data", one.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """AdamW, alike in all stages (Huang et al. 2024, section B.0)."""
+
+    adam_eps: float = 1e-5
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    weight_decay: float = 0.01
+    warmup_fraction: float = 0.0
+    """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
+
+    def __post_init__(self) -> None:
+        positive(self, "optimizer", "adam_eps")
+        for name in ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"):
+            in_range(self, "optimizer", name, 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft:
+    """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
+
+    learning_rate: float = 3e-6
+    batch_size: int = 128
+    """Sequences per update, over all devices."""
+    epochs: int = 1
+    loss_on_query: bool = True
+    """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
+    learn the summary only."""
+    dropout: float = 0.0
+    """Probability while learning; Huang et al. 2024, detail 7: off."""
+    evaluations: int = 4
+    """How often the validation loss is measured on the way (and once before, once after)."""
+
+    def __post_init__(self) -> None:
+        positive(self, "sft", "learning_rate", "batch_size", "epochs", "evaluations")
+        in_range(self, "sft", "dropout", 0, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rm:
+    """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
+
+    learning_rate: float = 3e-6
+    batch_size: int = 64
+    """Pairs per update, over all devices."""
+    epochs: int = 1
+    dropout: float = 0.0
+    """Probability while learning; Huang et al. 2024, detail 7: off."""
+
+    def __post_init__(self) -> None:
+        positive(self, "rm", "learning_rate", "batch_size", "epochs")
+        in_range(self, "rm", "dropout", 0, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dpo:
+    """Direct preference optimization on the reward model's comparisons.
+
+    Source: Huang et al. 2024, section B.4.
+    """
+
+    beta: float = 0.05
+    """Nats to reward units; smaller lets the policy move further from the SFT model."""
+    learning_rate: float = 3e-6
+    batch_size: int = 64
+    """Pairs per update, over all devices."""
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Adapters in place of all weights; merged when a model is saved.
+
+    Off by default, as in Huang et al. 2024.
+    """
+
+    rank: int = 0
+    """Width of an adapter; 0: none, all weights are learned."""
+    alpha: int = 32
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: str = "all-linear"
+    """`all-linear`: every linear layer but the head; or names of layers, with commas."""
+    stages: str = "sft,rm,ppo,dpo"
+    """The stages that learn adapters, with commas."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "lora.rank", "be at least 0")
+        positive(self, "lora", "alpha")
+        names = self.target_modules.split(",")
+        require(all(names), "lora.target_modules", "be all-linear or names with commas")
+        known = set(self.stages.split(",")) <= set(ADAPTABLE_STAGES)
+        require(known, "lora.stages", f"be some of {','.join(ADAPTABLE_STAGES)}")
+
+    @property
+    def adapted_stages(self) -> tuple[str, ...]:
+        """The stages that learn adapters; none where the rank is 0."""
+        return tuple(self.stages.split(",")) if self.rank else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Summaries of held-out posts (Huang et al. 2024, section E.1)."""
+
+    posts: int = 0
+    """Held-out posts that are summarised and judged; 0: all of the validation split."""
+    temperature: float = 0.01
+    dpo_summary_tokens: int = 128
+    """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
+    Huang et al. 2024)."""
+
+    def __post_init__(self) -> None:
+        positive(self, "eval", "temperature", "dpo_summary_tokens")
+        require(self.posts >= 0, "eval.posts", "be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How the judge itself is checked, with every evaluation and against labels."""
+
+    control_posts: int = 50
+    """Posts whose reference is judged against texts that must lose to it."""
+    calibration_pairs: int = 500
+    """Labelled comparisons that `make judge-calibration` asks the judge about, drawn by seed."""
+
+    def __post_init__(self) -> None:
+        positive(self, "checks", "control_posts", "calibration_pairs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Knobs that cost or save memory and change no result beyond rounding."""
+
+    microbatch_size: int = 8
+    """Sequences per forward and backward pass on one device (a pair counts as two)."""
+    forward_batch_size: int = 32
+    """Sequences per pass without gradients (sampling, scoring, evaluation) on one device."""
+    mixed_precision: str = "bf16"
+    """`bf16` on a GPU; `no`: float32."""
+    gradient_checkpointing: bool = False
+    cpu_threads: int = 0
+    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. Sums are
+    rounded otherwise with another number, so that a run repeats to the digit only with its own."""
+
+    save_minutes: float = 5.0
+    """Minutes between two checkpoints of a training stage, longer where saving would cost more than
+    5 % of the time; 0: after every update, whatever it costs."""
+
+    def __post_init__(self) -> None:
+        positive(self, "memory", "microbatch_size", "forward_batch_size")
+        at_least_0(self, "memory", "cpu_threads", "save_minutes")
+        one_of(self, "memory", "mixed_precision", ("no", "bf16"))

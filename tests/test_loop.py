@@ -1,0 +1,259 @@
+"""What the training loops share: rows, rates, noise and sharing out, none of it by chance."""
+
+import math
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stages.learning import loop
+from stages.learning.loop import (
+    Sampling,
+    batch_rows,
+    check_batch,
+    chunks,
+    cosine_rate,
+    gather_rows,
+    global_sum,
+    linear_rate,
+    local_share,
+    make_accelerator,
+    make_optimizer,
+    respond,
+    sampling_noise,
+    set_learning_rate,
+    stream,
+    stream_seed,
+    synchronized_last,
+)
+from stages.posts.tokens import Ragged, make_ragged
+from stages.settings.config import Optimizer, UserError
+from stages.settings.presets import make_config
+
+
+class Process(SimpleNamespace):
+    """Stands for accelerate's Accelerator in one of several processes."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, index: int = 0, count: int = 1) -> None:
+        super().__init__(process_index=index, num_processes=count, skipped=0)
+
+    @contextmanager
+    def no_sync(self, model):
+        self.skipped += 1
+        yield
+
+    @contextmanager
+    def autocast(self):
+        yield
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(12, 4), (10, 4), (3, 7), (5, 5), (1, 2)])
+def test_every_row_comes_once_in_every_epoch(rows, batch_size):
+    drawn: list[int] = []
+    while len(drawn) < 4 * rows:
+        drawn += batch_rows(rows, batch_size, len(drawn) // batch_size, seed=1, purpose="sft")
+    epochs = [drawn[start : start + rows] for start in range(0, 4 * rows, rows)]
+    assert all(sorted(epoch) == list(range(rows)) for epoch in epochs)
+
+
+def test_a_batch_is_a_function_of_seed_purpose_and_update():
+    def rows(update: int = 5, seed: int = 1, purpose: str = "sft") -> list[int]:
+        return batch_rows(100, 8, update, seed, purpose)
+
+    first = rows()
+    torch.manual_seed(9)
+    torch.rand(3)
+    rows(update=30)
+    assert rows() == first
+    assert len({tuple(other) for other in (first, rows(6), rows(seed=2), rows(purpose="rm"))}) == 4
+
+
+def test_epochs_are_shuffled_anew():
+    epochs = [batch_rows(50, 50, epoch, 1, "sft") for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != list(range(50))
+
+
+def test_a_batch_that_cannot_be_filled_or_divided_is_refused():
+    check_batch("sft", 8, 8, Process(count=4))
+    with pytest.raises(UserError, match=r"sft\.batch_size is 9 but there are only 8 rows"):
+        check_batch("sft", 9, 8, Process())
+    with pytest.raises(UserError, match=r"rm\.batch_size must divide by 3"):
+        check_batch("rm", 8, 100, Process(count=3))
+
+
+# -- sharing out and gathering ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 7, 8])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_is_shared_out_is_gathered_in_its_order(monkeypatch, rows, count):
+    processes = [Process(index, count) for index in range(count)]
+    shares = [local_share(range(rows), process) for process in processes]
+    assert sorted(chain(*shares)) == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    monkeypatch.setattr(loop, "gather_object", lambda mine: list(shares))
+    for process, share in zip(processes, shares, strict=True):
+        assert gather_rows(process, share) == list(range(rows))
+
+
+def test_chunks_are_consecutive_and_complete():
+    assert chunks([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert chunks([], 2) == []
+    assert [list(part) for part in chunks(range(4), 4)] == [[0, 1, 2, 3]]
+
+
+def test_gradients_travel_with_the_last_microbatch_only():
+    process, seen = Process(), []
+    for microbatch in synchronized_last(process, torch.nn.Identity(), ["a", "b", "c"]):
+        seen.append((microbatch, process.skipped))
+    assert seen == [("a", 1), ("b", 2), ("c", 2)]
+
+
+def test_the_sum_over_one_process_is_exact():
+    assert global_sum(Process(), 2**24 + 1, torch.tensor(0.5)) == [16777217.0, 0.5]
+
+
+# -- rates -----------------------------------------------------------------------------------------
+
+
+def test_the_linear_rate_falls_from_1_and_the_last_update_still_has_its_share():
+    assert [linear_rate(update, 4) for update in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert linear_rate(1952, 1953) == pytest.approx(1 / 1953)
+
+
+def test_the_cosine_rate_at_hand_computed_points():
+    points = {0: 1.0, 25: 0.5 + math.sqrt(2) / 4, 50: 0.5, 75: 0.5 - math.sqrt(2) / 4}
+    for update, expected in points.items():
+        assert cosine_rate(update, 100, 0.0) == pytest.approx(expected)
+    assert 0 < cosine_rate(99, 100, 0.0) < 0.001
+
+
+def test_the_warm_up_rises_in_even_steps_to_1_and_is_followed_by_the_cosine():
+    rates = [cosine_rate(update, 10, 0.4) for update in range(10)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[7] == pytest.approx(0.5)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert cosine_rate(0, 1, 0.0) == 1.0
+
+
+def test_the_optimizer_is_adamw_with_the_papers_settings():
+    weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))]
+    groups = [{"params": weights[:1]}, {"params": weights[1:]}]
+    optimizer = make_optimizer(groups, 3e-6, Optimizer())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["eps"], group["weight_decay"]) == (3e-6, 1e-5, 0.01)
+        assert group["betas"] == (0.9, 0.999)
+    set_learning_rate(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+# -- randomness ------------------------------------------------------------------------------------
+
+
+def test_sampling_noise_depends_on_nothing_but_its_key():
+    first = sampling_noise(1, "ppo", 3, rows=4, length=5)
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    sampling_noise(1, "ppo", 4, 4, 5)
+    assert torch.equal(sampling_noise(1, "ppo", 3, 4, 5), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    for other in ((2, "ppo", 3), (1, "sft", 3), (1, "ppo", 4)):
+        assert not torch.equal(sampling_noise(*other, 4, 5), first)
+
+
+def test_sampling_noise_is_uniform_and_fine():
+    noise = sampling_noise(1, "ppo", 0, 200, 50)
+    assert noise.dtype == torch.float64
+    assert ((noise >= 0) & (noise < 1)).all()
+    assert noise.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert noise.var().item() == pytest.approx(1 / 12, abs=0.003)
+    assert len(noise.unique()) == 10_000
+
+
+def test_seeds_of_different_uses_differ_and_fit_a_generator():
+    keys = [(seed, purpose, step) for seed in (1, 11) for purpose in "ab" for step in (1, 11)]
+    seeds = [stream_seed(*key) for key in keys]
+    assert len(set(seeds)) == len(keys)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert torch.rand(1, generator=stream(1, "a")) == torch.rand(1, generator=stream(1, "a", 0))
+
+
+def test_the_accelerator_sets_every_global_seed():
+    def drawn(seed: int) -> tuple[float, float, float]:
+        make_accelerator(make_config("tiny", seed=seed))
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    first = drawn(1)
+    assert drawn(1) == first
+    assert all(one != two for one, two in zip(drawn(2), first, strict=True))
+
+
+def test_bf16_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="bf16 but there is no GPU"):
+        make_accelerator(make_config("pythia-70m"))
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queries() -> Ragged:
+    return make_ragged([[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15], [16, 17, 18], [19]])
+
+
+def answer(
+    policy: Any, tokenizer: Any, queries: Ragged, process: Process, forward: int = 2
+) -> list[list[int]]:
+    hot = 1.0  # so that the noise matters
+    sampling = Sampling(
+        seed=44413, purpose="test", length=6, temperature=hot, forward_batch_size=forward
+    )
+    return respond(process, policy, queries, tokenizer, sampling)
+
+
+def test_responses_depend_on_neither_batches_nor_processes(policy, tokenizer, queries):
+    alone = answer(policy, tokenizer, queries, Process())
+    assert len({tuple(response) for response in alone}) == len(queries)
+    assert all(1 <= len(response) <= 6 for response in alone)
+    for forward in (1, 4, 100):
+        assert answer(policy, tokenizer, queries, Process(), forward) == alone
+    for index in (0, 1):
+        assert answer(policy, tokenizer, queries, Process(index, 2)) == alone[index::2]
+
+
+def test_responses_are_cut_after_their_eos_and_hold_no_padding(policy, tokenizer, queries):
+    whole = answer(policy, tokenizer, queries, Process())
+    stop = whole[0][2]  # a token that does occur now becomes the end
+    tokens = SimpleNamespace(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id)
+    found = answer(policy, tokens, queries, Process())
+    for before, response in zip(whole, found, strict=True):
+        if stop in before:
+            assert response == before[: before.index(stop) + 1]
+        assert tokens.pad_token_id not in response
+    assert found[0][-1] == stop
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 2), (1, 1), (3, 3)])
+def test_a_process_computes_on_as_many_threads_as_the_settings_say(asked, given):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        memory = replace(make_config("tiny").memory, cpu_threads=asked)
+        make_accelerator(replace(make_config("tiny"), memory=memory))
+        assert torch.get_num_threads() == given
+    finally:
+        torch.set_num_threads(before)

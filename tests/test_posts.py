@@ -1,0 +1,400 @@
+"""Readers, prompts, truncation, padding: what goes in, and what is refused with one line."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from stages.learning.models import load_tokenizer
+from stages.posts.readers import (
+    POST_TEMPLATE,
+    SPLITS,
+    Located,
+    check_comparison,
+    format_post,
+    is_cnndm,
+    read_source,
+)
+from stages.posts.tokens import (
+    CNNDM_LIMITS,
+    Limits,
+    length_report,
+    load_split,
+    make_ragged,
+    pad_left,
+    pad_right,
+    plain_encoder,
+    query_tokens,
+    save_split,
+    tokenize_comparisons,
+    tokenize_posts,
+)
+from stages.settings.config import HUB, Data, UserError
+
+Row = dict[str, Any]
+LIMITS = Limits(query=400, response=100, query_response=450)
+POST = {
+    "id": "a1",
+    "subreddit": "tifu",
+    "title": "my bike",
+    "post": "First part.\nMy boss sold my bike.",
+    "summary": "My boss sold my bike.",
+}
+PAIR: Row = {
+    "info": {key: POST[key] for key in ("id", "post", "title", "subreddit")}
+    | {"site": None, "article": None},
+    "summaries": [
+        {"text": " one is better", "policy": "sup1", "note": None},
+        {"text": " two", "policy": "ref", "note": None},
+    ],
+    "choice": 1,
+    "worker": "w",
+    "batch": "batch3",
+    "split": "valid2",
+    "extra": {"confidence": 8},
+}
+ARTICLE: Row = PAIR | {
+    "info": {"id": "n1", "article": "News.\nMore.", "site": "cnn", "title": None, "post": None},
+    "batch": "cnndm0",
+}
+
+
+def write_folder(folder: Path, **changed: list[Any]) -> Path:
+    """A data folder with one good row in every split, but for the splits that are given."""
+    folder.mkdir(exist_ok=True)
+    for split in SPLITS:
+        rows = changed.get(split, [POST if split.startswith("sft") else PAIR])
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (folder / f"{split}.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def read_all(folder: Path) -> dict[str, list[Located]]:
+    return dict(read_source(Data(source=str(folder)), str(folder)))
+
+
+def edited(row: Row, path: str, value: object) -> Row:
+    """A copy of the row with one field, given like `info.id` or `summaries.0.text`, replaced."""
+    row = copy.deepcopy(row)
+    *way, last = path.split(".")
+    inner: Any = row
+    for step in way:
+        inner = inner[int(step)] if isinstance(inner, list) else inner[step]
+    inner[last] = value
+    return row
+
+
+def one_line(error: object) -> str:
+    text = str(error)
+    assert "\n" not in text
+    return text
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_jsonl_rows_come_with_file_and_line(tmp_path):
+    folder = write_folder(tmp_path, sft_train=[POST, POST | {"id": "a2", "post": "a\u2028b"}])
+    found = read_all(folder)
+    assert list(found) == list(SPLITS)
+    assert [where for where, _ in found["sft_train"]] == [
+        f"{folder}/sft_train.jsonl:1",
+        f"{folder}/sft_train.jsonl:2",
+    ]
+    assert found["sft_train"][0][1] == POST
+    assert found["comparisons_validation"] == [(f"{folder}/comparisons_validation.jsonl:1", PAIR)]
+
+
+def test_parquet_rows_are_those_of_jsonl(tmp_path):
+    lines, tables = write_folder(tmp_path / "lines"), tmp_path / "tables"
+    tables.mkdir()
+    for split, located in read_all(lines).items():
+        table = pyarrow.Table.from_pylist([row for _, row in located])
+        pyarrow.parquet.write_table(table, tables / f"{split}.parquet")
+    for split, located in read_all(tables).items():
+        assert [where for where, _ in located] == [f"{tables}/{split}.parquet:1"]
+        assert [row for _, row in located] == [row for _, row in read_all(lines)[split]]
+
+
+def test_hub_data_sets_are_read_by_id_configuration_and_split(tmp_path, monkeypatch):
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    posts, pairs = tmp_path / "posts", tmp_path / "pairs"
+    files = write_folder(tmp_path / "files", sft_validation=[POST | {"id": "held out"}])
+    for part in ("train", "validation"):
+        for kind, folder in (("sft", posts), ("comparisons", pairs)):
+            folder.mkdir(exist_ok=True)
+            text = (files / f"{kind}_{part}.jsonl").read_text()
+            (folder / f"{part}.jsonl").write_text(text)
+    configuration = "---\nconfigs:\n- config_name: comparisons\n  data_files:\n"
+    for part in ("train", "validation"):
+        configuration += f"  - split: {part}\n    path: {part}.jsonl\n"
+    (pairs / "README.md").write_text(configuration + "---\n")
+    data = Data(source=HUB, sft_dataset=str(posts), comparisons_dataset=f"{pairs}:comparisons")
+    found = dict(read_source(data, HUB))
+    assert found["sft_train"] == [(f"{posts}[train]:1", POST)]
+    assert found["sft_validation"][0][1]["id"] == "held out"
+    where, row = found["comparisons_train"][0]
+    assert where == f"{pairs}:comparisons[train]:1"
+    assert row["summaries"] == PAIR["summaries"]
+    assert row["choice"] == 1
+
+
+# Each: split, the line as written, what the message names beside file and line.
+BAD_ROWS = {
+    "not JSON": ("sft_train", '{"id": ', "JSON"),
+    "blank line": ("sft_train", "", "JSON"),
+    "not an object": ("sft_train", "[1]", "object"),
+    "missing field": ("sft_train", {k: v for k, v in POST.items() if k != "title"}, "field title"),
+    "null field": ("sft_validation", POST | {"post": None}, "field post"),
+    "wrong type": ("sft_train", POST | {"subreddit": 3}, "field subreddit"),
+    "empty summary": ("sft_train", POST | {"summary": " \n"}, "field summary"),
+    "no info": ("comparisons_train", edited(PAIR, "info", None), "field info"),
+    "no id": ("comparisons_train", edited(PAIR, "info.id", None), "field info.id"),
+    "no post": ("comparisons_train", edited(PAIR, "info.post", None), "field info.post"),
+    "no article": ("comparisons_validation", edited(ARTICLE, "info.article", None), "info.article"),
+    "one summary": ("comparisons_train", PAIR | {"summaries": PAIR["summaries"][:1]}, "summaries"),
+    "summary is text": ("comparisons_train", PAIR | {"summaries": ["a", "b"]}, "summaries[0]"),
+    "empty text": ("comparisons_train", edited(PAIR, "summaries.1.text", " "), "summaries[1].text"),
+    "no policy": ("comparisons_train", edited(PAIR, "summaries.0.policy", None), "[0].policy"),
+    "choice 2": ("comparisons_train", PAIR | {"choice": 2}, "field choice"),
+    "choice null": ("comparisons_train", PAIR | {"choice": None}, "field choice"),
+    "choice true": ("comparisons_train", PAIR | {"choice": True}, "field choice"),
+    "choice 1.0": ("comparisons_train", PAIR | {"choice": 1.0}, "field choice"),
+    "choice text": ("comparisons_train", PAIR | {"choice": "1"}, "field choice"),
+    "no batch": ("comparisons_validation", PAIR | {"batch": None}, "field batch"),
+    "confidence": ("comparisons_train", edited(PAIR, "extra.confidence", "high"), "confidence"),
+    "extra is text": ("comparisons_train", PAIR | {"extra": "sure"}, "extra"),
+    "half a letter": ("sft_train", b"\xff\xfe".decode("latin1"), "JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_is_refused_with_file_line_and_field(tmp_path, name):
+    split, bad, named = BAD_ROWS[name]
+    good = POST if split.startswith("sft") else PAIR
+    folder = write_folder(tmp_path, **{split: [good, bad]})
+    if name == "half a letter":  # bytes that are no UTF-8
+        path = folder / f"{split}.jsonl"
+        path.write_bytes(path.read_text().encode("latin1"))
+    with pytest.raises(UserError) as refusal:
+        read_all(folder)
+    text = one_line(refusal.value)
+    assert text.startswith(f"{folder}/{split}.jsonl:2: ")
+    assert named in text
+
+
+def test_missing_and_empty_files_are_refused_by_name(tmp_path):
+    folder = write_folder(tmp_path, sft_validation=[])
+    with pytest.raises(UserError, match="sft_validation is empty"):
+        read_all(folder)
+    (folder / "sft_validation.jsonl").unlink()
+    with pytest.raises(UserError, match=r"sft_validation\.jsonl is missing"):
+        read_all(folder)
+
+
+def test_comparisons_may_lack_what_the_paper_does_not_use():
+    for lean in ({**PAIR, "extra": None}, {**PAIR, "worker": None}, edited(PAIR, "info.site", "x")):
+        check_comparison("here", lean)
+    check_comparison("here", {key: value for key, value in PAIR.items() if key != "extra"})
+
+
+# -- truncation ------------------------------------------------------------------------------------
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer with one token per character."""
+    return [ord(letter) for letter in text]
+
+
+def cut(post: str, limit: int, title: str = "T") -> str:
+    fields = {"title": title, "post": post}
+    before = dict(fields)
+    tokens = query_tokens(letters, "{title}|{post}|", fields, "post", limit)
+    assert fields == before
+    assert len(tokens) <= limit
+    return "".join(map(chr, tokens))
+
+
+def test_a_post_that_fits_is_left_whole():
+    assert cut("abc", limit=6) == "T|abc|"
+    assert cut("{braces} \n", limit=13) == "T|{braces} \n|"
+
+
+def test_a_post_is_cut_at_its_last_newline():
+    assert cut("one\ntwo\nthree", limit=15) == "T|one\ntwo|"
+    assert cut("one\ntwo\nthree", limit=9) == "T|one|"
+    assert cut("one\ntwo\n", limit=10) == "T|one\ntwo|"
+    assert cut("\nabcdef", limit=4) == "T||"
+
+
+def test_a_post_without_newline_loses_one_character_at_a_time():
+    assert cut("abcdef", limit=8) == "T|abcde|"
+    assert cut("one\ntwo", limit=5) == "T|on|"
+    assert cut("abcdef", limit=3) == "T||"
+
+
+def test_the_title_is_never_cut():
+    assert cut("abcdef", limit=13, title="long title") == "long title|a|"
+    with pytest.raises(ValueError, match="empty post"):
+        cut("abcdef", limit=11, title="long title")
+
+
+def test_words_are_counted_by_the_tokenizer_and_not_by_letters():
+    def words(text: str) -> list[int]:
+        return [len(word) for word in text.split()]
+
+    fields = {"title": "one two", "post": "three four\nfive six seven"}
+    assert query_tokens(words, "{title} {post}", fields, "post", 4) == [3, 3, 5, 4]
+
+
+def test_the_prompt_is_the_papers():
+    assert format_post(POST) == (
+        "SUBREDDIT: r/tifu\n\nTITLE: my bike\n\nPOST: First part.\nMy boss sold my bike.\n\nTL;DR:"
+    )
+
+
+def test_queries_are_those_of_the_papers_code(shared):
+    tokenizer = load_tokenizer(shared / "tokenizer")
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 50277)
+    lines = (shared / "tldr" / "sft_validation.jsonl").read_text(encoding="utf-8").split("\n")
+    posts = {row["id"]: row for row in map(json.loads, filter(None, lines))}
+    golden = (shared / "golden" / "queries.jsonl").read_text(encoding="utf-8").split("\n")
+    encode = plain_encoder(tokenizer)
+    for row in map(json.loads, filter(None, golden)):
+        post, limit = posts[row["id"]], row["max_query_length"]
+        fields = {name: post[name] for name in ("subreddit", "title", "post")}
+        try:
+            tokens = query_tokens(
+                lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit
+            )
+        except ValueError:
+            assert "error" in row, row["id"]
+            continue
+        padded = pad_left([torch.tensor(tokens)], 50277, length=limit)
+        assert padded.tolist() == [row["query_token"]], row["id"]
+        assert tokenizer.decode(tokens) == row["query"]
+
+
+# -- tokenising ------------------------------------------------------------------------------------
+
+
+def test_summaries_get_one_leading_space_and_one_eos(tokenizer):
+    split = tokenize_posts([("x:1", POST)], tokenizer, LIMITS, "posts")
+    assert tokenizer.decode(split.columns["queries"][0]) == format_post(POST)
+    summary = split.columns["summaries"][0].tolist()
+    assert tokenizer.decode(summary) == " My boss sold my bike.<|endoftext|>"
+    assert summary.count(tokenizer.eos_token_id) == 1
+    assert split.rows == [
+        {"id": "a1", "title": "my bike", "query": format_post(POST), "reference": POST["summary"]}
+    ]
+
+
+def test_special_tokens_written_in_a_post_are_text(tokenizer):
+    text = "a<|endoftext|>b [PAD]"
+    split = tokenize_posts([("x:1", POST | {"post": text, "summary": text})], tokenizer, LIMITS, "")
+    query, summary = split.columns["queries"][0], split.columns["summaries"][0]
+    assert not set(query.tolist()) & {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    assert summary.tolist().index(tokenizer.eos_token_id) == len(summary) - 1
+    assert split.rows[0]["query"] == format_post(POST | {"post": text})
+
+
+def test_chosen_is_the_summary_that_choice_names(tokenizer):
+    unspaced = edited(PAIR | {"choice": 0}, "summaries.0.text", "one is better")
+    split = tokenize_comparisons([("x:1", PAIR), ("x:2", unspaced)], tokenizer, LIMITS, "pairs")
+    texts = {
+        name: [tokenizer.decode(split.columns[name][row]) for row in range(2)]
+        for name in ("chosen", "rejected")
+    }
+    assert texts["chosen"] == [" two<|endoftext|>", " one is better<|endoftext|>"]
+    assert texts["rejected"] == [" one is better<|endoftext|>", " two<|endoftext|>"]
+    assert split.rows[0] == {
+        "id": "a1",
+        "split": "valid2",
+        "batch": "batch3",
+        "confidence": 8,
+        "policies": "ref--sup1",
+    }
+
+
+def test_news_articles_are_known_by_their_batch_and_have_their_own_prompt(tokenizer):
+    batches = ("batch0_cnndm", "cnndm0", "cnndm2")
+    assert all(is_cnndm(PAIR | {"batch": batch}) for batch in batches)
+    assert not any(is_cnndm(PAIR | {"batch": f"batch{n}"}) for n in (*range(3, 21), 22))
+    assert (CNNDM_LIMITS.query, CNNDM_LIMITS.response) == (1919, 155)
+    split = tokenize_comparisons([("x:1", ARTICLE)], tokenizer, CNNDM_LIMITS, "news")
+    query = tokenizer.decode(split.columns["queries"][0])
+    assert query == "Article:\nNews.\nMore.\n\nTL;DR:\n"
+
+
+def limits(**changed: int) -> Limits:
+    return replace(LIMITS, **changed)
+
+
+def test_rows_over_a_limit_are_refused_with_file_line_and_field(tokenizer):
+    located = [("f:1", POST | {"post": "x", "summary": "y"}), ("f:2", POST)]
+    joint = length_report(tokenize_posts(located, tokenizer, LIMITS, ""))["longest_query_summary"]
+    cases = {
+        r"f:1: field post cannot be cut to fit": limits(query=5),
+        r"f:2: field summary has \d+ tokens": limits(response=4),
+        r"f:2: post and summary have": limits(query_response=joint - 1),
+    }
+    for message, small in cases.items():
+        with pytest.raises(UserError, match=message) as refusal:
+            tokenize_posts(located, tokenizer, small, "posts")
+        one_line(refusal.value)
+    with pytest.raises(UserError, match=r"f:9: field summaries\[\].text has") as refusal:
+        tokenize_comparisons([("f:9", PAIR)], tokenizer, limits(response=3), "pairs")
+    one_line(refusal.value)
+
+
+def test_a_limit_counts_the_eos_and_may_be_met_exactly(tokenizer):
+    report = length_report(tokenize_posts([("f:1", POST)], tokenizer, LIMITS, "posts"))
+    exact = len(plain_encoder(tokenizer)([" " + POST["summary"]])[0]) + 1
+    assert report["longest_summary"] == exact
+    assert report["longest_query_summary"] == report["longest_query"] + exact
+    tokenize_posts([("f:1", POST)], tokenizer, limits(response=exact), "posts")
+    with pytest.raises(UserError):
+        tokenize_posts([("f:1", POST)], tokenizer, limits(response=exact - 1), "posts")
+    short = tokenize_posts(
+        [("f:1", POST)], tokenizer, limits(query=report["longest_query"] - 1), ""
+    )
+    expected = format_post(POST | {"post": "First part."})
+    assert short.rows[0]["query"] == expected
+
+
+# -- keeping and padding ---------------------------------------------------------------------------
+
+
+def test_a_saved_split_is_read_back_as_it_was(tokenizer, tmp_path):
+    odd = POST | {"id": "a2", "title": "line\u2028break \u00e9", "post": "", "summary": "s"}
+    split = tokenize_posts([("x:1", POST), ("x:2", odd)], tokenizer, LIMITS, "posts")
+    save_split(split, tmp_path, "sft_train")
+    loaded = load_split(tmp_path, "sft_train")
+    assert loaded.rows == split.rows
+    assert set(loaded.columns) == {"queries", "summaries"}
+    for name, column in split.columns.items():
+        assert all(torch.equal(loaded.columns[name][row], column[row]) for row in range(2))
+
+
+def test_ragged_rows_come_out_as_they_went_in():
+    ragged = make_ragged([[5, 6], [], [7, 8, 9]])
+    assert [ragged[row].tolist() for row in range(len(ragged))] == [[5, 6], [], [7, 8, 9]]
+    assert ragged.lengths().tolist() == [2, 0, 3]
+    assert ragged[0].dtype == torch.int64
+
+
+def test_padding_left_aligns_ends_and_padding_right_aligns_starts():
+    rows = [torch.tensor([1, 2]), torch.tensor([3])]
+    assert pad_left(rows, 9).tolist() == [[1, 2], [9, 3]]
+    assert pad_right(rows, 9).tolist() == [[1, 2], [3, 9]]
+    assert pad_left(rows, 9, length=3).tolist() == [[9, 1, 2], [9, 9, 3]]
+    assert pad_right(rows, 9, length=3).tolist() == [[1, 2, 9], [3, 9, 9]]
+    assert pad_right(rows, 9, length=1).tolist() == [[1, 2], [3, 9]]

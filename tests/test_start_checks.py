@@ -1,0 +1,182 @@
+"""Step-0 checks: each fault is caught before the first update, and named with its stage."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages import functional, ppo
+from stages.learning.loop import NonFiniteError, refuse_non_finite
+from stages.learning.models import PolicyAndCritic, score_responses
+from stages.posts.tokens import make_ragged, pad_left, pad_right
+from stages.rl import start_checks
+from stages.rl.episodes import Rollout
+from stages.rl.rollout import measure
+from stages.settings.config import Ppo, UserError
+from stages.settings.presets import make_config
+from tests.conftest import ppo_state, rolled_out, state_of
+
+TOLERANCE = 1e-3
+
+
+@pytest.fixture
+def networks(policy, reward_model, tokenizer):
+    """Policy with critic, reward model, and the ids of EOS and PAD."""
+    return policy, reward_model, tokenizer.eos_token_id, tokenizer.pad_token_id
+
+
+@pytest.fixture
+def start(before_ppo):
+    """A rollout before the first update, where everything holds."""
+    eos_id, pad_id = before_ppo.eos_id, before_ppo.pad_id
+    queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
+    rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
+    responses = pad_right(rows, pad_id, length=5)
+    with torch.no_grad():
+        episodes = measure(before_ppo, queries, responses, Ppo().temperature)
+    mask, value_mask = functional.response_masks(responses, pad_id)
+    extra = dict.fromkeys(("advantages", "returns"), torch.zeros(responses.shape))
+    return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
+
+
+def ratio(networks, start):
+    policy, reward_model, _, pad_id = networks
+    trained = PolicyAndCritic(policy, reward_model)
+    with torch.no_grad():
+        start_checks.check_ratio(trained, start, Ppo().temperature, pad_id, TOLERANCE)
+
+
+def test_nothing_is_refused_where_everything_holds(networks, start):
+    _, reward_model, eos_id, pad_id = networks
+    ratio(networks, start)
+    start_checks.check_kl(start, TOLERANCE)
+    start_checks.check_critic(start, eos_id, TOLERANCE)
+    start_checks.check_scores_at_eos(start, eos_id)
+    with torch.no_grad():
+        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, TOLERANCE)
+    assert start.response_mask.sum() == 5
+
+
+def test_a_reference_that_is_another_model_is_caught(start):
+    other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
+    with pytest.raises(UserError, match=r"KL.*by 0\.01.*Stage at fault: sft"):
+        start_checks.check_kl(other, TOLERANCE)
+
+
+def test_dropout_left_on_is_caught_by_the_ratio(networks, start):
+    other = replace(start, logprobs=start.logprobs + 0.02)
+    with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
+        ratio(networks, other)
+
+
+def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
+    other = replace(start, values=start.values + 0.5)
+    with pytest.raises(UserError, match=r"critic.*0\.5.*Stage at fault: normalize"):
+        start_checks.check_critic(other, networks[2], TOLERANCE)
+
+
+def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):
+    eos_id = networks[2]
+    uncut = start.responses.clone()
+    uncut[1, 2] = 4
+    mask, _ = functional.response_masks(uncut, networks[3])
+    with pytest.raises(UserError, match="not read at EOS"):
+        start_checks.check_scores_at_eos(
+            replace(start, responses=uncut, response_mask=mask), eos_id
+        )
+
+
+def test_padding_that_is_seen_is_caught(networks, start):
+    _, reward_model, _, pad_id = networks
+
+    class Unmasked(torch.nn.Module):
+        def forward(self, input_ids, attention_mask, position_ids):
+            return reward_model(input_ids=input_ids)
+
+    with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*fault: rm"):
+        start_checks.check_padding(Unmasked(), start.queries, start.responses, pad_id, TOLERANCE)
+
+
+def test_known_answers_are_replayed_and_a_changed_model_is_caught(
+    networks, start, tokenizer, tmp_path
+):
+    _, reward_model, _, pad_id = networks
+    queries = [row[row != pad_id] for row in start.queries]
+    responses = [row[row != pad_id] for row in start.responses]
+    with torch.no_grad():
+        scores = score_responses(reward_model, start.queries, start.responses, pad_id)
+    path = tmp_path / "known.json"
+    start_checks.save_known_answers(path, queries, responses, scores)
+    start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
+    bias = reward_model.classifier.bias
+    try:
+        bias.data += 0.1
+        with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
+            start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
+    finally:
+        bias.data -= 0.1
+
+
+def test_nan_is_never_small(start):
+    other = replace(start, ref_logprobs=start.ref_logprobs * float("nan"))
+    with pytest.raises(UserError, match="KL"):
+        start_checks.check_kl(other, TOLERANCE)
+
+
+def test_a_statistic_that_is_not_finite_stops_before_the_step():
+    refuse_non_finite("ppo", {"loss": 1.0})
+    with pytest.raises(NonFiniteError, match=r"loss/value_avg not finite.*ppo.learning_rate"):
+        refuse_non_finite("ppo", {"loss/policy_avg": 1.0, "loss/value_avg": float("inf")})
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
+    before_ppo, tmp_path, whitened
+):
+    made = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    config = replace(made, ppo=replace(made.ppo, whiten_advantages=whitened))
+    queries = make_ragged([[5, 6, 7], [8]])
+    rollout, _ = rolled_out(ppo_state(config, before_ppo, queries), before_ppo, queries)
+    rollout.returns[1, 0] = float("inf")
+    optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
+    before = [one.detach().clone() for one in before_ppo.trained.parameters()]
+    run: Any = SimpleNamespace(
+        folder=tmp_path / "ppo", partial=tmp_path / "ppo.partial", config=config
+    )
+    state = state_of(config, before_ppo.trained, optimizer, run=run, update=6)
+    with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
+        ppo.learn(state, before_ppo, rollout, None)
+    path = tmp_path / "ppo.failed0.safetensors"
+    said = f"(update 7, its batch is in {path}; the last good weights are those in "
+    assert said in str(refusal.value)
+    assert str(refusal.value).endswith("/mine/seed44413/sft)")
+    saved = load_file(path)
+    assert saved.keys() == vars(rollout).keys()
+    assert all(torch.equal(saved[name], x) for name, x in vars(rollout).items())
+    assert all(map(torch.equal, before_ppo.trained.parameters(), before))
+
+
+def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():
+    returns = torch.tensor([1.0, 3.0, float("nan")])
+    mask = torch.tensor([True, True, False])
+    cases = (([1.0, 3.0, 9.0], 1.0), ([5.0, 5.0, 9.0], 0.0), ([3.0, 1.0, 9.0], -3.0))
+    for values, expected in cases:
+        found = functional.explained_variance(torch.tensor(values), returns, mask)
+        assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_masked_nan_reaches_no_loss_and_no_gradient():
+    mask, nan = torch.tensor([[True, False]]), float("nan")
+    broken = torch.tensor([[0.5, nan]])
+    new = torch.tensor([[0.3, nan]], requires_grad=True)
+    for loss, _ in (
+        functional.policy_loss(new, broken, broken, mask, 0.2),
+        functional.value_loss(new, broken, broken, mask, 0.2),
+    ):
+        (gradient,) = torch.autograd.grad(loss, new)
+        assert torch.isfinite(loss)
+        assert gradient[0, 1] == 0
+        assert gradient[0, 0] != 0
