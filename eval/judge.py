@@ -19,9 +19,9 @@ from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings import config as settings
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError
 from stages.settings.config import Judge as JudgeSettings
-from stages.settings.presets import config_from_arguments
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from stages.running.files import file_hash, read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.checks import unknown
+from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, Judge, UserError, fail
-from stages.settings.presets import make_config, override_of
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"

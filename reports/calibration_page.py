@@ -14,8 +14,8 @@ from reports.collect import find_calibration, flags_beside, load_run
 from reports.page import Block, Heading, Text
 from reports.sections.judge import calibration, corrected_rates
 from stages.runs import inputs_now, open_stage, read_manifest, stage_folder
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import config_from_arguments
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,8 +21,8 @@ from stages.running.machine import code_version
 from stages.runs import mend, read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
-from stages.settings.presets import recorded_config
 from stages.settings.stages import STAGES as TABLE
 
 SIDE = "calibration"  # beside the run: shown where it is there

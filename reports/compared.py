@@ -14,8 +14,8 @@ from eval.win_rate import Scores, paired_difference
 from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, row
 from reports.verdict import shown
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
+from stages.settings.command_line import override_of
 from stages.settings.config import SECTIONS, UserError
-from stages.settings.presets import override_of
 from stages.settings.stages import SHARED_STAGES
 
 EQUAL = 1e-12  # numbers that are closer than this are one number, rounded

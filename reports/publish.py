@@ -23,8 +23,8 @@ from stages.running.files import file_hash, read_json, write_json, write_text
 from stages.runs import changed_file, make_command, mend, read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import recorded_config
 from stages.settings.stages import STAGES
 
 GENERATED = Path("reports/generated")

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from reports import page, paper, plots, verdict
-from reports.collect import Record, hashes, load_run, policies_of, row
-from reports.page import Block, Details, Figure, Heading, Note, Sample, Table, Text, wrapped
-from reports.sections import dpo, judge, made_with
+from reports.collect import Record, hashes, load_run, row
+from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
+from reports.sections import dpo, judge, made_with, samples
 from reports.verdict import MISSING, interval, number, percent, whole
 from stages.running.files import write_json, write_text
 from stages.runs import inputs_now, open_stage
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import config_from_arguments
 
-SAMPLES = 6
-SCORES = "post_scores.jsonl"
 MOST_GROUPS = 12
-OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
 PPO_PANELS = (
     ("objective/scores", "Reward-model score"),
     ("objective/kl", "KL from SFT, nats per summary"),
@@ -89,7 +86,7 @@ def blocks(record: Record) -> list[Block]:
         *_curves(record),
         *_reward_model(record),
         *dpo.blocks(record),
-        *_samples(record),
+        *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
         *made_with.provenance(record, hashes(record)),
@@ -315,45 +312,6 @@ def _normalization(record: Record) -> Table:
         " as good as a person's scores about 0. Padding on the other side should move nothing."
     )
     return Table(header.split("|"), [["of the training posts", *cells, share]], caption)
-
-
-def _samples(record: Record) -> list[Block]:
-    written = {
-        policy: {one["id"]: one for one in record.rows("summaries", f"{policy}.jsonl")}
-        for policy in policies_of(record)
-    }
-    scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
-    posts = [one for one in written["sft"].values() if one["id"] in written["ppo"]][:SAMPLES]
-    rule = f"The first {len(posts)} held-out posts, in the order of the data: nobody chose them."
-    return [
-        Heading("Samples"),
-        Text(rule),
-        *(
-            Sample(
-                f"Post {index}",
-                post["query"],
-                [
-                    ("Reference", post["reference"], _said_of_reference(post)),
-                    *(_said(one, written[one][post["id"]], scores) for one in written),
-                ],
-            )
-            for index, post in enumerate(posts, start=1)
-        ),
-    ]
-
-
-def _said_of_reference(post: dict[str, Any]) -> str:
-    return f"RM score {number(post['reference_score'])}, {post['reference_tokens']} tokens"
-
-
-def _said(
-    policy: str, one: dict[str, Any], scores: dict[tuple[str, str], float | None]
-) -> tuple[str, str, str]:
-    score = scores.get((policy, one["id"]))
-    outcome = "unjudged" if score is None else OUTCOMES.get(score, f"judged {score:g} of 1")
-    ends = "" if one["has_eos"] else ", cut at the limit"
-    facts = f"{outcome}; RM score {number(one['score'])}, {one['tokens']} tokens{ends}"
-    return policy.upper(), one["summary"], f"Judge: {facts}"
 
 
 if __name__ == "__main__":

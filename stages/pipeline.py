@@ -36,8 +36,8 @@ from stages.runs import (
 )
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
 from stages.settings.checks import unknown
+from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import Asked, add_arguments, asked_of, config_of
 from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
@@ -286,8 +286,9 @@ def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequ
             )
         return code
     code = code or maker.make_all(turned)
-    page = [sys.executable, "-m", "reports.ablations_page", "--name", default[0].config.name]
-    return code or maker.call([*page, "--ablations", *names])
+    config = default[0].config
+    page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
+    return code or maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
 
 
 # -- command line ----------------------------------------------------------------------------------

@@ -360,6 +360,8 @@ def changed_file(folder: Path) -> str:
 def mend(config: Config, stage: str, problem: str) -> str:
     """What to do about a stage that does not hold, in one line."""
     command = make_command(config, stage)
+    if STAGES[stage].reads_records:  # a page: made again unasked
+        return f"run `{command}`"
     if "settings" in problem or "on disk" in problem or "version" in problem:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
     return f"run `{command}`"

@@ -12,7 +12,7 @@ from typing import Any
 from eval.judge import make_judge
 from eval.judges.protocol import Reply
 from stages.settings import config as settings
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 
 GOOD = "Comparison: the first one is accurate.\nPreferred: A"
 

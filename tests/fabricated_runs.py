@@ -8,8 +8,8 @@ from typing import Any
 from reports import run_page
 from stages.runs import current_inputs, stage_folder
 from stages.settings import config as settings
+from stages.settings.command_line import make_config
 from stages.settings.config import Judge
-from stages.settings.presets import make_config
 from stages.settings.stages import SHARED_STAGES
 from stages.settings.stages import STAGES as TABLE
 

@@ -14,8 +14,8 @@ from stages.rl.episodes import Episodes
 from stages.runs import stage_folder
 from stages.settings import config as settings
 from stages.settings.ablations import ABLATIONS
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.presets import make_config
 from tests.fabricated_runs import ONLINE, fabricate
 
 SEEDS = (1, 2, 3)

@@ -20,8 +20,8 @@ from stages.learning.checkpoints import checkpoints
 from stages.learning.loop import Order, make_optimizer
 from stages.running.files import read_lines
 from stages.runs import Run
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.presets import make_config
 from tests.conftest import state_of
 from tests.resuming import (
     Killed,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stages.settings import presets
+from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import (
     SECTIONS,
     Config,
@@ -22,7 +23,7 @@ from stages.settings.config import (
     settings_of,
 )
 from stages.settings.judge import WORDING
-from stages.settings.presets import PRESETS, config_from_arguments, make_config
+from stages.settings.presets import PRESETS
 from stages.settings.stages import SHARED_SECTIONS, STAGES
 
 

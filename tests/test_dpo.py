@@ -23,8 +23,8 @@ from stages.learning.loop import Order, batch_rows, make_optimizer
 from stages.learning.models import load_policy
 from stages.posts.tokens import TokenizedSplit, make_ragged
 from stages.runs import open_stage, stage_folder
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.presets import make_config
 from tests.conftest import state_of
 from tests.fabricated_runs import write_manifest
 

@@ -33,8 +33,8 @@ from stages.learning.loop import (
     synchronized_last,
 )
 from stages.posts.tokens import Ragged, make_ragged
+from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, UserError
-from stages.settings.presets import make_config
 
 
 class Process(SimpleNamespace):

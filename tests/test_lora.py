@@ -23,9 +23,8 @@ from stages.learning.models import (
 from stages.posts.tokens import load_split
 from stages.rl import networks
 from stages.running.files import read_lines
-from stages.settings import presets
+from stages.settings.command_line import make_config
 from stages.settings.config import Lora, UserError, settings_hash
-from stages.settings.presets import make_config
 from tests.conftest import ppo_state, rolled_out, state_of
 
 RANK = 3
@@ -286,7 +285,7 @@ def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
 
 
 def mini_config(microbatch_size):
-    made = presets.make_config("tiny", name="mini", overrides=tuple(MINI))
+    made = make_config("tiny", name="mini", overrides=tuple(MINI))
     memory = replace(made.memory, microbatch_size=microbatch_size)
     return replace(made, memory=memory, ppo=replace(made.ppo, batch_size=16, num_ppo_epochs=2))
 

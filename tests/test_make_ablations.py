@@ -8,8 +8,9 @@ from stages.pipeline import Cell, How, ablation_cells
 from stages.runs import why_not
 from stages.settings import config as settings
 from stages.settings.ablations import ABLATIONS
+from stages.settings.command_line import Asked, config_of, make_config, override_of
 from stages.settings.config import UserError
-from stages.settings.presets import PRESETS, Asked, config_of, make_config, override_of
+from stages.settings.presets import PRESETS
 from stages.settings.stages import SHARED_STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 

@@ -12,8 +12,8 @@ from eval.judges.openai.budget import is_model
 from eval.judges.openai.pace import Pace
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
+from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.presets import make_config
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")

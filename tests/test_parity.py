@@ -19,8 +19,8 @@ from stages.ppo import optimize
 from stages.rl.episodes import Rollout
 from stages.rl.loss import Pretraining
 from stages.rl.networks import parameter_groups
+from stages.settings.command_line import make_config
 from stages.settings.config import Config, Optimizer, Ppo
-from stages.settings.presets import make_config
 from tests.conftest import state_of
 
 RATE = 2e-3

@@ -16,8 +16,9 @@ from stages.running.files import write_json
 from stages.running.status import help_lines, status
 from stages.runs import lock_of, open_stage, partial_of, stage_folder, why_not
 from stages.settings import config as settings
+from stages.settings.command_line import Asked, asked_of, config_of, make_config
 from stages.settings.config import Config, UserError
-from stages.settings.presets import PRESETS, Asked, asked_of, config_of, make_config
+from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from reports.readme_blocks import in_readme, run_entries
 from stages.running.files import file_hash
 from stages.runs import read_manifest, stage_folder
 from stages.settings import config as settings
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 from tests import fabricated_runs
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 

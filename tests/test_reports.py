@@ -11,8 +11,8 @@ from reports import calibration_page, collect, page, run_page, scaling_page, ver
 from reports.sections import judge
 from stages.runs import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
+from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, Judge
-from stages.settings.presets import make_config
 from tests.fabricated_runs import (
     ONLINE,
     STAGES,

@@ -19,8 +19,8 @@ from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
 from stages.running.progress import progress
 from stages.runs import Run, make_command, open_stage, read_manifest, stage_folder
+from stages.settings.command_line import make_config
 from stages.settings.config import Config, UserError
-from stages.settings.presets import make_config
 
 TINY = make_config("tiny")
 ROOT = Path(__file__).parents[1]
@@ -173,7 +173,7 @@ def test_one_stage_is_not_made_twice_at_once(runs):
 
 def test_the_lock_of_a_dead_process_is_taken_over(runs):
     code = (
-        "import os, signal, sys; from stages.settings.presets import make_config;"
+        "import os, signal, sys; from stages.settings.command_line import make_config;"
         "from stages.runs import open_stage; from stages.settings import config;"
         "from pathlib import Path;"
         "config.RUNS = Path(sys.argv[1]); opened = open_stage(make_config('tiny'), 'sft');"

@@ -6,7 +6,7 @@ import pytest
 
 from reports import collect, page, scaling_page
 from stages.runs import stage_folder
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
 
 

@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from stages.posts import toy
+from stages.settings.command_line import make_config
 from stages.settings.config import SECTIONS, Config
-from stages.settings.presets import make_config
 from tests.test_house import MODULES, tree_of
 
 WHERE_SETTINGS_LIVE = ["stages.settings.config", "stages.settings.sections"]

@@ -16,7 +16,7 @@ from stages.learning.checkpoints import checkpoints
 from stages.running import stopping
 from stages.running.start import run_stage
 from stages.runs import stage_folder
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 from tests.resuming import (
     OFTEN,
     Killed,

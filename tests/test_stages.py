@@ -23,7 +23,8 @@ from stages.posts.tokens import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout
 from stages.running.files import read_lines
-from stages.settings import config, presets
+from stages.settings import config
+from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
 from tests.conftest import ppo_state, rolled_out, state_of
 
@@ -200,7 +201,7 @@ def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
 
 
 def mini_config(**memory: Any) -> config.Config:
-    made = presets.make_config("tiny", name="mini", overrides=tuple(MINI))
+    made = make_config("tiny", name="mini", overrides=tuple(MINI))
     return replace(made, memory=replace(made.memory, **memory))
 
 

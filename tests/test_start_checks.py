@@ -15,8 +15,8 @@ from stages.posts.tokens import make_ragged, pad_left, pad_right
 from stages.rl import start_checks
 from stages.rl.episodes import Rollout
 from stages.rl.rollout import measure
+from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
-from stages.settings.presets import make_config
 from tests.conftest import ppo_state, rolled_out, state_of
 
 TOLERANCE = 1e-3

@@ -26,9 +26,9 @@ from stages.posts.tokens import make_ragged
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, describe
+from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
 from stages.settings.ppo import CHOICES, PAPER_QUIRKS
-from stages.settings.presets import make_config
 from tests.conftest import close, ppo_state, rolled_out
 
 EOS, PAD = 0, 9

@@ -2,5 +2,6 @@
 
 judge      who judged, every rate, controls, calibration
 dpo        DPO's policy as a reward model
+samples    the first held-out posts with every summary
 made_with  settings, time, versions, hashes
 """

@@ -17,8 +17,8 @@ from typing import Any, NoReturn, TypeVar
 
 from stages.running.stopping import Stopped, ask_to_stop, forget_signals
 from stages.runs import make_command
+from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import config_from_arguments
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]

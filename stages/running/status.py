@@ -14,8 +14,9 @@ from stages.running.locks import holder_of
 from stages.runs import RESUME, lock_of, partial_of, read_manifest, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
 from stages.settings.config import SECTIONS, Config
-from stages.settings.presets import PRESETS, recorded_config
+from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
 COLUMNS = 80

@@ -7,5 +7,6 @@ judge      the judge, and what its models cost
 stages     the one table of stages
 config     all sections in one frozen tree
 presets    settings by name
+command_line  a preset with what the command line changes
 ablations  what `make ablations` turns
 """

@@ -1,0 +1,51 @@
+"""Samples of a run: the first held-out posts, and what each policy wrote about them."""
+
+from typing import Any
+
+from reports.collect import Record, policies_of
+from reports.page import Block, Heading, Sample, Text
+from reports.verdict import number
+
+SAMPLES = 6
+SCORES = "post_scores.jsonl"
+OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
+
+
+def blocks(record: Record) -> list[Block]:
+    """The first held-out posts with the reference, every policy's summary and what was judged."""
+    written = {
+        policy: {one["id"]: one for one in record.rows("summaries", f"{policy}.jsonl")}
+        for policy in policies_of(record)
+    }
+    scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
+    posts = [one for one in written["sft"].values() if one["id"] in written["ppo"]][:SAMPLES]
+    rule = f"The first {len(posts)} held-out posts, in the order of the data: nobody chose them."
+    return [
+        Heading("Samples"),
+        Text(rule),
+        *(
+            Sample(
+                f"Post {index}",
+                post["query"],
+                [
+                    ("Reference", post["reference"], _said_of_reference(post)),
+                    *(_said(one, written[one][post["id"]], scores) for one in written),
+                ],
+            )
+            for index, post in enumerate(posts, start=1)
+        ),
+    ]
+
+
+def _said_of_reference(post: dict[str, Any]) -> str:
+    return f"RM score {number(post['reference_score'])}, {post['reference_tokens']} tokens"
+
+
+def _said(
+    policy: str, one: dict[str, Any], scores: dict[tuple[str, str], float | None]
+) -> tuple[str, str, str]:
+    score = scores.get((policy, one["id"]))
+    outcome = "unjudged" if score is None else OUTCOMES.get(score, f"judged {score:g} of 1")
+    ends = "" if one["has_eos"] else ", cut at the limit"
+    facts = f"{outcome}; RM score {number(one['score'])}, {one['tokens']} tokens{ends}"
+    return policy.upper(), one["summary"], f"Judge: {facts}"

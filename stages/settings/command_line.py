@@ -1,0 +1,239 @@
+"""What a command line may change: a preset with overrides becomes a config. Standard library only.
+
+Unknown keys and wrong types are refused with one line, and an override needs a name of its own.
+
+    python -m stages.ppo --preset tiny --seed 44413 --set ppo.kl_coef=0.1 --name tiny-kl0.1
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
+from stages.settings.presets import PRESETS
+from stages.settings.stages import SHARED_SECTIONS, SHARED_STAGES, STAGES
+
+# Another judge is another opinion of the same run; its checks and memory knobs change no result.
+SAME_RUN = ("judge", "checks", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a command line asks for; `config_of` makes a config of it."""
+
+    preset: str = "tiny"
+    seed: int = 44413
+    name: str = ""
+    """The run's folder below runs/; empty: the preset's name."""
+    data: str = ""
+    tokenizer: str = ""
+    upstream: str = ""
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The same as a stage's command line takes it."""
+        words = ["--preset", self.preset, "--seed", str(self.seed)]
+        for option in ("name", "data", "tokenizer", "upstream"):
+            value = getattr(self, option)
+            words += [f"--{option}", value] if value else []
+        return [*words, "--set", *self.overrides] if self.overrides else words
+
+
+def make_config(preset: str, **changes: Any) -> Config:
+    """The preset with what the other fields of `Asked` change."""
+    return config_of(Asked(preset=preset, **changes))
+
+
+def config_of(asked: Asked, upstream: Config | None = None) -> Config:
+    """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
+
+    A run with an upstream takes the sections of the stages that it shares from the upstream's own
+    record on disk, or from `upstream`, the config of an upstream that is still to be made.
+    Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
+    missing folder, an override without a name of its own, and one that has no effect.
+    """
+    if asked.preset not in PRESETS:
+        raise unknown("preset", asked.preset, PRESETS)
+    config = PRESETS[asked.preset]()
+    texts = list(asked.overrides)
+    for key, value in (("data.source", asked.data), ("base.tokenizer", asked.tokenizer)):
+        if value and _get(config, key):
+            texts.append(f"{key}={value}")
+        elif value:
+            config = _set(config, key, value)
+    changes = _changes(texts)
+    config = _changed(config, changes)
+    for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
+        raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
+    _check_name(asked, texts)
+    if asked.upstream:
+        config = _shared(config, asked, changes, upstream)
+    _check_given(config)
+    return replace(
+        config,
+        seed=asked.seed,
+        name=asked.name or config.name,
+        upstream=asked.upstream,
+        overrides=asked.overrides,
+    )
+
+
+def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    changes: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        section, field, value = override_of(text)
+        changes.setdefault(section, {})[field] = value
+    return changes
+
+
+def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
+    """A section changes at once: its numbers are checked together."""
+    sections = {name: replace(getattr(config, name), **one) for name, one in changes.items()}
+    return replace(config, **sections)
+
+
+def _check_name(asked: Asked, texts: Sequence[str]) -> None:
+    renaming = [text for text in texts if text.split(".")[0] not in SAME_RUN]
+    if (renaming or asked.upstream) and asked.name in ("", *PRESETS):
+        raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
+    if asked.name in PRESETS and asked.name != asked.preset:
+        raise UserError(f"--name {asked.name} is the folder of that preset: choose another")
+
+
+def _shared(
+    config: Config, asked: Asked, changes: dict[str, dict[str, Any]], upstream: Config | None
+) -> Config:
+    """The config with the shared sections as the upstream has them."""
+    if upstream is None:
+        sections = recorded_sections(asked)
+    else:
+        sections = {name: getattr(upstream, name) for name in SHARED_SECTIONS}
+    for name in SHARED_SECTIONS:
+        theirs = sections.get(name, getattr(PRESETS[asked.preset](), name))
+        for field, value in changes.get(name, {}).items():
+            if getattr(theirs, field) != value:
+                raise UserError(
+                    f"{name}.{field}={value} has no effect: --upstream {asked.upstream} supplies "
+                    f"that stage, made with {getattr(theirs, field)}"
+                )
+    return replace(config, **sections)
+
+
+def recorded_sections(asked: Asked) -> dict[str, Any]:
+    """The shared sections as the stages of `asked.upstream` recorded them.
+
+    A stage that is not there yet gives none. Raises UserError where there is no such run.
+    """
+    runs = settings.RUNS
+    folder = runs / asked.upstream / f"seed{asked.seed}"
+    if not folder.is_dir():
+        there = [one.name for one in runs.iterdir() if one.is_dir()] if runs.is_dir() else []
+        near = str(unknown("run", asked.upstream, there)) if there else "there are no runs yet"
+        if asked.upstream in there:
+            near = "it has " + ", ".join(one.name for one in sorted(folder.parent.glob("seed*")))
+        raise UserError(
+            f"upstream {asked.upstream} has no seed {asked.seed} ({near}): run `make rm "
+            f"PRESET={asked.preset} SEED={asked.seed} NAME={asked.upstream}` to make it"
+        )
+    found = {}
+    for stage in SHARED_STAGES:
+        path = folder / stage / "config.json"
+        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) if path.exists() else ():
+            found[name] = section_from(name, json.loads(path.read_text(encoding="utf-8"))[name])
+    return found
+
+
+def recorded_config(folder: Path) -> Config | None:
+    """The config that a stage's folder recorded; None where it holds none."""
+    path = folder / "config.json"
+    if not path.exists():
+        return None
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
+    sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
+    return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+
+
+def section_from(name: str, saved: dict[str, Any]) -> Any:
+    """A section as a run recorded it; fields that an earlier version had are left out."""
+    kind: Any = SECTIONS[name]
+    known = {one.name for one in fields(kind)}
+    return kind(**{key: value for key, value in saved.items() if key in known})
+
+
+def _check_given(config: Config) -> None:
+    if not config.data.source:
+        raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
+    if config.base.checkpoint == RANDOM and not config.base.tokenizer:
+        raise UserError(
+            f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
+        )
+    if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
+        raise UserError(
+            f"data.source: no folder {config.data.source}: correct --data (make: DATA=)"
+        )
+
+
+def override_of(override: str) -> tuple[str, str, Any]:
+    """Section, field and value of `section.key=value`. Raises UserError where there is no such."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set takes section.key=value, not {override!r}")
+    section, _, name = key.partition(".")
+    known = {one.name: one.type for one in fields(SECTIONS[section])} if section in SECTIONS else {}
+    if name not in known:
+        every = [f"{one}.{field.name}" for one, kind in SECTIONS.items() for field in fields(kind)]
+        raise unknown("setting", key, every, "`make settings` lists all of them")
+    return section, name, _parse(key, text, known[name])
+
+
+def _parse(key: str, text: str, kind: Any) -> bool | int | float | str:
+    booleans = {"true": True, "false": False}
+    try:
+        value: bool | int | float | str = booleans[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} takes a finite number, not {text}")
+    return value
+
+
+def _get(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _set(config: Config, key: str, value: Any) -> Config:
+    section, name = key.split(".")
+    return replace(config, **{section: replace(getattr(config, section), **{name: value})})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every stage takes."""
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--seed", type=int, default=44413)
+    parser.add_argument("--name", default="", help="the run's folder below runs/")
+    parser.add_argument("--data", default="", help="folder with posts and comparisons")
+    parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
+    parser.add_argument("--upstream", default="", help="run to take sft and reward model from")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+
+
+def asked_of(args: argparse.Namespace) -> Asked:
+    """What parsed options ask for."""
+    known = {one.name: getattr(args, one.name) for one in fields(Asked)}
+    return Asked(**{**known, "overrides": tuple(args.overrides)})
+
+
+def config_from_arguments(argv: list[str] | None, description: str) -> Config:
+    """The config that a stage's command line asks for. Raises UserError as `config_of` does."""
+    parser = argparse.ArgumentParser(description=description)
+    add_arguments(parser)
+    return config_of(asked_of(parser.parse_args(argv)))
