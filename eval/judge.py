@@ -15,13 +15,13 @@ from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.judge import OpenAIJudge
 from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Row
-from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError
 from stages.settings.config import Judge as JudgeSettings
+from stages.system.files import read_lines
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:

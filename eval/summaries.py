@@ -19,9 +19,7 @@ from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage, read_manifest, stage_folder
 from stages.settings.config import Config, UserError
-
-ALWAYS = ("sft", "ppo")
-WHERE_MADE = ("dpo",)
+from stages.settings.stages import POLICY_STAGES, STAGES
 
 
 def write_summaries(config: Config) -> None:
@@ -58,9 +56,10 @@ def write_summaries(config: Config) -> None:
 
 
 def policies_of(config: Config) -> list[str]:
-    """The stages whose policies are compared: a finished DPO stage of this run joins the others."""
-    made = (name for name in WHERE_MADE if read_manifest(stage_folder(config, name)) is not None)
-    return [*ALWAYS, *made]
+    """The stages whose policies are compared: an optional one joins the others once it was made."""
+    row = STAGES["summaries"]
+    made = {one for one in row.joined_by if read_manifest(stage_folder(config, one)) is not None}
+    return [name for name in POLICY_STAGES if name in {*row.inputs, *made}]
 
 
 def longest(config: Config, name: str) -> int:

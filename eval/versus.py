@@ -23,12 +23,12 @@ from eval.judges.protocol import Row
 from eval.rates.formulas import sign_flip_p_value
 from eval.rates.table import analyse, verdict_table
 from eval.win_rate import post_scores, win_rate
-from stages.running.files import file_hash, read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, Judge, UserError, fail
+from stages.system.files import file_hash, read_lines
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"

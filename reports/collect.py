@@ -16,17 +16,18 @@ import pandas as pd
 from eval.rates.table import MOST_UNJUDGED
 from reports.page import files_of
 from reports.verdict import shown
-from stages.running.files import file_hash, read_json, read_lines, write_json
-from stages.running.machine import code_version
 from stages.runs import mend, read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
+from stages.settings.stages import POLICY_STAGES
 from stages.settings.stages import STAGES as TABLE
+from stages.system.files import file_hash, read_json, read_lines, write_json
+from stages.system.machine import code_version
 
 SIDE = "calibration"  # beside the run: shown where it is there
-STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, "dpo"))
+STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
     f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS

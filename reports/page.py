@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.running.files import write_text
 from stages.settings import config as settings
+from stages.system.files import write_text
 
 STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80

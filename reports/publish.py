@@ -19,13 +19,13 @@ from typing import Any
 from reports.collect import load_run, names_of_runs
 from reports.page import beside_the_runs, files_of, wrapped
 from reports.readme_blocks import in_readme
-from stages.running.files import file_hash, read_json, write_json, write_text
 from stages.runs import changed_file, make_command, mend, read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, fail
 from stages.settings.stages import STAGES
+from stages.system.files import file_hash, read_json, write_json, write_text
 
 GENERATED = Path("reports/generated")
 RECORD = "published.json"

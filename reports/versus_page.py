@@ -16,9 +16,9 @@ from reports.collect import flags_of_versus
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections.judge import controls, rates
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
-from stages.running.files import file_hash
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings.config import UserError, fail
+from stages.system.files import file_hash
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.running.locks import held
 from stages.running.status import help_lines, kept, settings_lines, status
 from stages.runs import (
     lock_of,
@@ -39,6 +38,7 @@ from stages.settings.checks import unknown
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
 from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
+from stages.system.locks import held
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
 REFUSED = ("settings", "version", "on disk")  # what `why_not` says of a stage that is kept

@@ -21,13 +21,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.running.files import file_hash, hash_files, read_json, write_json
-from stages.running.locks import held
-from stages.running.machine import code_version, device_name, library_versions, peak_memory_gib
-from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import STAGES
+from stages.system.files import file_hash, hash_files, read_json, write_json
+from stages.system.locks import held
+from stages.system.machine import code_version, device_name, library_versions, peak_memory_gib
+from stages.system.progress import progress
 
 T = TypeVar("T")
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made: no follower's input

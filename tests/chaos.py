@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import read_json, read_lines
-from stages.running.locks import holder_of
 from stages.runs import RECORDS, read_manifest
+from stages.system.files import read_json, read_lines
+from stages.system.locks import holder_of
 
 ROOT = Path(__file__).parents[1]
 GOALS = ("sft", "rm", "ppo", "dpo", "eval")

@@ -10,10 +10,10 @@ from eval import calibration
 from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
 from eval.judges.protocol import About, Reply
 from reports import calibration_page
-from stages.running.files import read_lines
 from stages.runs import read_manifest
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Data, Judge, UserError
+from stages.system.files import read_lines
 from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]

@@ -8,10 +8,10 @@ from eval import controls
 from eval.controls import control_rows, control_texts, describe, judge_controls
 from eval.judges.protocol import About, Reply
 from stages.posts.toy import make_post
-from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
+from stages.system.files import read_lines
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 NOT_THE_REFERENCE = ("truncated", "first_sentence", "title", "other_post")

@@ -25,11 +25,9 @@ PACKAGES = ("stages", "eval", "reports")
 RANKS = (
     "stages.functional",
     "stages.settings",
-    "stages.running",
+    "stages.system",
     "stages.runs",
-    "stages.running.start",
-    "stages.running.kept",
-    "stages.running.status",
+    "stages.running",
     "stages.pipeline",
     "stages.posts",
     "stages.learning",
@@ -47,9 +45,10 @@ RANKS = (
 SIBLINGS = ("stages", "reports.sections", "reports.*_page")
 AT_STAGES_LEVEL = {"__init__.py", "README.md", "functional.py", "pipeline.py", "runs.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
-AT_STAGES_LEVEL |= {"settings", "running", "posts", "learning", "rl"}
+AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
 
-WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.pipeline", "stages.posts.toy"]
+WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.system.*", "stages.pipeline"]
+WITHOUT_TORCH += ["stages.posts.toy"]
 WITHOUT_TORCH += ["stages.posts.world", "stages.posts.readers", "eval.judge", "eval.win_rate"]
 WITHOUT_TORCH += ["eval.verdict_analysis", "eval.rates.*", "eval.judges.openai.*", "reports.*"]
 

@@ -11,10 +11,10 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Judge, Reply, judge_pair
 from stages.posts.toy import CLAUSES, facts_of, make_post
-from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.system.files import read_lines
 from tests.chat_server import GOOD, chat, llm_config, serving
 
 POST = "toy1-validation-7"

@@ -12,7 +12,6 @@ import pytest
 
 from stages import pipeline
 from stages.pipeline import Cell, How, Maker, wanted_stages
-from stages.running.files import write_json
 from stages.running.status import help_lines, status
 from stages.runs import lock_of, open_stage, partial_of, stage_folder, why_not
 from stages.settings import config as settings
@@ -20,6 +19,7 @@ from stages.settings.command_line import Asked, asked_of, config_of, make_config
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
+from stages.system.files import write_json
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")

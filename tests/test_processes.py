@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stages import base, dpo, normalize, ppo, reward, sft
-from stages.running.files import read_lines
+from stages.system.files import read_lines
 
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = """

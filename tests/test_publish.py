@@ -11,10 +11,10 @@ from reports import ablations_page, calibration_page, publish, run_page, scaling
 from reports.page import PLOT, beside_the_runs
 from reports.publish import GENERATED, README, RECORD
 from reports.readme_blocks import in_readme, run_entries
-from stages.running.files import file_hash
 from stages.runs import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
+from stages.system.files import file_hash
 from tests import fabricated_runs
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 

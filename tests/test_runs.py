@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.running import progress as progress_module
-from stages.running.files import file_hash, hash_files, read_lines, write_json
-from stages.running.machine import code_version
-from stages.running.progress import progress
 from stages.runs import Run, make_command, open_stage, read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import Config, UserError
+from stages.system import progress as progress_module
+from stages.system.files import file_hash, hash_files, read_lines, write_json
+from stages.system.machine import code_version
+from stages.system.progress import progress
 
 TINY = make_config("tiny")
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ import pytest
 
 from stages import ppo
 from stages.learning.checkpoints import checkpoints
-from stages.running import stopping
 from stages.running.start import run_stage
 from stages.runs import stage_folder
 from stages.settings.command_line import make_config
+from stages.system import stopping
 from tests.resuming import (
     OFTEN,
     Killed,

@@ -6,10 +6,10 @@ from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
 from stages.posts.toy import CLAUSES, facts_of
-from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.system.files import read_lines
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 

@@ -20,11 +20,11 @@ from eval.win_rate import (
 )
 from stages.learning.intervals import wilson
 from stages.posts.toy import CLAUSES, facts_of
-from stages.running.files import read_lines
 from stages.runs import open_stage, read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.system.files import read_lines
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.running.files import hash_files, write_json
 from stages.settings.config import UserError
+from stages.system.files import hash_files, write_json
 
 HASHES = "checkpoint.json"
 KEPT = 2

@@ -24,9 +24,9 @@ from stages.functional import truncate_after
 from stages.learning.models import sample
 from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.kept import KeptRows
-from stages.running.progress import progress
-from stages.running.stopping import finishing_first, stop_if_asked
 from stages.settings.config import Config, Memory, Optimizer, UserError
+from stages.system.progress import progress
+from stages.system.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
 

@@ -35,11 +35,11 @@ from stages.learning.checkpoints import (
     seal,
 )
 from stages.learning.loop import NonFiniteError, Order, stream_seed
-from stages.running.files import write_json
 from stages.running.kept import cut_file
-from stages.running.stopping import Stopped, finishing_first, stop_asked
 from stages.runs import Run, stage_folder
 from stages.settings.config import UserError
+from stages.system.files import write_json
+from stages.system.stopping import Stopped, finishing_first, stop_asked
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages.posts.readers import POST_TEMPLATE, Located, is_cnndm
-from stages.running.files import read_lines
-from stages.running.progress import progress
 from stages.settings.config import UserError
+from stages.system.files import read_lines
+from stages.system.progress import progress
 
 CNNDM = "comparisons_cnndm"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.posts import toy
-from stages.running.files import file_hash
-from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.config import Config
+from stages.system.files import file_hash
+from stages.system.progress import progress
 
 
 def world_folder(config: Config) -> Path:

@@ -19,8 +19,8 @@ from stages.learning.models import score_responses
 from stages.posts.tokens import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Models
-from stages.running.files import write_json
 from stages.settings.config import Config, UserError
+from stages.system.files import write_json
 
 # Largest difference, in nats or reward units. Float32 differs by rounding alone; bfloat16 keeps
 # three digits, and one token's log-probability moves by some hundredths with the batch's shape.

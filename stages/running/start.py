@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from stages.running.stopping import Stopped, ask_to_stop, forget_signals
 from stages.runs import make_command
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
+from stages.system.stopping import Stopped, ask_to_stop, forget_signals
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]

@@ -9,8 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.running.files import read_json
-from stages.running.locks import holder_of
 from stages.runs import RESUME, lock_of, partial_of, read_manifest, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -18,22 +16,11 @@ from stages.settings.command_line import recorded_config
 from stages.settings.config import SECTIONS, Config
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
+from stages.system.files import read_json
+from stages.system.locks import holder_of
 
 COLUMNS = 80
-# Stage -> the head of its column.
-SHOWN = {
-    "base": "base",
-    "sft": "sft",
-    "rm": "rm",
-    "normalize": "norm",
-    "ppo": "ppo",
-    "dpo": "dpo",
-    "summaries": "summ",
-    "judge": "judg",
-    "controls": "ctrl",
-    "win_rate": "rate",
-    "report": "page",
-}
+SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 MARKS = "ok done, old stale, run running, half interrupted, fail failed, - missing"
 GOAL_LINES = {
     "sft": "supervised fine-tuning on the reference summaries",

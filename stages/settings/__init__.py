@@ -1,12 +1,12 @@
 """What may be set, and what is refused. Standard library only.
 
-checks     the error that a user can mend, and the checks that raise it
-sections   data, SFT, RM, DPO, LoRA, evaluation, memory
-ppo        PPO
-judge      the judge, and what its models cost
-stages     the one table of stages
-config     all sections in one frozen tree
-presets    settings by name
+checks        the error that a user can mend, and the checks that raise it
+stages        the one table of stages
+sections      data, SFT, RM, DPO, LoRA, evaluation, memory
+ppo           PPO
+judge         the judge, and what its models cost
+config        all sections in one frozen tree
+presets       settings by name
 command_line  a preset with what the command line changes
-ablations  what `make ablations` turns
+ablations     what `make ablations` turns
 """

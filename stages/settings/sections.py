@@ -7,12 +7,12 @@ under it, with its unit. Standard library only.
 from dataclasses import dataclass, fields
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.stages import LORA_STAGES
 
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
-ADAPTABLE_STAGES = ("sft", "rm", "ppo", "dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +172,8 @@ class Lora:
         positive(self, "lora", "alpha")
         names = self.target_modules.split(",")
         require(all(names), "lora.target_modules", "be all-linear or names with commas")
-        known = set(self.stages.split(",")) <= set(ADAPTABLE_STAGES)
-        require(known, "lora.stages", f"be some of {','.join(ADAPTABLE_STAGES)}")
+        known = set(self.stages.split(",")) <= set(LORA_STAGES)
+        require(known, "lora.stages", f"be some of {','.join(LORA_STAGES)}")
 
     @property
     def adapted_stages(self) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ class Stage:
 
     what: str
     """One line for people."""
+    head: str = ""
+    """Of its column in `make status`; empty: not shown."""
     module: str
     """What `python -m` runs."""
     goal: str
@@ -43,6 +45,7 @@ class Stage:
 STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
+        head="base",
         module="stages.base",
         goal="sft",
         sections=("base", "world", "data"),
@@ -52,6 +55,7 @@ STAGES = {
     ),
     "sft": Stage(
         what="supervised fine-tuning on the reference summaries",
+        head="sft",
         module="stages.sft",
         goal="sft",
         sections=("optimizer", "sft", "lora"),
@@ -61,6 +65,7 @@ STAGES = {
     ),
     "rm": Stage(
         what="the reward model, from comparisons",
+        head="rm",
         module="stages.reward",
         goal="rm",
         sections=("optimizer", "rm", "lora"),
@@ -69,6 +74,7 @@ STAGES = {
     ),
     "normalize": Stage(
         what="the reward of a human summary becomes 0",
+        head="norm",
         module="stages.normalize",
         goal="rm",
         inputs=("base", "rm"),
@@ -76,6 +82,7 @@ STAGES = {
     ),
     "ppo": Stage(
         what="PPO against the reward model",
+        head="ppo",
         module="stages.ppo",
         goal="ppo",
         sections=("optimizer", "ppo", "lora"),
@@ -84,6 +91,7 @@ STAGES = {
     ),
     "dpo": Stage(
         what="DPO from the same comparisons, beside PPO",
+        head="dpo",
         module="stages.dpo",
         goal="dpo",
         sections=("optimizer", "dpo", "lora"),
@@ -93,6 +101,7 @@ STAGES = {
     ),
     "summaries": Stage(
         what="summaries of held-out posts by every policy",
+        head="summ",
         module="eval.summaries",
         goal="eval",
         sections=("eval",),
@@ -101,6 +110,7 @@ STAGES = {
     ),
     "judge": Stage(
         what="verdicts on every summary, in both orders",
+        head="judg",
         module="eval.judge",
         goal="eval",
         sections=("judge",),
@@ -110,6 +120,7 @@ STAGES = {
     ),
     "controls": Stage(
         what="verdicts on texts that must lose: checks of the judge",
+        head="ctrl",
         module="eval.controls",
         goal="eval",
         sections=("judge", "checks"),
@@ -119,6 +130,7 @@ STAGES = {
     ),
     "win_rate": Stage(
         what="win rates with intervals",
+        head="rate",
         module="eval.win_rate",
         goal="eval",
         inputs=("summaries", "judge"),
@@ -137,6 +149,7 @@ STAGES = {
     ),
     "report": Stage(
         what="the page of the run",
+        head="page",
         module="reports.run_page",
         goal="eval",
         inputs=(
@@ -171,6 +184,7 @@ STAGES = {
 }
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
+LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
 # Of a run with an upstream these are the upstream's own: no later stage's result depends on them
 # in any other way.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")

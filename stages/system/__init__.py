@@ -1,0 +1,8 @@
+"""What a run stands on, whatever it is about. Standard library only.
+
+files     files that are whole or absent, and their hashes
+locks     who works on a stage
+machine   what a run was made with
+progress  how far, and how long it will take
+stopping  signals: what is under way is finished first
+"""

@@ -1,0 +1,81 @@
+"""`make chaos` in short: killed in the middle of stages and saves, the pipeline ends the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import chaos
+from tests.chaos import SHARES, Kill, Study, differences, plan
+
+SMALL = """
+    base.hidden_size=32 base.num_layers=2 world.train_posts=320 world.validation_posts=10
+    world.train_comparisons=96 world.validation_comparisons=20
+    ppo.total_episodes=96 ppo.batch_size=16 memory.cpu_threads=1
+""".split()
+KILLS = (
+    Kill(stage="sft", during_save=True),
+    Kill(stage="rm", during_save=False),
+    Kill(stage="ppo", during_save=True),
+    Kill(stage="ppo", during_save=False),
+)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A calm and a killed run, the kills that fell, and in what the runs differ."""
+    study = Study(
+        folder=tmp_path_factory.mktemp("chaos"),
+        arguments=("--preset", "tiny"),
+        overrides=tuple(SMALL),
+        goals=("sft", "rm", "ppo"),
+    )
+    seconds = chaos.calm_run(study)
+    fallen = chaos.chaotic_run(study, KILLS, seconds, seed=5)
+    return study, fallen
+
+
+def test_a_pipeline_that_was_killed_again_and_again_ends_with_the_same_weights(killed, tmp_path):
+    study, fallen = killed
+    assert len(fallen) == len(KILLS)
+    assert any(kill.found_save for kill in fallen)
+    assert {kill.fell_in for kill in fallen} >= {"sft", "ppo"}
+    found = differences(study.seed_folder("calm"), study.seed_folder("chaos"))
+    (tmp_path / "differences.json").write_text(json.dumps(found))
+    assert found == []
+
+
+def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
+    """The comparison itself can fail: one changed number is named with its stage and file."""
+    calm = killed[0].seed_folder("calm")
+    other = tmp_path / "seed44413"
+    for stage in ("sft", "ppo"):
+        for name in ("manifest.json", "metrics.jsonl"):
+            path = other / stage / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text((calm / stage / name).read_text())
+    missing = differences(calm, other)
+    assert {line.split()[0] for line in missing} == {"base", "rm", "normalize"}
+    metrics = (other / "ppo/metrics.jsonl").read_text()
+    (other / "ppo/metrics.jsonl").write_text(metrics.replace('"step": 2', '"step": 3'))
+    assert "ppo: metrics.jsonl" in differences(calm, other)
+    manifest = json.loads((other / "sft/manifest.json").read_text())
+    manifest["outputs"]["model/model.safetensors"] = "other"
+    manifest["results"]["rougeL"] = 0.0
+    (other / "sft/manifest.json").write_text(json.dumps(manifest))
+    assert {"sft: results", "sft: model/model.safetensors"} <= set(differences(calm, other))
+
+
+def test_thirty_kills_reach_every_stage_that_takes_its_time_and_a_third_of_them_a_save():
+    kills = plan(30, chaos.random.Random(1), list(SHARES))
+    assert len(kills) == 30
+    assert {one.stage for one in kills} == set(SHARES)
+    assert sum(one.during_save for one in kills) == 9
+    assert [one.stage for one in kills] == sorted(
+        (one.stage for one in kills), key=list(SHARES).index
+    )
+
+
+def test_the_log_of_a_killed_run_says_that_it_goes_on(killed):
+    log = Path(killed[0].folder / "chaos/log.txt").read_text()
+    assert "goes on after update" in log
