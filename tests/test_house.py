@@ -342,7 +342,9 @@ def test_importing_does_nothing_visible_and_judges_and_reports_need_no_torch(tmp
         check=False,
     )
     assert found.returncode == 0, found.stderr
-    assert (found.stdout, found.stderr) == ("", "")
+    # On a slow machine matplotlib says that it writes its cache of fonts; that is not ours.
+    said = [line for line in found.stderr.splitlines() if "font cache" not in line]
+    assert (found.stdout, said) == ("", [])
     assert {path.name for path in tmp_path.iterdir()} <= {"mpl", ".cache", ".config"}
 
 
