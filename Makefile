@@ -37,7 +37,8 @@ GOALS := base sft rm normalize ppo dpo eval judge-calibration ablations
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
-$(GOALS): pipeline ;
+$(GOALS): pipeline
+	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
 	+@$(RUN) stages.pipeline $(filter $(GOALS),$(MAKECMDGOALS)) $(ASKED) $(HOW) $(STUDY)
 
