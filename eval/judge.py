@@ -1,7 +1,9 @@
 """Judge: compare every policy's summary with the reference, in both orders.
 
-python -m eval.judge --preset tiny --seed 44413
-python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
+    python -m eval.judge --preset tiny --seed 44413
+    python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
+
+writes one row per question to `judgements.jsonl`.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from stages.system.files import read_lines
 def judge_summaries(config: Config) -> dict[str, Any]:
     """Judge all summaries of a run, write `judgements.jsonl`, return the manifest's results.
 
-    Raises UserError where there are no summaries and where the judge cannot be asked.
+    Raises UserError if there are no summaries or the judge cannot be asked.
     """
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
@@ -54,7 +56,7 @@ def questions_about(policies: Mapping[str, Sequence[Row]]) -> list[Comparison]:
 
 
 def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
-    """The judge that the settings name. Raises UserError where a key for its server is missing."""
+    """The judge that the settings name. Raises UserError if the key for its server is missing."""
     if config.judge.kind == "facts":
         return FactsJudge()
     if config.judge.kind == "reward_model":
@@ -81,9 +83,9 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
 
 
 def capped(judge: JudgeSettings, max_cost: float | None) -> JudgeSettings:
-    """The settings under the cap of a command line, where it gives one.
+    """The settings with a command line's cap on the cost, if it gives one.
 
-    Raises UserError for a cap of 0, which in the settings means none.
+    Raises UserError for a cap of 0, because in the settings 0 means no cap.
     """
     if max_cost is None:
         return judge

@@ -1,7 +1,8 @@
-"""Summaries of held-out posts by the SFT, the PPO and, if there is one, the DPO policy (P1 E.1).
+"""Summaries of held-out posts by the SFT policy, the PPO policy and, if there is one, DPO's.
 
-One row a post: sampled at eval.temperature, cut after EOS, and scored by the run's own reward model
-beside the reference. What is written here is all that a judge gets to see.
+There is one row per post. A summary is sampled at eval.temperature and cut after EOS; the run's own
+reward model scores it and the reference. A judge sees only what is written here.
+Source: Huang et al. 2024, section E.1.
 """
 
 from typing import Any
@@ -63,12 +64,12 @@ def policies_of(config: Config) -> list[str]:
 
 
 def longest(config: Config, name: str) -> int:
-    """Most tokens of a policy's summary: P1 lets DPO's be longer than PPO's."""
+    """Most tokens of a policy's summary; Huang et al. 2024 lets DPO's be longer than PPO's."""
     return config.eval.dpo_summary_tokens if name == "dpo" else config.data.max_summary_tokens
 
 
 def held_out(run: Run, count: int) -> TokenizedSplit:
-    """The first `count` posts of the validation split; all of them where count is 0."""
+    """The first `count` posts of the validation split; all of them if count is 0."""
     split = load_split(run.require("base") / "data", "sft_validation")
     if count > len(split):
         raise UserError(f"eval.posts is {count} but the validation split has {len(split)} posts")
@@ -113,7 +114,7 @@ def make_rows(
     reference_scores: list[float],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
-    """One row a post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
+    """One row per post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
     columns = zip(posts.rows, responses, scores, references, reference_scores, strict=True)
     return [
         {
@@ -132,8 +133,10 @@ def make_rows(
 
 
 def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over all posts: ROUGE as fractions, tokens with EOS, scores in reward units, the share
-    of the title's words that a summary repeats; distinct n-grams over all summaries together.
+    """Means over all posts; the share of distinct n-grams is that of all summaries together.
+
+    ROUGE as fractions, tokens with EOS, scores in reward units, and the share of the title's words
+    that a summary repeats.
     """
     means = {
         key: sum(row[key] for row in rows) / len(rows)

@@ -13,5 +13,5 @@ paper             the paper's numbers
 plots             plots as SVG
 page              blocks, written as Markdown and HTML
 publish           pages that are kept on purpose
-readme_blocks     ?
+readme_blocks     the README's two blocks of numbers
 """

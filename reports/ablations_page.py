@@ -4,8 +4,8 @@
 
 takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
 runs/reports/ablations-tiny.md and .html. An ablation is compared with the run on the same
-posts and from the same SFT and reward model, seed by seed. How far posts and how far seeds could
-move a difference is shown apart.
+posts and from the same SFT and reward model, seed by seed. The page shows apart how far posts and
+how far seeds could move a difference.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def conclusion(one: Compared) -> str:
 
 
 def points(interval: tuple[float, float] | None) -> str:
-    """An interval of a difference, in points; a dash where there is none."""
+    """An interval of a difference, in points; a dash if there is none."""
     return f"[{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]" if interval else MISSING
 
 
@@ -207,7 +207,7 @@ def limits(name: str, default: list[Record], others: list[Compared]) -> list[str
 
 
 def eos_limit(default: list[Record], rows: list[dict[str, Any]]) -> str:
-    """Where EOS was missing at all: the trick cannot act elsewhere."""
+    """How often EOS was missing at all; the EOS trick acts on no other summary."""
     sft, ppo = (fmean(one[f"{policy}/eos_rate"] for one in rows) for policy in ("sft", "ppo"))
     learned = [one["policy/eos_rate"] for record in default for one in record.rows("ppo")]
     return (

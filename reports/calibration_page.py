@@ -2,9 +2,9 @@
 
     python -m reports.calibration_page --preset tiny
 
-writes runs/<name>/seed<k>/calibration_report/<judge>/<name>-seed<k>-judge-calibration.html and
-.md. The corrected rates are
-shown where the run has been evaluated with this judge.
+writes <name>-seed<k>-judge-calibration.html and .md to
+runs/<name>/seed<k>/calibration_report/<judge>/. The corrected rates are shown if this judge has
+evaluated the run.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
-    """The page: verdict, numbers, corrected rates where there is a run."""
+    """The page: verdict, numbers, corrected rates if there is a run."""
     flags = flags_beside(config)
     name = found["judge"]["name"]
     said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."

@@ -26,7 +26,7 @@ from stages.settings.stages import STAGES as TABLE
 from stages.system.files import file_hash, read_json, read_lines, write_json
 from stages.system.machine import code_version
 
-SIDE = "calibration"  # beside the run: shown where it is there
+SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
@@ -45,11 +45,11 @@ class Record:
     folders: dict[str, Path]
     manifests: dict[str, dict[str, Any]]
     settings: dict[str, dict[str, Any]]
-    """Section -> field -> value, each section as the stage that it governs last recorded it."""
+    """Section -> field -> value, each section as the last stage that it governs recorded it."""
     calibration: dict[str, Any] | None = None
-    """What the calibration of this very judge found; None where there was none."""
+    """What the calibration of this judge found; None if there was none."""
     calibration_pairs: list[dict[str, Any]] = field(default_factory=list)
-    """The labelled pairs with the judge's answers, where it was calibrated."""
+    """The labelled pairs with the judge's answers, if it was calibrated."""
 
     def results(self, stage: str) -> dict[str, Any]:
         """What a stage found."""
@@ -57,7 +57,7 @@ class Record:
         return results
 
     def rows(self, stage: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
-        """The rows of a JSONL file of a stage; none where it wrote none."""
+        """The rows of a JSONL file of a stage; none if it wrote none."""
         path = self.folders[stage] / file
         return read_lines(path) if path.exists() else []
 
@@ -71,8 +71,8 @@ def policies_of(record: Record) -> list[str]:
 def load_run(config: Config) -> Record:
     """The run that a config names.
 
-    Raises UserError, with the make command to run, where a stage is missing or was made from
-    another version of an earlier stage than the one that lies there now.
+    Raises UserError, with the make command to run, if a stage is missing, or if an earlier stage
+    has changed since it was made.
     """
     folders = _part_of_the_run(config)
     for stage in folders:
@@ -85,8 +85,8 @@ def load_run(config: Config) -> Record:
 def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     """The finished seeds of a run, in the order of the seeds, and a line on each other seed.
 
-    `judge`: the folder of one judge, where a run was judged by several.
-    Raises UserError where none has finished, and where it must be said which judge is meant.
+    `judge`: the folder of one judge, if several have judged the run.
+    Raises UserError if no seed has finished, or if several have judged the run and none is named.
     """
     found, left_out = [], []
     for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
@@ -118,7 +118,7 @@ def names_of_runs() -> list[str]:
 
 
 def _judged_config(seed_folder: Path, judge: str) -> Config | None:
-    """The config with which the win rates of a seed were made; None where there are none."""
+    """The config with which the win rates of a seed were made; None if there are none."""
     there = [one for one in (seed_folder / "win_rate").glob("*") if read_manifest(one)]
     judged = sorted(one for one in there if judge in ("", one.name))
     if len(judged) > 1:
@@ -207,7 +207,7 @@ def _is_headline(wins: dict[str, Any], policy: str) -> bool:
 
 
 def judge_flags(record: Record) -> list[str]:
-    """What forbids to take the judge's word: failed controls and a poor calibration."""
+    """Reasons not to trust the judge: failed controls and a poor calibration."""
     return _flags(record.results("controls"), record.calibration)
 
 
@@ -315,7 +315,7 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
 def find_calibration(config: Config) -> dict[str, Any]:
     """What the calibration of a config's judge found.
 
-    Raises UserError, with the make command to run, where there is none of this judge.
+    Raises UserError, with the make command to run, if this judge has none.
     """
     found = _results_of(stage_folder(config, SIDE))
     if found is None:

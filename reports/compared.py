@@ -1,6 +1,6 @@
 """An ablation beside the default run, by seed: same posts, SFT and reward model.
 
-What the runs on disk say of it, and whether they are what such a comparison needs.
+This module says what the runs on disk show, and whether they fit such a comparison.
 `reports.ablations_page` puts it into words.
 """
 
@@ -32,13 +32,13 @@ class Compared:
     posts: tuple[float, float]
     """95% interval of the mean difference over posts, the seeds held fixed."""
     changed: int
-    """Held-out summaries that are not the default run's word for word, in all seeds."""
+    """Held-out summaries that differ from the default run's, in all seeds."""
     written: int
     """Held-out summaries in all seeds."""
     runs: list[Record]
     """The ablation's runs on the seeds that are compared."""
     notes: list[str]
-    """What makes it something else than the default run with one switch turned."""
+    """What differs from the default run, apart from the one switch."""
 
     @property
     def mean(self) -> float:
@@ -59,9 +59,9 @@ class Compared:
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, and where all seeds are equal.
+    """95% t interval of a mean over seeds; None for one seed, and if all seeds are equal.
 
-    Equal seeds show no spread, which is not to say that other seeds would show none.
+    Equal seeds show no spread, but other seeds might.
     """
     if max(values) - min(values) < EQUAL:
         return None
@@ -73,8 +73,8 @@ def collect(
 ) -> tuple[list[Record], list[Compared], list[str]]:
     """The default runs, the ablations beside them, and a line on each seed that is left out.
 
-    `judge`: the folder of one judge, where runs were judged by several.
-    Raises UserError where a name is unknown, or no seed of a run can be compared.
+    `judge`: the folder of one judge, if several have judged the runs.
+    Raises UserError if a name is unknown, or if no seed of a run can be compared.
     """
     if not names:
         raise UserError(f"no ablation is named: known are {', '.join(ABLATIONS)}")
@@ -145,7 +145,7 @@ def scores(record: Record) -> Scores:
 
 
 def mean_scores(sides: Sequence[Scores]) -> Scores:
-    """Each post's mean over the seeds; None where a seed has no verdict on it."""
+    """Each post's mean over the seeds; None if a seed has no verdict on it."""
     found: dict[str, float | None] = {}
     for post in sides[0]:
         values = [side.get(post) for side in sides]
@@ -155,14 +155,14 @@ def mean_scores(sides: Sequence[Scores]) -> Scores:
 
 
 def changed_summaries(run: Record, default: Record) -> list[bool]:
-    """Whether each post's PPO summary is another one than the default run's."""
+    """For each post, whether the PPO summary differs from the default run's."""
     before = {one["id"]: one["summary"] for one in default.rows("summaries", "ppo.jsonl")}
     rows = run.rows("summaries", "ppo.jsonl")
     return [one["summary"] != before.get(one["id"]) for one in rows]
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:
-    """Where a run is not the default with this one switch turned."""
+    """What a run differs in from the default, apart from this one switch."""
     wanted = switched(name)
     differing = differing_settings([default, run], free=MEMORY_KNOBS)
     wrong = [key for key in differing if key not in wanted]

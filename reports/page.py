@@ -1,8 +1,8 @@
 """A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
 
-All text is plain text: what a block holds is escaped on the way out, so that a post may contain
-anything. The HTML carries its style and its plots; it loads nothing. The Markdown's plots are
-files beside it. A page's bytes depend on its blocks only.
+All text is plain text. It is escaped when the page is written, so a post may contain anything. The
+HTML holds its style and its plots; it loads nothing. The Markdown's plots are files beside it. A
+page's bytes depend on its blocks only.
 """
 
 import html
@@ -83,13 +83,13 @@ class Details:
 
 Block = Heading | Text | Note | Table | Figure | Sample | Details
 NUMERIC = re.compile(r"[-+[]?[\d.]|[-–]$")
-PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # what no escaped text can be
+PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
 def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
     """Write the page's files to a folder, each whole or not at all; returns the HTML's path.
 
-    Nothing is left of a page that it replaces.
+    All files of a page that it replaces are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = files_of(folder, stem)

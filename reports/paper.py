@@ -59,7 +59,7 @@ def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
 
 
 def _written(form: str, value: float | None) -> str:
-    """One of our numbers; a dash where it may not be given."""
+    """One of our numbers; a dash if it may not be given."""
     return "–" if value is None or isnan(value) else form.format(value)
 
 

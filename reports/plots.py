@@ -175,7 +175,7 @@ def over_sizes(title: str, series: Sequence[dict[str, Any]], even: float | None 
 
 
 def count(number: float) -> str:
-    """A large number in the way one speaks it: 0.9M, 1.01B."""
+    """A large number as people say it: 0.9M, 1.01B."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= size:
             return f"{number / size:.3g}{letter}"
@@ -223,7 +223,7 @@ def _draw(panels: Sequence[Panel], columns: int, wide: float, high: float) -> st
 
 
 def _tidy(svg: str) -> str:
-    """Without metadata and comments, which say nothing, and with shorter coordinates."""
+    """The SVG without metadata and comments, and with shorter coordinates."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<!DOCTYPE.*?>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d+\.\d\d)\d+", r"\1", tag[0]), svg)
     return re.sub(r"\n\s*\n+", "\n", svg)

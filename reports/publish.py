@@ -3,10 +3,10 @@
     python -m reports.publish --names tiny
 
 takes every finished seed's page, the judge's calibration, comparisons of two policies, and pages
-about several runs, where all runs of such a page are named. published.json holds, for each page,
-runs, judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a
-run's row of numbers. The README's two blocks of numbers are written from it. A page whose run is
-stale, or was made with code that was not committed, is refused.
+about several runs, if all runs of such a page are named. For each page, published.json holds runs,
+judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a run's
+row of numbers. The README's two blocks of numbers are written from it. A page is refused if its run
+is stale or was made with code that was not committed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ GENERATED = Path("reports/generated")
 RECORD = "published.json"
 README = Path("README.md")
 DIRTY = "-dirty"
-# What a page's folder is, below a seed -> what the page is.
+# A page's folder below a seed -> what the page is.
 KINDS = {"report": "run", "calibration_report": "calibration"}
 
 
@@ -48,7 +48,7 @@ class Page:
     sources: dict[str, str]
     """Stage folder below runs/ -> SHA-256 of its manifest."""
     code: frozenset[str] = frozenset()
-    """The code that made the page itself, where no manifest says so."""
+    """The code that made the page itself, if no manifest says so."""
     numbers: dict[str, Any] = field(default_factory=dict)
     headline: str = ""
 
@@ -59,7 +59,7 @@ class Page:
 
     @property
     def code_versions(self) -> list[str]:
-        """The versions of the code that made it and what it was made from."""
+        """The versions of the code that made the page and its sources."""
         return sorted(self.code | {one["code_version"] for one in self.manifests})
 
 
@@ -103,9 +103,9 @@ def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
 
 
 def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
-    """A seed's page of the run, or of its judge's calibration, where there is one.
+    """A seed's page of the run, or of its judge's calibration, if there is one.
 
-    Raises UserError where it is stale, with the command that mends it.
+    Raises UserError, with the command that mends it, if the page is stale.
     """
     for folder, config in judged(seed, stage, judge):
         inputs = (read_manifest(folder) or {"inputs": {}})["inputs"]
@@ -146,7 +146,7 @@ def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
 def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
     """The comparisons of two policies of the named runs.
 
-    Raises UserError where summaries or verdicts have changed since.
+    Raises UserError if summaries or verdicts have changed since.
     """
     for seed in sorted(settings.RUNS.glob("versus-*/seed*")):
         for folder, config in judged(seed, "report", judge):
@@ -184,7 +184,7 @@ def _side(label: str) -> str:
 def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
     """The pages about several runs whose runs are all named.
 
-    Raises UserError where a run has changed since, or a seed has finished that is not on the page.
+    Raises UserError if a run has changed since, or if a seed has finished that the page lacks.
     """
     for path in sorted(beside_the_runs().glob("*.json")):
         note = read_json(path)
@@ -210,7 +210,7 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
 
 
 def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
-    """Raise UserError where a stage that a page was made from is another one by now."""
+    """Raise UserError if a stage that a page was made from has changed since."""
     for folder, hash_ in recorded.items():
         manifest = settings.RUNS / folder / "manifest.json"
         if not manifest.exists() or file_hash(manifest) != hash_:
@@ -218,7 +218,7 @@ def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
 
 
 def check_seeds(pages: Sequence[Page]) -> None:
-    """Raise UserError where a page about sizes lacks a seed that is published beside it."""
+    """Raise UserError if a page about sizes lacks a seed that is published beside it."""
     seeds: dict[str, set[int]] = {}
     for page in (one for one in pages if one.kind == "run"):
         seeds.setdefault(page.numbers["name"], set()).add(page.numbers["seed"])
@@ -231,7 +231,7 @@ def check_seeds(pages: Sequence[Page]) -> None:
 
 
 def check_clean(pages: Sequence[Page]) -> None:
-    """Raise UserError where a page was made with code that was not committed."""
+    """Raise UserError if a page was made with code that was not committed."""
     for page in pages:
         dirty = [one for one in page.code_versions if one.endswith(DIRTY)]
         if dirty:
@@ -249,7 +249,7 @@ def publish(
 ) -> tuple[list[Page], list[str]]:
     """Copy the pages, record them, write the README's blocks; the pages and what is left out.
 
-    Raises UserError, before anything is written, where a page may not be published.
+    Raises UserError, before anything is written, if a page may not be published.
     """
     pages, left_out = find_pages(names, judge)
     check_seeds(pages)
@@ -270,7 +270,7 @@ def publish(
 
 
 def replace_page(page: Page) -> dict[str, Any]:
-    """Put a page in the place of its earlier version, wholly; returns its record."""
+    """Replace all files of a page's earlier version; returns the page's record."""
     for old in files_of(GENERATED, page.stem):
         old.unlink()
     files = files_of(page.folder, page.stem)
@@ -310,7 +310,7 @@ def runs_of(page: Page) -> dict[str, list[int]]:
 
 
 def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
-    """Where the stages that run models ran; of a page without such stages, where all ran."""
+    """The devices of the stages that run models; of all stages, if a page has no such stage."""
     computing = [one for one in manifests if STAGES[one["stage"]].computes]
     return sorted({one["device"] for one in computing or manifests})
 

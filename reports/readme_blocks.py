@@ -26,7 +26,7 @@ def run_entries(published: Published) -> list[dict[str, Any]]:
 
 
 def in_readme(text: str, published: Published) -> str:
-    """The README with both blocks as they should be; without markers it stays as it is."""
+    """The README with both blocks as they should be; a text without markers stays as it is."""
     entries = run_entries(published)
     if not entries:
         return text
@@ -66,7 +66,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _share(found: Sequence[float | None], sign: str = "") -> str:
-    """A share and its interval in percent; a dash where it may not be given."""
+    """A share and its interval in percent; a dash if it may not be given."""
     value, low, high = found
     if value is None or low is None or high is None:
         return MISSING

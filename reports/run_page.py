@@ -2,8 +2,8 @@
 
     python -m reports.run_page --preset tiny --seed 44413
 
-writes into runs/<name>/seed<k>/report/<judge>/: <name>-seed<k>.md and .html (with the plots of the
-Markdown page beside them), headline.txt, the result table for the terminal, and numbers.json.
+writes into runs/<name>/seed<k>/report/<judge>/: <name>-seed<k>.md and .html, the plots of the
+Markdown page, headline.txt (the result tables for the terminal) and numbers.json (the run's row).
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 def write_report(config: Config) -> str:
     """Write the page and the headline of one finished run; returns the headline.
 
-    Raises UserError, with the make command to run, where a stage is missing or stale.
+    Raises UserError, with the make command to run, if a stage is missing or stale.
     """
     record = load_run(config)
     with open_stage(config, "report") as run:

@@ -1,10 +1,10 @@
-"""Model sizes side by side: whether RLHF works better the larger the model, beside the paper.
+"""Model sizes side by side, and beside the paper: does RLHF work better with a larger model?
 
     python -m reports.scaling_page --names tiny-s tiny tiny-l
 
 takes all finished seeds of these runs and writes runs/reports/scaling-<names>.md and .html.
-A mean over seeds never stands alone: each seed's point and interval is shown apart. The claim
-that the sizes differ in nothing but the base model is checked against what the runs recorded.
+Each seed's point and interval is shown beside the mean over seeds. The page checks, against what
+the runs recorded, that the sizes differ in nothing but the base model.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def caveats(frame: pd.DataFrame) -> list[str]:
 
 
 def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
-    """A warning for each way in which the sizes differ where they should not."""
+    """A warning for each way in which the sizes differ but should not."""
     different = differing_settings(records, FREE)
     found = [
         f"The sizes are NOT alike: {name} differs ({' / '.join(values)})."
@@ -203,7 +203,7 @@ def means_table(frame: pd.DataFrame) -> Table:
 
 
 def spreads_table(frame: pd.DataFrame) -> Table:
-    """The win rates' spread over seeds and over posts, apart: they are two kinds of doubt."""
+    """The spread of win rates over seeds and over posts, apart: these are two kinds of doubt."""
     rows = []
     for name, seeds in sizes(frame):
         for policy in _policies(frame):

@@ -1,7 +1,7 @@
 """Numbers in plain words: how a report writes a rate, and what it says of a run.
 
-The sentences are made from a row of `reports.collect` and nothing else. Where the numbers
-disappoint they say so as plainly as where they please.
+The sentences are made from a row of `reports.collect` and nothing else. They say bad news as
+plainly as good news.
 """
 
 import json
@@ -39,14 +39,14 @@ def interval(low: float, high: float) -> str:
 
 
 def estimate(found: dict[str, Any] | None) -> str:
-    """A rate with its interval, from an `estimate`, a `low` and a `high`; a dash where none."""
+    """A rate with its interval, from an `estimate`, a `low` and a `high`; a dash for None."""
     if found is None or found["estimate"] is None:
         return MISSING
     return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
 
 
 def rate(row: Row, policy: str) -> str:
-    """A policy's win rate with its interval; none where too many posts are unjudged."""
+    """A policy's win rate with its interval; a dash if too many posts are unjudged."""
     found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
     if found is None or isnan(found):  # nan: from a table of runs
         return f"{MISSING} ({percent(row[f'{policy}/unjudged'])} unjudged)"
@@ -66,7 +66,7 @@ def points(row: Row) -> str:
 
 
 def difference(found: dict[str, Any]) -> str:
-    """A paired difference of two win rates, in points; none where too much is unjudged."""
+    """A paired difference of two win rates, in points; a dash if too much is unjudged."""
     if not found["headline"]:
         return f"{MISSING} (too many unjudged)"
     middle, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
@@ -84,7 +84,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def judge(row: Row) -> str:
-    """Who judged; says so where it is not a language model."""
+    """Who judged; says so if that is not a language model."""
     name: str = row["judge"]
     return name if row["is_llm"] or "not an llm" in name.lower() else f"{name} (not an LLM)"
 
@@ -204,7 +204,7 @@ def _length_notes(row: Row) -> list[str]:
 
 
 def _place_note(row: Row) -> str | None:
-    """A warning where the judge's choices depend on which text is shown first."""
+    """A warning if the judge's choices depend on which text is shown first."""
     shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
     leaning = [one for one in shares if one and leans(one)]
     if not leaning:
@@ -240,7 +240,7 @@ def _sft_note(row: Row) -> str | None:
 
 
 def _signs(row: Row) -> list[str]:
-    """Known signs of trouble, where the numbers show them."""
+    """Known signs of trouble, if the numbers show them."""
     found = []
     if row["accuracy_low"] <= NO_GUESS:
         found.append(

@@ -2,7 +2,7 @@
 
     python -m reports.versus_page --a tiny:ppo --b tiny:sft
 
-writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>/, from what
+writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>/. It reads what
 `eval.versus` left on disk.
 """
 

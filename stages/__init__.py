@@ -1,10 +1,23 @@
-"""The pipeline of RLHF on TL;DR, one module a stage:
+"""The pipeline of RLHF on TL;DR in eight lines; the first six are the stages of this package:
 
 base       the checkpoint, the tokenizer and the tokenised posts that a preset starts from
 sft        supervised fine-tuning on the reference summaries
 reward     a reward model from pairwise comparisons, read at the EOS token
 normalize  the reward of a human summary becomes 0; the critic is a copy of the result
 ppo        the policy learns to write what the reward model likes, held near the SFT model
+dpo        a second policy from the same comparisons, without a reward model
 eval       summaries of held-out posts, a judge's verdicts, win rates with intervals
 reports    one page a run, sizes side by side
+
+What the stages stand on:
+
+pipeline    which stages are done, stale or missing, and what makes them
+functional  every formula
+runs        a run's folder: config, metrics, manifest, checkpoints, lock
+rl          what any policy-gradient stage shares
+learning    what every stage that learns shares
+posts       text in, tokens out
+running     what starts a stage, what it goes on from, and what there is to see
+system      files, locks, machine, progress, signals
+settings    what may be set, and what is refused
 """

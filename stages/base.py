@@ -96,7 +96,7 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
 def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.Module:
     """The base checkpoint, or a GPT-NeoX with new weights drawn from the run's seed.
 
-    Raises UserError where the tokenizer has ids that the model's embedding lacks.
+    Raises UserError if the tokenizer has ids that the model's embedding lacks.
     """
     base = config.base
     if base.checkpoint != RANDOM:
@@ -143,7 +143,7 @@ def link_tokens(
     located: dict[str, list[Located]],
     target: Path,
 ) -> None:
-    """Put the tokenised splits into `target`, tokenising only what no earlier run has cached."""
+    """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
     cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(config, tokenizer, located)}"
     if not cache.exists():
         partial = fresh_folder(cache)

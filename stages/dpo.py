@@ -1,11 +1,12 @@
-"""Direct preference optimization (`make dpo`): a policy from comparisons alone (P1 section B.4).
+"""Direct preference optimization (`make dpo`): a policy from comparisons alone.
 
-From the SFT model that PPO starts from, on the pairs that the reward model learns. First, once: the
-log-probabilities of both summaries of every pair under the policy as it starts, which is the
-reference; no second model is held. One update: both summaries of a global batch of pairs in one
-forward pass, log-probabilities summed over the summary and its EOS, the loss
+It starts from the SFT model that PPO starts from, and learns the pairs that the reward model
+learns. Before the first update, the policy gives the log-probabilities of both summaries of every
+pair. They are the reference, so no second model is held. One update: both summaries of a global
+batch of pairs in one forward pass, log-probabilities summed over the summary and its EOS, the loss
 -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))), one AdamW step, cosine
 schedule.
+Source: Huang et al. 2024, section B.4.
 """
 
 import math
@@ -46,7 +47,7 @@ from stages.settings.config import Config, UserError
 NO_TOKEN = -1
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16
 # on the tiny preset, a summary's log-probability moves by up to 0.06 nats with the batch's shape
-# and a mean over 64 pairs by 0.001; beta takes a twentieth of it. Rows taken for one another are
+# and a mean over 64 pairs by 0.001; beta divides both by 20. If rows are mixed up, the numbers are
 # off by tenths.
 TOLERANCES = {"no": 1e-3, "bf16": 0.01}
 
@@ -105,7 +106,7 @@ def load_splits(data: Path) -> dict[str, TokenizedSplit]:
 
 
 def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
-    """All updates. Raises UserError where the first batch shows that the reference is wrong."""
+    """All updates. Raises UserError if the first batch shows that the reference is wrong."""
     run, config, dpo = state.run, state.run.config, state.run.config.dpo
     for update in state.remaining("dpo"):
         warmup_fraction = config.optimizer.warmup_fraction
@@ -122,7 +123,7 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
 def take_step(
     state: State, train: TokenizedSplit, reference: Tensor, rows: list[int]
 ) -> dict[str, float]:
-    """One optimizer step on a global batch of pairs; its means before the step, named as in TRL.
+    """One optimizer step on a global batch of pairs; returns its means before the step, as in TRL.
 
     Shapes: reference [pairs of the split, 2], as `split_logprobs` returns it.
     """
@@ -138,7 +139,7 @@ def take_step(
         loss, chosen_rewards, rejected_rewards = dpo_loss(
             chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
         )
-        # Devices average their gradients; the global mean wants their sum.
+        # Devices average their gradients; the global mean needs their sum.
         accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
         columns = {
             "loss/train": loss.detach().expand(len(part)),
@@ -179,7 +180,7 @@ def pair_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the chosen and the rejected summaries of some rows, each [rows] nats.
 
-    Summed over the summary's tokens with its EOS; of the query nothing is counted.
+    The sum is over the summary's tokens and its EOS; the query does not count.
     """
     queries = pad_left([split.columns["queries"][row] for row in rows], NO_TOKEN)
     names = ("chosen", "rejected")
@@ -203,7 +204,7 @@ def split_logprobs(
     label: str,
     keep: Path | None = None,
 ) -> Tensor:
-    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, whichever process had it.
+    """`pair_logprobs` of every pair of a split, [pairs, 2] float64, from all processes.
 
     `keep` as in `over_share`.
     """

@@ -244,7 +244,7 @@ def policy_losses(
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. cliprange > 0.
     Source: Huang et al. 2024, section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
     """
-    # Mask the difference before exp: masked only afterwards, a NaN would still have a NaN gradient.
+    # Mask before exp: if a NaN were masked only after it, its gradient would still be NaN.
     difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
     ratio = difference.exp()
     advantages = torch.where(response_mask, advantages, torch.zeros_like(advantages))

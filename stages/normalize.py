@@ -1,8 +1,8 @@
-"""Stage 3: the score of a human summary becomes 0 on average (P1 detail 15).
+"""Stage 3: the score of a human summary becomes 0 on average (Huang et al. 2024, detail 15).
 
 The mean score of the reference summaries over the SFT train split is subtracted from the head's
-bias; the scale is left alone. The result is checked on the saved model, and it is what PPO loads
-twice: as reward model, and as the critic's starting point (detail 22).
+bias; the scale stays as it is. The result is checked on the saved model. PPO loads it twice: as the
+reward model, and as the critic's starting point (detail 22).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ KNOWN_ROWS = 20
 
 
 def normalize(config: Config) -> None:
-    """Run the stage. Raises UserError where the saved model's mean is not 0."""
+    """Run the stage. Raises UserError if the saved model's mean is not 0."""
     accelerator = make_accelerator(config)
     with open_stage(config, "normalize", accelerator.is_main_process) as run:
         train = load_split(run.require("base") / "data", "sft_train")
@@ -84,7 +84,7 @@ def reference_scores(
 ) -> Tensor:
     """The reward model's score of every reference summary of a split, [rows] float64.
 
-    `size` rows a forward pass; `keep` as in `over_share`.
+    `size` rows per forward pass; `keep` as in `over_share`.
     """
     lengths = train.columns["queries"].lengths() + train.columns["summaries"].lengths()
 
@@ -102,12 +102,12 @@ def score_rows(
     rows: Sequence[int],
     right_padded: bool,
 ) -> Tensor:
-    """Scores of the references of some rows, [rows]; padded as in PPO, or on the right alone."""
+    """Scores of the references of some rows, [rows]; padded as in PPO, or on the right only."""
     queries = [split.columns["queries"][row] for row in rows]
     summaries = [split.columns["summaries"][row] for row in rows]
     pad = -1
     if right_padded:
-        # The whole text as the response of an empty query: padding stands on the right alone.
+        # The whole text as the response of an empty query: padding stands on the right only.
         left = torch.empty(len(rows), 0, dtype=torch.long)
         pairs = zip(queries, summaries, strict=True)
         right = pad_right([torch.cat(pair) for pair in pairs], pad)
@@ -123,7 +123,9 @@ def score_rows(
 def padding_difference(
     accelerator: Accelerator, reward_model: nn.Module, train: TokenizedSplit, config: Config
 ) -> dict[str, Any]:
-    """How much the side of the padding changes a score, right minus left (P1 detail 14)."""
+    """How much the side of the padding changes a score, right minus left (Huang et al. 2024,
+    detail 14).
+    """
     differences = []
     rows = range(min(PADDING_ROWS, len(train)))
     for part in chunks(rows, config.memory.forward_batch_size):

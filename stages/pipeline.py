@@ -1,13 +1,13 @@
-"""What is done, stale, half done or missing; makes what is asked for. Standard library only.
+"""Finds what is done, stale, half done or missing; makes what is asked for. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2
     python -m stages.pipeline status | help | settings
 
-Everything is decided by content (`stages.runs.why_not`), nothing by the age of a file, and looking
-(`--dry-run`, status) writes nothing. A finished stage with other settings than those asked for is
-refused with the difference; `--replace` moves it aside. A stage whose inputs put out something else
-by now is made again, and what it was moves aside.
+Content decides everything (`stages.runs.why_not`), the age of a file decides nothing. Looking
+(`--dry-run`, status) writes nothing. If a finished stage has other settings than those asked for,
+it is refused with the difference; `--replace` moves it aside. If the outputs of a stage's inputs
+have changed, the stage is made again and the old one moves aside.
 """
 
 import argparse
@@ -41,9 +41,9 @@ from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
 from stages.system.locks import held
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
-REFUSED = ("settings", "version", "on disk")  # what `why_not` says of a stage that is kept
+REFUSED = ("settings", "version", "on disk")  # words of `why_not` about a stage that is kept
 ABLATION_SEEDS = (44413, 55513, 66613)
-# What only looks, and what it prints.
+# Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Asked], list[str]]] = {
     "status": lambda asked: status(asked.name),
     "help": lambda _: help_lines(),
@@ -53,7 +53,7 @@ LOOKS: dict[str, Callable[[Asked], list[str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run to be made: what was asked, the config of it, and how far it shall go."""
+    """One run to be made: what was asked, its config, and its goals."""
 
     asked: Asked
     config: Config
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """How it is named where several are made."""
+        """Its name in messages."""
         return f"{self.config.name} seed {self.config.seed}"
 
 
@@ -70,19 +70,22 @@ class How:
     """How stages are made: no result depends on it."""
 
     launch: str = ""
-    """Starts the stages that run models; empty: this interpreter."""
+    """Command that starts the stages that run models; empty: this interpreter."""
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
     replace: bool = False
+    """Whether finished stages with other settings move aside."""
     jobs: int = 1
+    """Runs that are made at once."""
     dry_run: bool = False
+    """Whether to print only what would be made."""
 
 
 # -- what a run needs ------------------------------------------------------------------------------
 
 
 def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
-    """The stages that lead to some goals, in order; an optional one joins once it was made.
+    """The stages that lead to some goals, in order; an optional one joins if it was made before.
 
     Raises UserError for an unknown goal.
     """
@@ -99,10 +102,10 @@ def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
 
 
 def check_kept(config: Config, stages: Sequence[str], how: How) -> None:
-    """Settle what finished before and is not as asked: refuse it, or move it aside.
+    """Refuse finished stages that are not as asked, or move them aside.
 
-    Raises UserError that names each difference and the two ways out, and where an upstream has not
-    finished a stage that this run takes from it.
+    Raises UserError that names each difference and the two ways out. Raises it also if an upstream
+    has not finished a stage that this run takes from it.
     """
     for stage in stages:
         problem = why_not(config, stage)
@@ -115,7 +118,7 @@ def check_kept(config: Config, stages: Sequence[str], how: How) -> None:
 
 
 def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
-    """The stages that would be made, and why; what follows one of them depends on its outcome."""
+    """The stages that would be made, and why; some depend on the outcome of an earlier one."""
     found: list[tuple[str, str]] = []
     for stage in stages:
         read = (*STAGES[stage].inputs, *STAGES[stage].joined_by)
@@ -157,9 +160,9 @@ class Maker:
                 process.send_signal(number)
 
     def make(self, cell: Cell) -> int:
-        """Make what is missing or stale of one run; the exit status of the first stage that fails.
+        """Make what is missing or stale of one run; return the status of the first that fails.
 
-        Raises UserError where the run has finished stages that are not as asked.
+        Raises UserError if the run has finished stages that are not as asked.
         """
         config = cell.config
         stages = wanted_stages(config, cell.goals)
@@ -184,7 +187,7 @@ class Maker:
                 return code
         if not made:
             print(f"{cell.label}: nothing to do, {len(own)} stages are done")
-        if "report" in own and "report" not in made:  # which has just said it
+        if "report" in own and "report" not in made:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
 
@@ -198,7 +201,7 @@ class Maker:
         return [*words, "--max-cost", self.how.max_cost] if capped else words
 
     def call(self, words: Sequence[str]) -> int:
-        """Run a command to its end; its exit status, as a shell gives it."""
+        """Run a command to its end; return its exit status, as a shell gives it."""
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         process = subprocess.Popen(words, env={**os.environ, "PATH": path})
@@ -208,7 +211,7 @@ class Maker:
         return code if code >= 0 else 128 - code
 
     def make_all(self, cells: Sequence[Cell]) -> int:
-        """Make several runs, `jobs` at once; goes on past one that fails, named at the end."""
+        """Make several runs, `jobs` at once. A failed run stops no other; the end names it."""
         failed: list[str] = []
         first = 0
 
@@ -231,7 +234,7 @@ class Maker:
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
-    """Put in place what had finished when its process was killed, a moment before the rename."""
+    """Rename stages that had finished when their process was killed, just before the rename."""
     for stage in stages:
         folder = stage_folder(config, stage)
         if read_manifest(partial_of(folder)) is not None:
@@ -252,10 +255,10 @@ def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
 def ablation_cells(
     asked: Asked, seeds: Sequence[int], names: Sequence[str]
 ) -> tuple[list[Cell], list[Cell]]:
-    """The runs to compare with, one a seed, and each of them with one switch turned.
+    """The runs to compare with, one per seed, and each of them with one switch turned.
 
-    An ablation takes the stages before PPO, with their settings, from the run that it is compared
-    with. Raises UserError for an unknown ablation.
+    An ablation is compared with a run, and takes the stages before PPO and their settings from it.
+    Raises UserError for an unknown ablation.
     """
     switches = {name: settings_of_ablation(name) for name in names}
     default, turned = [], []
@@ -324,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def make_goals(asked: Asked, args: argparse.Namespace) -> int:
-    """Make what a command line asks for; the exit status."""
+    """Make what a command line asks for; return the exit status."""
     how = How(
         launch=args.launch,
         max_cost=args.max_cost,

@@ -1,4 +1,6 @@
-"""Stage 4: PPO (P1 details 20 to 25; P2 section 3.4). One update, in six steps:
+"""Stage 4: PPO (Huang et al. 2024, details 20 to 25; Stiennon et al. 2020, section 3.4).
+
+One update, in six steps:
 
 1. sample   responses of a fixed length for a batch of queries, cut after their first EOS
 2. measure  their log-probabilities under policy and frozen ref_policy, the critic's values
@@ -7,9 +9,9 @@
 5. credit   advantages and returns by GAE; advantages whitened over the global batch
 6. learn    clipped policy and value losses, num_ppo_epochs times over the batch
 
-What an update does depends neither on the microbatch size nor on the number of processes: noise
-belongs to the episode, whitening and loss means are over the global (mini)batch. Only which
-episodes meet in one of several minibatches is each process's own matter, as in P1 (which has one).
+An update does not depend on the microbatch size or on the number of processes: the noise belongs to
+the episode, whitening and loss means are over the global (mini)batch. There is one exception: each
+process deals its own episodes into minibatches, as in Huang et al. 2024 (which has one minibatch).
 """
 
 import time
@@ -57,7 +59,7 @@ from stages.runs import Run, open_stage
 from stages.settings.config import Config, Ppo, UserError
 from stages.system.files import read_lines
 
-FINAL_SHARE = 0.05  # of the updates: what the results average over
+FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones
 
 
 def train_ppo(config: Config) -> None:
@@ -95,7 +97,7 @@ def train_ppo(config: Config) -> None:
 
 
 def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
-    """Raise UserError where a process's episodes cannot be dealt into minibatches of one size."""
+    """Raise UserError if a process cannot deal its episodes into minibatches of equal size."""
     processes = accelerator.num_processes
     if ppo.batch_size // processes % ppo.num_minibatches:
         raise UserError(
@@ -107,7 +109,7 @@ def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
 def make_state(
     run: Run, accelerator: Accelerator, models: Models, optimizer: Any, rows: int
 ) -> State:
-    """The loop before its first update; `rows` are those of the split that queries come from."""
+    """The loop before its first update; the split that queries come from has `rows` rows."""
     ppo, seed = run.config.ppo, run.config.seed
     return State(
         run=run,
@@ -150,7 +152,7 @@ def collect_episodes(
 
 
 def pretraining(config: Config, train: TokenizedSplit, update: int) -> Pretraining | None:
-    """The pretraining mix of one update; None where the settings have none."""
+    """The pretraining mix of one update; None if the settings have none."""
     ppo = config.ppo
     if not ppo.ptx_coef:
         return None
@@ -166,7 +168,7 @@ def pretraining(config: Config, train: TokenizedSplit, update: int) -> Pretraini
 def learn(
     state: State, models: Models, rollout: Rollout, ptx: Pretraining | None
 ) -> dict[str, float]:
-    """Step 6 for one rollout. A number that is not finite ends the stage, with the batch saved."""
+    """Step 6 for one rollout. If a number is not finite, the batch is saved and the stage ends."""
     seed = stream_seed(state.run.config.seed, "ppo minibatches", state.update)
     with saving_a_broken_batch(state, "sft", lambda: vars(rollout)):
         return optimize(state, rollout, models.pad_id, seed, ptx)
@@ -177,8 +179,8 @@ def optimize(
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
-    Same weights and same rollout in, same weights out; `seed` decides how episodes are dealt into
-    minibatches. An epoch that moved the policy by more than target_kl is the last one.
+    The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
+    dealt into minibatches. An epoch that moved the policy by more than target_kl is the last one.
     """
     ppo = state.run.config.ppo
     state.trained.train()
@@ -209,7 +211,7 @@ def take_step(
     for part in synchronized_last(accelerator, state.trained, parts):
         microbatch = minibatch.rows(torch.tensor(part, device=minibatch.queries.device))
         loss, some = microbatch_loss(state, microbatch, pad_id, terms)
-        # Devices average their gradients; the global mean wants their sum.
+        # Devices average their gradients; the global mean needs their sum.
         accelerator.backward(loss * accelerator.num_processes)
         summed = {key: summed.get(key, 0.0) + value for key, value in some.items()}
     stats |= dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
@@ -221,7 +223,7 @@ def take_step(
 
 
 def steer_kl(ppo: Ppo, kl_coef: float, kl: float) -> float:
-    """The kl_coef of the next update: the same, unless it is adaptive; reward units per nat."""
+    """The kl_coef of the next update, reward units per nat; it changes only if it is adaptive."""
     if not ppo.kl_target:
         return kl_coef
     return functional.adapt_kl_coef(kl_coef, kl, ppo.kl_target, ppo.batch_size, ppo.kl_horizon)

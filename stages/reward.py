@@ -1,8 +1,9 @@
-"""Stage 2 (`make rm`): the reward model from pairwise comparisons (P1 details 10 to 18).
+"""Stage 2 (`make rm`): the reward model from pairwise comparisons.
 
-Backbone from the SFT model of the same seed, a fresh scalar head, and one update: chosen and
+The backbone is the SFT model of the same seed, the scalar head is new. One update: chosen and
 rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS only,
 loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
+Source: Huang et al. 2024, details 10 to 18.
 """
 
 from collections.abc import Sequence
@@ -116,7 +117,8 @@ def score_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass.
 
-    Right-padded as in P1 detail 5; read at the last token, which is EOS (detail 12).
+    Right-padded as in Huang et al. 2024, detail 5; read at the last token, which is EOS (detail
+    12).
     """
     queries = split.columns["queries"]
     sequences = [

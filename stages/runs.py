@@ -3,10 +3,10 @@
     runs/<name>/seed<k>/<stage>/   config.json (first)  metrics.jsonl  ...  manifest.json (last)
 
 A stage works in `<stage>.partial` and is renamed when it has finished, so that a folder `<stage>`
-with its manifest exists exactly when the stage is done. What is half done stays in the partial
-folder: the same stage with the same settings and inputs goes on from it. What is replaced moves
-to `aside/`. A stage opens what it needs by `require`, which checks hashes; it never guesses a
-newest file. Stages of a judge have one folder a judge: `judge/facts`, `report/facts`.
+with its manifest exists exactly when the stage is done. A half-done stage stays in its partial
+folder; with the same settings and inputs it goes on from there. A replaced stage moves to `aside/`.
+A stage opens its inputs by `require`, which checks hashes; it never guesses a newest file. Stages
+that depend on the judge have one folder per judge: `judge/facts`, `report/facts`.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from stages.system.machine import code_version, device_name, library_versions, p
 from stages.system.progress import progress
 
 T = TypeVar("T")
-RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made: no follower's input
+RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made; no stage's input
 RESUME = "resume"
-WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # no part of what a stage puts out
+WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # not part of a stage's outputs
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
 
@@ -48,7 +48,7 @@ class Run:
         self.folder = stage_folder(config, stage)
         self.partial = partial_of(self.folder)
         self.resume = self.partial / RESUME
-        """Whatever lets an interrupted stage go on; gone when the stage has finished."""
+        """What an interrupted stage goes on from; removed when the stage has finished."""
         self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
         self.wandb: Any = None
@@ -56,8 +56,8 @@ class Run:
     def require(self, stage: str) -> Path:
         """The folder of an earlier stage of this run, after checking it.
 
-        Raises UserError, with the make command to run, where the stage has not finished, was made
-        with other settings or from other inputs, or where one of its files has changed.
+        Raises UserError, with the make command to run, if the stage has not finished, was made
+        with other settings or from other inputs, or if one of its files has changed.
         """
         folder = stage_folder(self.config, stage)
         problem = why_not(self.config, stage) or changed_file(folder)
@@ -67,7 +67,7 @@ class Run:
         return folder
 
     def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
-        """Pass the items on, showing how far and how long, to `make status` too."""
+        """Pass the items on and show the progress, to `make status` too."""
 
         def note(count: int, left: float) -> None:
             found = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
@@ -121,10 +121,10 @@ class Run:
 
 @contextmanager
 def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
-    """A `Run` for a stage, locked against a second process; it goes on where one was interrupted.
+    """A `Run` for a stage, locked against a second process; an interrupted stage goes on.
 
-    An error is kept beside what is half done; one before anything was done leaves no trace.
-    Raises UserError where the stage is under way elsewhere, or is another run's to make.
+    An error is recorded beside what is half done. A UserError before that leaves no trace.
+    Raises UserError if the stage is under way elsewhere, or belongs to the upstream.
     """
     if config.upstream and STAGES[stage].shared:
         raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
@@ -148,7 +148,7 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
 
 
 def _prepare(run: Run) -> None:
-    """The partial folder: as an interrupted try with these settings and inputs left it, or new."""
+    """Keep the partial folder of an interrupted try with these settings and inputs, or make one."""
     config, stage = run.config, run.stage
     attempt = {
         "settings_hash": settings_hash(config, stage),
@@ -176,7 +176,7 @@ def _keep_or_remove(run: Run, error: Exception) -> None:
 
 
 def put_in_place(config: Config, stage: str) -> None:
-    """Give a finished partial folder its name; what had the name moves aside unless it is equal."""
+    """Give a finished partial folder its name; an older one moves aside unless it is equal."""
     folder = stage_folder(config, stage)
     partial = partial_of(folder)
     manifest = read_manifest(partial)
@@ -217,7 +217,7 @@ def remove_empty_folders(folder: Path) -> None:
 
 
 def _start_wandb(config: Config, stage: str) -> Any:
-    """A wandb run where the user asked for one by wandb's own variable WANDB_PROJECT."""
+    """A wandb run, if wandb's own variable WANDB_PROJECT asks for one."""
     if not os.environ.get("WANDB_PROJECT"):
         return None
     try:
@@ -234,7 +234,7 @@ def _start_wandb(config: Config, stage: str) -> Any:
 
 
 def stage_folder(config: Config, stage: str) -> Path:
-    """Where a stage of this run lies; shared stages lie with `upstream` where that is given."""
+    """The folder of a stage of this run; shared stages lie with the upstream, if there is one."""
     row = STAGES[stage]
     name = config.upstream if config.upstream and row.shared else config.name
     folder = settings.RUNS / name / f"seed{config.seed}" / stage
@@ -247,7 +247,7 @@ def partial_of(folder: Path) -> Path:
 
 
 def lock_of(folder: Path) -> Path:
-    """The file that a working stage holds."""
+    """The file that a working stage locks."""
     return folder.with_name(f".{folder.name}.lock")
 
 
@@ -263,8 +263,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def why_not(config: Config, stage: str) -> str:
     """Why a stage is not what this config asks for, to be read after its name; empty if it is.
 
-    Decided by content: the settings' hash, what its inputs have put out by now, and its files'
-    presence and sizes (`require` hashes them too).
+    Content decides: the hash of its settings, the outputs of its inputs as they are now, and the
+    presence and sizes of its files (`require` hashes them too).
     """
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder)
@@ -292,7 +292,7 @@ def why_not(config: Config, stage: str) -> str:
 def differing_settings(config: Config, stage: str) -> list[str]:
     """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
 
-    None where the stage is an upstream's own: there the record decides.
+    Empty if the stage belongs to the upstream: there its record decides.
     """
     manifest = read_manifest(stage_folder(config, stage))
     if manifest is None or (config.upstream and STAGES[stage].shared):
@@ -315,7 +315,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
 
 
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """What a stage would be made from now: the identity of each input, None where it is missing."""
+    """What a stage would be made from now: each input's identity, None if it is missing."""
     row = STAGES[stage]
     inputs = {name: identity(config, name, stage) for name in row.inputs}
     joined = {name: identity(config, name, stage) for name in row.joined_by}
@@ -324,12 +324,12 @@ def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
 
 
 def inputs_now(config: Config, stage: str) -> dict[str, str]:
-    """`current_inputs` of a stage that has checked that nothing is missing."""
+    """`current_inputs` of a stage of which nothing is missing, as was checked before."""
     return {name: str(found) for name, found in current_inputs(config, stage).items()}
 
 
 def identity(config: Config, stage: str, reader: str) -> str | None:
-    """Names what a finished stage holds, as far as the stage `reader` looks; None where missing."""
+    """A hash of what the stage `reader` reads of a finished stage; None if it is missing."""
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder)
     if manifest is None:
@@ -340,7 +340,7 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
-    """Names the files that a stage reads from a folder of the user's own, as `data`."""
+    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
     source = config.data.source
     if not STAGES[stage].reads_data or source in (settings.TOY, settings.HUB):
         return {}
@@ -349,7 +349,7 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
 
 
 def changed_file(folder: Path) -> str:
-    """`has changed on disk (file)` for the first output whose hash is another now; else empty."""
+    """`has changed on disk (file)` for the first output whose hash has changed; else empty."""
     manifest = read_manifest(folder) or {"outputs": {}}
     for name, recorded in manifest["outputs"].items():
         if not (folder / name).exists() or file_hash(folder / name) != recorded:
@@ -358,9 +358,9 @@ def changed_file(folder: Path) -> str:
 
 
 def mend(config: Config, stage: str, problem: str) -> str:
-    """What to do about a stage that does not hold, in one line."""
+    """What to do about a stage that is not as asked, in one line."""
     command = make_command(config, stage)
-    if STAGES[stage].reads_records:  # a page: made again unasked
+    if STAGES[stage].reads_records:  # a page is made again without being asked
         return f"run `{command}`"
     if "settings" in problem or "on disk" in problem or "version" in problem:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
@@ -368,7 +368,7 @@ def mend(config: Config, stage: str, problem: str) -> str:
 
 
 def make_command(config: Config, stage: str) -> str:
-    """What to type so that a stage of this run exists."""
+    """The `make` command that makes a stage of this run."""
     words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
     elsewhere = config.upstream and STAGES[stage].shared
     name = config.upstream if elsewhere else config.name

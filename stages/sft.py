@@ -1,7 +1,7 @@
-"""Stage 1: supervised fine-tuning on the reference summaries (P1 detail 9).
+"""Stage 1: supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9).
 
 One update: a global batch of query + summary, the mean negative log-likelihood of its tokens
-(of the summary only where sft.loss_on_query is off), one AdamW step, cosine schedule.
+(of the summary only if sft.loss_on_query is off), one AdamW step, cosine schedule.
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
@@ -105,7 +105,7 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     for part in synchronized_last(accelerator, policy, parts):
         summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
         total += summed.item()
-        # Devices average their gradients; the global mean wants their sum.
+        # Devices average their gradients; the global mean needs their sum.
         accelerator.backward(summed * accelerator.num_processes / count)
     (total,) = global_sum(accelerator, total)
     refuse_non_finite("sft", {"loss/train": total})

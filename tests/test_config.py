@@ -46,7 +46,7 @@ def test_the_papers_settings_are_the_defaults():
     config = make_config("pythia-1b")
     assert config.base.checkpoint == "EleutherAI/pythia-1b-deduped"
     assert config.seed == 44413
-    expected: dict[str, dict[str, Any]] = {  # paper.md B.0 to B.4
+    expected: dict[str, dict[str, Any]] = {  # Huang et al. 2024, B.0 to B.4
         "sft": {"learning_rate": 3e-6, "batch_size": 128, "epochs": 1, "loss_on_query": True},
         "rm": {"learning_rate": 3e-6, "batch_size": 64, "epochs": 1},
         "ppo": {

@@ -11,7 +11,7 @@ RANKED = "pairs ranked as the labellers did [95%]"
 
 
 def blocks(record: Record) -> list[Block]:
-    """The section; none where the run was made without DPO."""
+    """The section; none if the run was made without DPO."""
     if "dpo" not in record.manifests:
         return []
     dpo, reward = record.results("dpo"), record.results("rm")

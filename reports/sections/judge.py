@@ -47,7 +47,7 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def _given(numbers: Row, policy: str) -> Row:
-    """A policy's statistics; none where too much is unjudged for any rate."""
+    """A policy's statistics; none if too much is unjudged for any rate."""
     given = numbers[f"{policy}/win_rate"] is not None
     return numbers[f"{policy}/statistics"] if given else {}
 
@@ -167,7 +167,7 @@ def _differences(numbers: Row) -> Table:
 
 
 def controls(found: Row) -> list[Block]:
-    """The controls' table, and a note where one of them failed."""
+    """The controls' table, and a note if one of them failed."""
     rows = [_control(one) for one in found["controls"].values()]
     caption = (
         f"{whole(found['posts'])} posts, both orders. The judge must prefer the reference to each"
@@ -202,8 +202,9 @@ def _calibration(record: Record) -> list[Block]:
 
 
 def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
-    """For each policy the corrected win rate; None where it cannot be had, and where too many
-    posts have no verdict for any rate.
+    """For each policy the corrected win rate.
+
+    None if it cannot be computed, or if too many posts have no verdict for any rate.
     """
     pairs = record.calibration_pairs
     scores: dict[str, list[float]] = {}

@@ -2,8 +2,9 @@
 
     checkpoint-<update>/   model.safetensors  optimizer.bin  state.json  ...  checkpoint.json (last)
 
-One is written into `checkpoint-<update>.tmp`, flushed to the disk and renamed, so that a kill or a
-power cut at any moment leaves the one before. `checkpoint.json` holds the hash of every other file.
+A checkpoint is written into `checkpoint-<update>.tmp`, flushed to the disk and renamed. So a kill
+or a power cut at any moment leaves the one before. `checkpoint.json` holds the hash of every other
+file.
 """
 
 import hashlib
@@ -32,13 +33,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a save that was interrupted has left."""
+    """Remove what interrupted saves have left."""
     for path in folder.glob("checkpoint-*.tmp"):
         shutil.rmtree(path)
 
 
 def seal(partial: Path) -> Path:
-    """Make a checkpoint of `<name>.tmp`: hash, flush, rename; then remove the oldest ones."""
+    """Turn `<name>.tmp` into a checkpoint: hash, flush, rename; then remove the oldest ones."""
     write_json(partial / HASHES, hash_files(partial))
     for path in [*partial.rglob("*"), partial]:
         flush(path)
@@ -53,7 +54,7 @@ def seal(partial: Path) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold what a file or folder holds."""
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -96,12 +97,12 @@ def newest_good(folder: Path, run_folder: Path) -> Path | None:
 
 
 def length_of(path: Path) -> int:
-    """Bytes of a file; 0 where it is not there."""
+    """Bytes of a file; 0 if there is none."""
     return path.stat().st_size if path.exists() else 0
 
 
 def record_lengths(run_folder: Path) -> dict[str, int]:
-    """Bytes of the run's records, after the disk holds them."""
+    """Bytes of the run's records, which are flushed to the disk first."""
     for name in RECORDS:
         if (run_folder / name).exists():
             flush(run_folder / name)
@@ -118,7 +119,7 @@ def fingerprints(model: nn.Module, optimizer: Any) -> dict[str, str]:
 
 
 def tensor_hash(x: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bytes, wherever it lies."""
+    """SHA-256 of a tensor's type, shape and bytes, on any device."""
     digest = hashlib.sha256(f"{x.dtype} {list(x.shape)}".encode())
     flat = x.detach().cpu().contiguous().flatten()
     digest.update(flat.view(torch.uint8).numpy().data)
@@ -126,7 +127,7 @@ def tensor_hash(x: Tensor) -> str:
 
 
 def refuse_differences(recorded: dict[str, str], present: dict[str, str], checkpoint: Path) -> None:
-    """Raise UserError where what is in memory is not what was saved; the first names are said."""
+    """Raise UserError if memory does not hold what was saved; it gives the first names."""
     differ = [
         name
         for name in sorted(recorded.keys() | present.keys())

@@ -1,6 +1,7 @@
-"""The SFT loss: likelihood of reference summaries (P1 detail 9), also PPO's pretraining mix.
+"""The SFT loss: likelihood of reference summaries (Huang et al. 2024, detail 9).
 
-The sum over tokens, so that a mean over a global batch can be made of any microbatches.
+It is a sum over tokens, so any microbatches add up to the mean over a global batch. PPO's
+pretraining mix uses it too.
 """
 
 from collections.abc import Sequence

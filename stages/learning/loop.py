@@ -1,8 +1,8 @@
 """What the training loops share: accelerator, seeds, optimizer, schedules, batches, sampling.
 
-Row order and sampling noise are functions of (seed, purpose, step), never of a generator's past:
-neither the number of processes nor the microbatch size changes them, and a run can go on from
-its update number alone. Batch means are taken over the global batch.
+Row order and sampling noise depend on (seed, purpose, step) only, never on a generator's past. So
+the number of processes and the microbatch size do not change them, and a run can go on from its
+update number alone. Batch means are taken over the global batch.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ def stream(seed: int, purpose: str, step: int = 0) -> torch.Generator:
 
 
 def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -> torch.optim.AdamW:
-    """AdamW as in P1 section B.0 (eps 1e-5, torch's betas and weight decay)."""
+    """AdamW as in Huang et al. 2024, section B.0 (eps 1e-5, torch's betas and weight decay)."""
     return torch.optim.AdamW(
         parameters,
         lr=learning_rate,
@@ -81,7 +81,7 @@ def linear_rate(update: int, updates: int) -> float:
 
 
 def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    """Set it in every parameter group, times the group's `lr_scale` where it has one."""
+    """Set it in every parameter group, times the group's `lr_scale` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
@@ -123,7 +123,7 @@ def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError where a global batch cannot be filled or divided among the processes."""
+    """Raise UserError if a global batch cannot be filled or divided among the processes."""
     if batch_size > rows:
         raise UserError(f"{name}.batch_size is {batch_size} but there are only {rows} rows")
     if batch_size % accelerator.num_processes:
@@ -149,7 +149,7 @@ def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]
 
 
 def gather_rows(accelerator: Accelerator, mine: list[T]) -> list[T]:
-    """Every process's items in the order that `local_share` dealt them from."""
+    """The items of all processes, in the order from which `local_share` dealt them."""
     if accelerator.num_processes == 1:
         return mine
     gathered = gather_object([mine])
@@ -162,7 +162,7 @@ class NonFiniteError(UserError):
 
 
 def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
-    """Raise NonFiniteError where a statistic of the step about to be taken is not finite."""
+    """Raise NonFiniteError if a statistic of the step about to be taken is not finite."""
     bad = [key for key, value in stats.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(
@@ -180,7 +180,7 @@ def batch_tensors(split: TokenizedSplit, rows: Sequence[int]) -> dict[str, Tenso
 
 
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
-    """Trade time for memory where the settings say so."""
+    """Trade time for memory if the settings say so."""
     if memory.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -196,7 +196,7 @@ class Sampling:
 
     seed: int
     purpose: str
-    """With the step, the name of the noise."""
+    """Names the noise, together with the step."""
     step: int = 0
     length: int
     """Most tokens of a response."""
@@ -208,7 +208,7 @@ class Sampling:
 def parts_by_length(
     accelerator: Accelerator, lengths: Sequence[int], size: int
 ) -> list[Sequence[int]]:
-    """This process's rows in parts of at most `size`, neighbours in length together.
+    """This process's rows in parts of at most `size` rows of similar length.
 
     So little of a forward pass is padding. Rows of equal length stay in their order.
     """
@@ -226,10 +226,10 @@ def over_share(
 ) -> list[T]:
     """What `measure` says of each row of this process's share, in the order of `local_share`.
 
-    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`; what it says
-    of them is made of numbers, lists and strings. With a folder to `keep` it in, finished parts
-    outlast the process: after a restart a part is measured only where one of its rows is unknown,
-    and a signal stops it after a part. Raises Stopped then.
+    `measure` gets the rows of one forward pass, at most `size` of similar `lengths`, and returns
+    numbers, lists and strings. If there is a folder to `keep` them in, finished parts outlast the
+    process: after a restart a part is measured only if one of its rows is unknown. A signal stops
+    the measurement after a part: then it raises Stopped.
     """
     known: dict[int, T] = {}
     kept = None
@@ -260,7 +260,7 @@ def over_rows(
     measure: Callable[[list[int]], Sequence[T]],
     keep: Path | None = None,
 ) -> list[T]:
-    """The same for all rows in their order, whatever process measured them."""
+    """The same for all rows in their order, from all processes."""
     return gather_rows(accelerator, over_share(accelerator, lengths, size, label, measure, keep))
 
 

@@ -1,9 +1,9 @@
 """LoRA through `peft`: small matrices beside frozen weights, and the same model without them.
 
-An adapter is put into a plain transformers model, which stays of its class: what runs, samples or
-saves models needs to know nothing of it. Before it is saved it is merged, so that what lies on disk
-is a plain model again. The adapted policy with its adapter off is the SFT model: PPO's ref_policy
-is that, and no second copy is held.
+An adapter is put into a plain transformers model, which keeps its class. So the code that runs,
+samples or saves models need not know of adapters. An adapter is merged before the model is saved,
+so that plain models lie on disk. With its adapter off, the policy is the SFT model: it serves as
+PPO's ref_policy, and no second copy is held.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,13 @@ ALL_LINEAR = "all-linear"
 
 
 def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") -> None:
-    """Put a fresh adapter into a model where the settings say so for this stage; else do nothing.
+    """Put a new adapter into a model if the settings say so for this stage; else do nothing.
 
-    Every weight is frozen but the adapter's and, in a reward model or critic, the head's: a head is
-    a single row and learned whole. The model's outputs are as before, because one of an adapter's
-    two matrices is 0. The other is a function of seed, stage and `part`, the network's name in it.
-    Raises UserError where peft is missing or the model has no such modules.
+    Only the adapter learns; in a reward model or critic the head learns too, as it is a single row.
+    All other weights are frozen. The model's outputs are as before, because one of an adapter's two
+    matrices is 0. The other matrix depends on seed, stage and `part`, the network's name in the
+    stage.
+    Raises UserError if peft is missing or the model has no such modules.
     """
     lora = config.lora
     if stage not in lora.adapted_stages:
@@ -51,10 +52,10 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
 
 
 def merge(model: nn.Module) -> None:
-    """Add the adapter's product to the weights that it stands beside, and take it out.
+    """Add the adapter's product to the weights beside it, and remove the adapter.
 
-    The model is a plain one again, with the same outputs but for rounding; one without an adapter
-    stays as it is.
+    The model is a plain one again, and its outputs change by rounding only. A model without an
+    adapter stays as it is.
     """
     for name, layer in list(adapter_layers(model)):
         layer.merge(safe_merge=True)  # raises ValueError rather than write a NaN
@@ -75,20 +76,20 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 class WithoutAdapter(nn.Module):
-    """A model with its adapter off, called like the model and made of its very weights."""
+    """A model with its adapter off. It is called like the model and shares its weights."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model said before it was adapted; nothing is learned from it."""
+        """The output of the model before it was adapted, without gradients."""
         with torch.no_grad(), adapter_off(self.model):
             return self.model(*args, **kwargs)
 
 
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and layer of everything in a model that holds an adapter."""
+    """Name and layer of every layer of a model that holds an adapter."""
     for name, layer in model.named_modules():
         if hasattr(layer, "lora_A"):
             yield name, layer

@@ -2,7 +2,7 @@
 the critic are an `AutoModelForTokenClassification` with one label, a scalar for every token, whose
 head bias carries the reward normalization. Both open with plain transformers.
 
-[PAD] is no row of the embedding: padded slots hold id 0 and are masked out of attention (Huang et
+[PAD] has no row in the embedding: padded slots hold id 0 and are masked out of attention (Huang et
 al. 2024, detail 3). Position ids count real tokens only, so padding on either side changes rounding
 at most.
 """
@@ -37,8 +37,8 @@ LM_HEAD = {"embed_out.weight", "lm_head.weight"}
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer with [PAD] added as the next free id; its pad is never its EOS.
 
-    Raises UserError where pad and EOS are one token (masking pads would hide every EOS from the
-    loss and the model would never learn to stop), or where there is no EOS.
+    Raises UserError if pad and EOS are one token (masking pads would hide every EOS from the
+    loss and the model would never learn to stop), or if there is no EOS.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source))
@@ -116,7 +116,7 @@ def _load(
 
 
 def _quiet() -> None:
-    """No bars and no load report; `_refuse_weights` says in one line what matters of it."""
+    """Show no bars and no load report; `_refuse_weights` says what matters in one line."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
 
@@ -136,7 +136,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 class PolicyAndCritic(nn.Module):
-    """Both networks under one roof, so that one optimizer and one engine serve both (detail 22)."""
+    """Both networks in one module, so that one optimizer and one engine serve both (Huang et al.
+    2024, detail 22).
+    """
 
     def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel) -> None:
         super().__init__()
@@ -206,7 +208,7 @@ def response_values(
 def score_responses(
     reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
 ) -> Tensor:
-    """Scores read at the last real token of each response, which is its EOS where it has one.
+    """Scores read at the last real token of each response, which is its EOS if it has one.
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
     Source: Huang et al. 2024, detail 12.
@@ -235,7 +237,7 @@ def sample(
     never drawn.
 
     Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
-    log-probabilities in nats; [PAD] and 0 where sampling had stopped.
+    log-probabilities in nats; [PAD] and 0 after sampling has stopped.
     Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
     """
     attention_mask = queries != pad_id

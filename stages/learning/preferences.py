@@ -1,7 +1,7 @@
-"""Held-out comparisons: what the reward model and DPO's implicit one are both measured by.
+"""Held-out comparisons, which measure both the reward model and DPO's implicit one.
 
-A comparison is judged by its gap, the number of the chosen summary minus that of the rejected one,
-in reward units; it counts as right where the gap is above 0.
+The gap of a comparison is the reward of the chosen summary minus that of the rejected one. A
+comparison counts as right if its gap is above 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from stages.learning.loop import over_rows
 from stages.posts.tokens import TokenizedSplit
 
 T = TypeVar("T")
-CALIBRATION_BIN = 0.5  # reward units, as in P1's figure
+CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
 
 
 def pair_length(split: TokenizedSplit, row: int) -> int:
@@ -35,10 +35,10 @@ def over_pairs(
     measure: Callable[[list[int]], list[T]],
     keep: Path | None = None,
 ) -> list[T]:
-    """What `measure` says of every pair of a split, in its order, whatever process measured it.
+    """What `measure` says of every pair of a split, in its order, from all processes.
 
-    `measure` gets the rows of one forward pass, of at most `sequences` sequences, two a pair;
-    `keep` as in `over_share`.
+    `measure` gets the rows of one forward pass: at most `sequences` sequences, two per pair. `keep`
+    as in `over_share`.
     """
 
     def autocast(rows: list[int]) -> list[T]:
@@ -82,9 +82,10 @@ def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str,
 
 
 def calibration(gaps: list[float]) -> list[list[float]]:
-    """How often the higher score is on the preferred summary, by size of the gap (P1 detail 18).
+    """How often the higher score is on the preferred summary, by size of the gap.
 
     Rows [centre of the bin in reward units, share, pairs].
+    Source: Huang et al. 2024, detail 18.
     """
     bins: dict[int, list[bool]] = {}
     for gap in gaps:

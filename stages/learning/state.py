@@ -1,9 +1,9 @@
 """State of a training loop: one object instead of many parameters, saved between two updates.
 
 It holds what changes from update to update (networks, optimizer, the next update, the KL
-coefficient) beside what does not (the run, the accelerator, the order of the data). Randomness is a
-function of seed, purpose and update, so that no generator need be saved: a loop that was killed
-goes on to the very same weights.
+coefficient) beside what does not (the run, the accelerator, the order of the data). Randomness
+depends on seed, purpose and update only, so no generator is saved. A loop that was killed goes on
+to exactly the same weights.
 """
 
 import hashlib
@@ -59,22 +59,22 @@ class State:
     order: Order
     """The order in which the stage goes through its data."""
     kl_coef: float = 0.0
-    """PPO's, of the next update, reward units per nat; an adaptive one moves."""
+    """PPO's coefficient in the next update, reward units per nat; an adaptive one changes."""
     dropout: float = 0.0
-    """Probability; above 0, torch's own generator is seeded before each update."""
+    """Probability. If it is above 0, torch's own generator is seeded before each update."""
     update: int = 0
     """The next update, counted from 0."""
     saves: int = 0
     save_seconds: float = 0.0
-    """What this process has spent on saving."""
+    """Seconds that this process has spent on saving."""
     _started: float = field(default_factory=time.monotonic)
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
 
     def remaining(self, label: str) -> Iterator[int]:
-        """The updates that are still to do, with progress shown; each counts once it is over.
+        """The updates that are still to do, with progress shown; an update counts when it is over.
 
-        Between two of them the state is saved where that is due, and a signal stops the loop; the
-        last one is followed by a save. Raises Stopped after a signal.
+        Between two updates the state is saved if that is due, and a signal stops the loop. After
+        the last update the state is saved. Raises Stopped after a signal.
         """
         self._last = time.monotonic(), 0.0
         todo = range(self.update, self.updates)
@@ -101,7 +101,7 @@ class State:
         return self.accelerator.gather(numbers).max(dim=0).values.tolist()
 
     def is_due(self) -> bool:
-        """Whether the next save is due: by the settings, and cheap enough beside the last one."""
+        """Whether a save is due by the settings, and would not cost too much after the last one."""
         if not self.run.main:
             return False
         wanted = self.run.config.memory.save_minutes * 60
@@ -109,7 +109,7 @@ class State:
         return not wanted or time.monotonic() - ended >= max(wanted, LEAST_RATIO * took)
 
     def save(self) -> None:
-        """Save, or say on stderr why that failed: training goes on, and the last good one stays."""
+        """Save. If that fails, say why on stderr; training goes on with the last good save kept."""
         began = time.monotonic()
         folder = self.run.resume
         partial = folder / f"checkpoint-{self.update:07d}.tmp"
@@ -178,10 +178,10 @@ class State:
         return plain | fingerprints(model, self.optimizer)
 
     def load(self) -> None:
-        """Go on from the newest good checkpoint, or start over where there is none.
+        """Go on from the newest good checkpoint, or start over if there is none.
 
-        The run's records are cut back to what they were. Raises UserError where what was loaded is
-        not what was saved.
+        The run's records are cut back to what they were then. Raises UserError if memory does not
+        hold what was saved.
         """
         folder, found = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
@@ -223,7 +223,7 @@ class State:
 def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
     """Name weights as one process names them, so that any number of processes can go on.
 
-    Of weights that are tied, safetensors takes one, and loading ties them again.
+    Safetensors stores only one of tied weights; loading ties them again.
     """
     for index, state in enumerate(weights):
         first = {x.data_ptr(): name for name, x in reversed(state.items())}
@@ -238,7 +238,7 @@ def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], fo
 def saving_a_broken_batch(
     state: State, before: str, batch: Callable[[], dict[str, Tensor]]
 ) -> Iterator[None]:
-    """Around a step: where its numbers are not finite, save this process's part of the batch.
+    """A context for a step: if a number is not finite, save this process's part of the batch.
 
     The error then names that file, the update and the last good weights: the newest checkpoint, or
     what the stage `before` made.

@@ -1,7 +1,7 @@
-"""Steps 4 and 5 of an update: rewards of tokens from scores and KL, and what each token is worth.
+"""Steps 4 and 5 of an update: rewards per token from scores and KL, then advantages.
 
-Shaping and whitening as the settings switch them (P1 details 23 to 25); the formulas themselves
-are in `functional.py`.
+The settings switch shaping and whitening (Huang et al. 2024, details 23 to 25). The formulas are in
+`functional.py`.
 """
 
 import torch
@@ -28,7 +28,7 @@ def credit(
 ) -> Rollout:
     """Steps 4 and 5: rewards, values that count, GAE, whitening.
 
-    kl_coef is this update's, in reward units per nat. Raises ValueError where there is no critic.
+    kl_coef is this update's, in reward units per nat. Raises ValueError if there is no critic.
     """
     if episodes.values is None:
         raise ValueError("GAE needs a critic's values, and these episodes have none")
@@ -58,9 +58,9 @@ def credit(
 
 
 def whiten(accelerator: Accelerator, x: Tensor, mask: Tensor, ppo: Ppo, shift_mean: bool) -> Tensor:
-    """`masked_whiten` over the batch of all processes, or over this one's as P1 does.
+    """`masked_whiten` over the batch of all processes, or over this process's part of it.
 
-    Returns this process's rows, [B, T].
+    Huang et al. 2024 whitens each process's part. Returns this process's rows, [B, T].
     """
     if ppo.whiten_over == "process":
         return functional.masked_whiten(x, mask, shift_mean=shift_mean)

@@ -30,7 +30,7 @@ class Episodes:
 
     Shapes: queries [B, Q] left-padded; responses (postprocessed), logprobs, ref_logprobs and
     values [B, T]; scores [B]. Log-probabilities in nats, values and scores in reward units.
-    `values` is None where the stage has no critic.
+    `values` is None if the stage has no critic.
     """
 
     queries: Tensor

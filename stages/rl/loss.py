@@ -71,7 +71,7 @@ def count_terms(accelerator: Accelerator, minibatch: Rollout, ppo: Ppo, microbat
 def split_minibatch(minibatch: Rollout, ppo: Ppo, pad_id: int, size: int) -> list[list[int]]:
     """Rows of each microbatch: neighbours in length, so that little of a pass is padding.
 
-    Not where each microbatch's mean counts alike: there P1's random order is kept.
+    If each microbatch's mean counts alike, the order stays random, as in Huang et al. 2024.
     """
     rows = list(range(len(minibatch.queries)))
     if ppo.loss_mean != "microbatches":
@@ -85,7 +85,7 @@ def microbatch_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """This microbatch's part of the minibatch's loss and statistics."""
     ppo = state.run.config.ppo
-    longest = int(microbatch.value_mask.sum(dim=1).max())  # what follows counts nowhere
+    longest = int(microbatch.value_mask.sum(dim=1).max())  # later positions count nowhere
     part = microbatch.trimmed(pad_id, longest)
     mask, value_mask = part.response_mask, part.value_mask
     query_responses = torch.cat([part.queries, part.responses], dim=1)
@@ -137,7 +137,7 @@ def kl_loss(new_logprobs: Tensor, part: Rollout, ppo: Ppo, weights: Tensor) -> T
 def pretraining_step(state: State, ptx: Pretraining, step: int) -> float:
     """Add the gradient of ptx_coef times the mean SFT loss; returns that loss, nats per token.
 
-    Gradients do not travel between devices here: they go with the step's last microbatch.
+    Gradients do not travel between devices here, but with the step's last microbatch.
     """
     accelerator, config = state.accelerator, state.run.config
     policy = accelerator.unwrap_model(state.trained).policy

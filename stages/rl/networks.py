@@ -1,8 +1,8 @@
 """PPO's networks and their optimizer, as the settings switch them.
 
 Policy and ref_policy start as the SFT model, critic and reward model as the normalised reward model
-(P1 detail 22). All four are in float32 without dropout unless a setting says otherwise. Under LoRA
-there are three: the ref_policy is the policy with its adapter off.
+(Huang et al. 2024, detail 22). All four are in float32 without dropout unless a setting says
+otherwise. Under LoRA there are three: the ref_policy is the policy with its adapter off.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def load_reference(run: Run, policy: PreTrainedModel) -> nn.Module:
 
 
 def load_scorer(run: Run, dropout: float = 0.0) -> PreTrainedModel:
-    """The normalised reward model, or with its arbitrary mean put back (detail 15 switched off)."""
+    """The normalised reward model. With detail 15 switched off, its arbitrary mean is put back."""
     model = load_reward_model(run.require("normalize") / "model", dropout)
     with torch.no_grad():
         model.classifier.bias += reward_shift(run)
@@ -97,7 +97,7 @@ def load_critic(run: Run) -> PreTrainedModel:
 
 
 def parameter_groups(networks: PolicyAndCritic, ppo: Ppo) -> list[dict[str, Any]]:
-    """Policy and critic apart, so that each can have its own learning rate."""
+    """Policy and critic as two groups, so that each can have its own learning rate."""
     scale = ppo.critic_learning_rate / ppo.learning_rate if ppo.critic_learning_rate else 1.0
     return [
         {"params": list(networks.policy.parameters()), "lr_scale": 1.0},
@@ -106,7 +106,7 @@ def parameter_groups(networks: PolicyAndCritic, ppo: Ppo) -> list[dict[str, Any]
 
 
 def clip_gradients(networks: PolicyAndCritic, ppo: Ppo) -> dict[str, float]:
-    """Scale each network's gradient down to its largest norm; returns the norms before that."""
+    """Scale each network's gradient down to its largest allowed norm; returns the norms before."""
     norms = {}
     for name, network, largest in (
         ("policy", networks.policy, ppo.max_grad_norm),

@@ -38,8 +38,9 @@ def roll_out(
     """Episodes of this process's share of a global batch of queries, and the sampler's mismatch.
 
     The policy's log-probabilities are recomputed by the training forward pass, so that the first
-    ratio is 1. differs: P1 keeps the sampler's (`keep_sampled`). `val/sampler_mismatch` is the mean
-    distance between the two, nats per token over all processes.
+    ratio is 1. `val/sampler_mismatch` is the mean distance between these and the sampler's, in nats
+    per token over all processes.
+    differs: Huang et al. 2024 keeps the sampler's (`keep_sampled`).
     """
     models.trained.eval()
     eos_id, pad_id = models.eos_id, models.pad_id
@@ -80,7 +81,7 @@ def share_of_batch(
 def forward_passes(
     batch: Tensor, uniforms: Tensor, size: int, pad_id: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Queries and noise of at most `size` episodes at a time, without columns of padding alone."""
+    """Queries and noise of at most `size` episodes at a time, without columns of padding only."""
     for some, uniform in zip(torch.split(batch, size), torch.split(uniforms, size), strict=True):
         yield trim_left(some, pad_id), uniform
 

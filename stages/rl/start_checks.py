@@ -1,4 +1,4 @@
-"""What must hold before the first PPO update; where it does not, the stage at fault is named.
+"""What must hold before the first PPO update; if it does not, the stage at fault is named.
 
 PPO fails silently: a reward on the wrong token or a policy that is not its own reference still
 trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
@@ -22,7 +22,7 @@ from stages.rl.networks import Models
 from stages.settings.config import Config, UserError
 from stages.system.files import write_json
 
-# Largest difference, in nats or reward units. Float32 differs by rounding alone; bfloat16 keeps
+# Largest difference, in nats or reward units. Float32 differs by rounding only; bfloat16 keeps
 # three digits, and one token's log-probability moves by some hundredths with the batch's shape.
 TOLERANCES = {"no": 1e-3, "bf16": 0.25}
 KNOWN_ANSWERS = "known_answers.json"
@@ -53,7 +53,7 @@ def check_start(
         check_padding(models.reward_model, some.queries, some.responses, pad_id, tolerance)
         check_scores_at_eos(some, eos_id)
         check_kl(some, tolerance)
-        # With dropout asked for, the ratio is 1 without it.
+        # If the settings have dropout, the ratio is 1 only without it.
         models.trained.train(mode=not ppo.dropout)
         check_ratio(models.trained, some, ppo.temperature, pad_id, tolerance)
         if ppo.critic_init == "reward_model":
@@ -120,7 +120,7 @@ def check_padding(
 
 
 def check_scores_at_eos(rollout: Rollout, eos_id: int) -> None:
-    """Where a response has an EOS, its last real token is that EOS: there the reward is read."""
+    """If a response has an EOS, that is its last real token, where the score is read."""
     last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
     read = rollout.responses.gather(1, last).squeeze(1)
     contains = (rollout.responses == eos_id).any(dim=1)

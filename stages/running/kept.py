@@ -1,7 +1,7 @@
 """What an interrupted stage keeps, so that the same command goes on from there.
 
-Everything lies below `<stage>.partial/resume` and is gone when the stage has finished. Here: JSON
-lines, of which a kill can only damage the last one.
+All of it lies below `<stage>.partial/resume` and is removed when the stage has finished. This
+module keeps JSON lines: a kill can damage only the last one.
 """
 
 import json
@@ -17,7 +17,7 @@ from stages.runs import Run
 def whole_lines(path: Path) -> tuple[list[Any], int]:
     """The rows of a JSONL file before the first damaged line, and how many bytes they take.
 
-    A file that is not there has none.
+    A missing file has none.
     """
     rows: list[Any] = []
     size = 0
@@ -37,13 +37,13 @@ def whole_lines(path: Path) -> tuple[list[Any], int]:
 
 
 def cut_file(path: Path, size: int) -> None:
-    """Keep the first `size` bytes of a file; one that is not there stays so."""
+    """Keep the first `size` bytes of a file, if there is one."""
     if path.exists() and path.stat().st_size != size:
         os.truncate(path, size)
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a JSONL file of a stage anew: an interrupted attempt may have left a part of it."""
+    """Write a whole JSONL file of a stage; the part that an interrupted attempt left is removed."""
     if run.main:
         (run.partial / name).unlink(missing_ok=True)
     for row in rows:
@@ -51,10 +51,10 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class KeptRows:
-    """What was measured of some rows, in one JSONL file per process; floats keep every digit."""
+    """Measurements of rows, in one JSONL file per process; floats keep every digit."""
 
     def __init__(self, folder: Path, label: str, process: int) -> None:
-        """`label` names the measurement, and is another one for each of a stage."""
+        """`label` names the measurement; each measurement of a stage has its own."""
         stem = re.sub(r"\W+", "-", label)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{stem}.{process}.jsonl"

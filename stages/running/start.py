@@ -2,8 +2,8 @@
 
     python -m stages.running.start stages.sft --preset tiny
 
-is `python -m stages.sft --preset tiny`, and a Ctrl-C while its libraries load is one line, too.
-Exit codes: 2 for what the user can mend, 130 and 143 where SIGINT and SIGTERM have stopped a stage.
+does the same as `python -m stages.sft --preset tiny`, and handles a Ctrl-C while libraries load.
+Exit codes: 2 for what the user can mend, 130 after a SIGINT, 143 after a SIGTERM.
 """
 
 import errno
@@ -39,9 +39,9 @@ def run_stage(
     description: str,
     read: Read = config_from_arguments,
 ) -> T:
-    """Run a stage as its command line asks; `read` makes the config of it.
+    """Run a stage as its command line asks; `read` makes a config of the command line.
 
-    What the user can mend ends the process with one line, and so does a signal.
+    An error that the user can mend ends the process with one line, and so does a signal.
     """
     try:
         config = read(argv, description)
@@ -69,7 +69,7 @@ def run_stage(
 
 @contextmanager
 def signals_handled(command: str) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the stage where it can go on; a second one ends it at once."""
+    """SIGINT and SIGTERM stop the stage, which can go on later; a second one ends it at once."""
 
     def handle(number: int, frame: Any) -> None:
         if not ask_to_stop(number):
@@ -85,20 +85,20 @@ def signals_handled(command: str) -> Iterator[None]:
 
 
 def say_how_to_go_on(number: int, command: str) -> None:
-    """The one line of a stage that a signal has stopped; the main process's, where many run."""
+    """Print how a stage goes on that a signal has stopped; only the main process prints it."""
     if os.environ.get("RANK", "0") == "0":
         name = signal.Signals(number).name
         print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)
 
 
 def end_at_once(number: int, command: str) -> NoReturn:
-    """End the process without finishing anything; what was saved before is good."""
+    """End the process without finishing anything; what was saved before stays good."""
     say_how_to_go_on(number, command)
     os._exit(128 + number)
 
 
 def what_to_mend(error: Exception) -> str | None:
-    """What is wrong and how it is mended, in one line; None where that is not known."""
+    """What is wrong and how to mend it, in one line; None if that is not known."""
     if isinstance(error, OSError) and error.errno in MENDS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}: {MENDS[error.errno]}"
@@ -114,7 +114,7 @@ def is_about_another_process(error: Exception) -> bool:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Load the module that is named first, and run it with the other arguments."""
+    """Load the module that the first argument names; run it with the other arguments."""
     module, *arguments = sys.argv[1:] if argv is None else argv
     try:
         loaded = importlib.import_module(module)

@@ -1,6 +1,6 @@
 """What there is and what can be asked for: `make status`, `make help`, `make settings`.
 
-Reads only: nothing is written, locked or made by looking. Standard library only.
+Looking only reads: it writes, locks and makes nothing. Standard library only.
 """
 
 import textwrap
@@ -107,7 +107,7 @@ def _how_far(partial: Path) -> str:
 
 
 def _folders(seed: Path, stage: str) -> Iterator[Path]:
-    """The folders of one stage of a seed: one, or one a judge; of a stage under way too."""
+    """The folders of one stage of a seed, one for each judge; a stage under way has one too."""
     folders = [seed / stage]
     if STAGES[stage].per_judge:
         folders = [one for one in (seed / stage).glob("*") if one.is_dir()]
@@ -116,7 +116,7 @@ def _folders(seed: Path, stage: str) -> Iterator[Path]:
 
 
 def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
-    """One row of the grid for each judge of a seed, and a line on each stage to speak of."""
+    """One row of the grid for each judge of a seed, and a line on each that is not done."""
     rows: dict[str, dict[str, Seen]] = {}
     for stage in SHOWN:
         for folder in _folders(seed, stage):
@@ -144,7 +144,7 @@ def _line(label: str, cells: Sequence[str]) -> str:
 def status(name: str = "") -> list[str]:
     """The grid of runs, seeds and stages, at most 80 columns wide.
 
-    Raises UserError where `name` is given and no such run is there.
+    Raises UserError if `name` is given and there is no such run.
     """
     root = settings.RUNS
     seeds = sorted(root.glob("*/seed*"), key=lambda one: (one.parent.name, len(one.name), one.name))

@@ -8,5 +8,5 @@ judge         the judge, and what its models cost
 config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes
-ablations     what `make ablations` turns
+ablations     the switches of `make ablations`
 """

@@ -1,4 +1,4 @@
-"""What `make ablations` turns, one switch at a time, against a run. Standard library only."""
+"""The switches of `make ablations`: each of its runs turns one. Standard library only."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ ABLATIONS = {
 
 
 def settings_of_ablation(name: str) -> tuple[str, ...]:
-    """The overrides of one ablation. Raises UserError, with the nearest name, for no such one."""
+    """The overrides of one ablation. Raises UserError, with the nearest name, if it is unknown."""
     if name not in ABLATIONS:
         raise unknown("ablation", name, ABLATIONS)
     return tuple(ABLATIONS[name].settings.split())

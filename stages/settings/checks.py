@@ -1,4 +1,4 @@
-"""What a user can mend: the error that is one line, and the checks that raise it."""
+"""The error for what a user can mend, in one line, and the checks that raise it."""
 
 import difflib
 import sys
@@ -30,7 +30,7 @@ def positive(section: Any, prefix: str, *names: str) -> None:
 
 
 def at_least_0(section: Any, prefix: str, *names: str) -> None:
-    """Raise UserError where one of these fields of a section is negative."""
+    """Raise UserError if one of these fields of a section is negative."""
     for name in names:
         value = getattr(section, name)
         require(value >= 0, f"{prefix}.{name}", f"be at least 0, not {value}")
@@ -49,9 +49,9 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name that does not exist: the nearest that do, or where all of them are.
+    """The error for a name that does not exist: it offers the nearest names, or else all names.
 
-    `what` is the kind of name; `where` says how to see all names, else they are listed.
+    `what` is the kind of name. `where` says how to see all names; if it is empty, they are listed.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)

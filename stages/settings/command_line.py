@@ -19,7 +19,8 @@ from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
 from stages.settings.presets import PRESETS
 from stages.settings.stages import SHARED_SECTIONS, SHARED_STAGES, STAGES
 
-# Another judge is another opinion of the same run; its checks and memory knobs change no result.
+# An override of these sections needs no name of its own: another judge is another opinion of the
+# same run. Threads and precision do change numbers, so finished stages with others are refused.
 SAME_RUN = ("judge", "checks", "memory")
 
 
@@ -32,13 +33,17 @@ class Asked:
     name: str = ""
     """The run's folder below runs/; empty: the preset's name."""
     data: str = ""
+    """Folder of posts and comparisons; empty: the preset's source."""
     tokenizer: str = ""
+    """Folder or hub id; empty: the preset's."""
     upstream: str = ""
+    """Run that supplies base, SFT and reward model; empty: none."""
     overrides: tuple[str, ...] = ()
+    """Changed settings, like `ppo.kl_coef=0.1`."""
 
     @property
     def arguments(self) -> list[str]:
-        """The same as a stage's command line takes it."""
+        """The same, as words of a stage's command line."""
         words = ["--preset", self.preset, "--seed", str(self.seed)]
         for option in ("name", "data", "tokenizer", "upstream"):
             value = getattr(self, option)
@@ -47,15 +52,15 @@ class Asked:
 
 
 def make_config(preset: str, **changes: Any) -> Config:
-    """The preset with what the other fields of `Asked` change."""
+    """The preset, changed by the other fields of `Asked`."""
     return config_of(Asked(preset=preset, **changes))
 
 
 def config_of(asked: Asked, upstream: Config | None = None) -> Config:
     """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
-    A run with an upstream takes the sections of the stages that it shares from the upstream's own
-    record on disk, or from `upstream`, the config of an upstream that is still to be made.
+    If the run has an upstream, the sections of the shared stages come from the upstream's record
+    on disk, or from `upstream`, the config of an upstream that is not made yet.
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
@@ -94,7 +99,7 @@ def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
-    """A section changes at once: its numbers are checked together."""
+    """A section's changes are made at once, because its numbers are checked together."""
     sections = {name: replace(getattr(config, name), **one) for name, one in changes.items()}
     return replace(config, **sections)
 
@@ -129,7 +134,7 @@ def _shared(
 def recorded_sections(asked: Asked) -> dict[str, Any]:
     """The shared sections as the stages of `asked.upstream` recorded them.
 
-    A stage that is not there yet gives none. Raises UserError where there is no such run.
+    A stage that is not made yet has none. Raises UserError if there is no such run.
     """
     runs = settings.RUNS
     folder = runs / asked.upstream / f"seed{asked.seed}"
@@ -151,7 +156,7 @@ def recorded_sections(asked: Asked) -> dict[str, Any]:
 
 
 def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None where it holds none."""
+    """The config that a stage's folder recorded; None if it holds none."""
     path = folder / "config.json"
     if not path.exists():
         return None
@@ -182,7 +187,7 @@ def _check_given(config: Config) -> None:
 
 
 def override_of(override: str) -> tuple[str, str, Any]:
-    """Section, field and value of `section.key=value`. Raises UserError where there is no such."""
+    """Section, field and value of `section.key=value`. Raises UserError for a bad key or value."""
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")

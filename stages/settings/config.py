@@ -1,7 +1,8 @@
 """Every setting of a run in one frozen tree, and what each stage's result depends on.
 
-Bad numbers are refused with one line. Presets and the command line are in `presets.py`. Standard
-library only, so that `make` can read the settings before anything is installed.
+A bad number is refused with one line. Presets are in `presets.py`, the command line is in
+`command_line.py`. Standard library only, so that `make` can read the settings before anything is
+installed.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from stages.settings.sections import (
 )
 from stages.settings.stages import STAGES
 
-# One address for whoever needs a setting.
+# Other packages import settings from here.
 __all__ = [
     "HUB",
     "RANDOM",
@@ -70,13 +71,15 @@ class Config:
     """All settings of one run."""
 
     preset: str
+    """The preset that the settings started from."""
     name: str
     """The run's folder; the preset's name unless something was overridden."""
     seed: int = 44413
+    """Seed of all randomness but the built-in world's."""
     upstream: str = ""
     """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
     overrides: tuple[str, ...] = ()
-    """What was asked for by --set, so that a `make` command can repeat it."""
+    """What --set changed, so that a `make` command can repeat it."""
     base: Base = field(default_factory=Base)
     world: World = field(default_factory=World)
     data: Data = field(default_factory=Data)
@@ -98,7 +101,8 @@ class Config:
 
 
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
-# Of the memory section, what changes numbers by more than the rounding of a differently cut batch.
+# The memory fields that a result depends on: precision and threads change the rounding of every
+# sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 
 
@@ -115,7 +119,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
     else:
-        del sections["lora"]["stages"]  # what other stages learn is theirs
+        del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
         sections["memory"] = {name: getattr(config.memory, name) for name in NUMERICS}
     return {"seed": config.seed, **sections}

@@ -9,7 +9,7 @@ from typing import Any
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
 
 KINDS = ("openai", "local", "facts", "reward_model")
-# The question's wording in `eval/judges/prompt.py`; a test holds this name to it.
+# Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 # The settings that verdicts of each kind depend on.
 READ_BY = {
@@ -20,8 +20,8 @@ READ_BY = {
 }
 
 # USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
-# A dated snapshot costs what its name without the date costs, unless it stands here itself;
-# batches cost half.
+# A dated snapshot costs what the undated name costs, unless it has a line of its own. Batches cost
+# half.
 PRICES = {
     "gpt-3.5-turbo": (0.50, 1.50),
     "gpt-3.5-turbo-0613": (1.50, 2.00),
@@ -54,30 +54,30 @@ class Judge:
     base_url: str = ""
     """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
-    """Left out where the model refuses it; the manifest says so."""
+    """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
     max_tokens: int = 256
     """Longest reply, tokens."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
-    """Replies by a JSON schema: `on`, `off`, or `auto`: unless the server refuses it."""
+    """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
 
-    # From here on: how, not what. No verdict depends on these.
+    # The settings below say how the judge is asked. No verdict depends on them.
     concurrency: int = 8
     """Requests under way at once."""
     requests_per_minute: float = 0
-    """0: no limit."""
+    """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest wait for one reply: the client's default of 10 minutes would hide a dead server."""
+    """Longest wait for one reply, seconds. The client's default, 600, would hide a dead server."""
     max_retries: int = 8
-    """Further tries after a rate limit, a server error or a broken reply, before it stops."""
+    """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
-    """USD per million tokens read; -1: from the table above."""
+    """USD per million tokens read; -1: as in `PRICES`."""
     output_price: float = -1
-    """USD per million tokens written; -1: from the table above."""
+    """USD per million tokens written; -1: as in `PRICES`."""
     max_cost: float = 0
-    """The most that the replies to a run's questions may cost, USD, with those paid for in
-    earlier, interrupted tries; 0: no limit."""
+    """The most that the replies to a run's questions may cost, USD; 0: no limit. Replies that
+    interrupted tries have paid for count too."""
     batch: bool = False
     """Ask through the batch API: half the price, within a day."""
 
@@ -95,17 +95,16 @@ class Judge:
     def identity(self) -> dict[str, Any]:
         """What verdicts depend on: the kind, the settings that this kind reads, and the wording.
 
-        Price, pace and caps are not among it, so that a finished judgement stays valid when they
-        change.
+        Price, pace and caps are not part of it: a finished judgement stays valid when they change.
         """
         read = {name: getattr(self, name) for name in READ_BY[self.kind]}
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
 
     @property
     def folder(self) -> str:
-        """The name of this judge's folders below a run: two judges of one run stand side by side.
+        """The name of this judge's folders below a run, where two judges stand side by side.
 
-        The model's name and six digits of the identity; the kind alone where it decides everything.
+        It is the model's name with six digits of the identity, or the kind if that says everything.
         """
         if not READ_BY[self.kind]:
             return self.kind

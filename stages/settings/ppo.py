@@ -1,7 +1,8 @@
 """The settings of PPO; defaults are the paper's, names are TRL's. Standard library only.
 
-Every detail that an ablation can turn has its switch here. `compat="paper"` sets the quirks of the
-paper's code (`PAPER_QUIRKS`) where the defaults are what we hold to be right.
+Every detail that an ablation can turn has its switch here. In a few details the paper's code has
+quirks (`PAPER_QUIRKS`). There the defaults are what we hold to be right; `compat="paper"` sets the
+quirks.
 """
 
 from dataclasses import dataclass
@@ -30,79 +31,92 @@ PAPER_QUIRKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ppo:
-    """PPO (P1 details 20 to 25 and section B.3); names as in TRL."""
+    """PPO (Huang et al. 2024, details 20 to 25 and section B.3); names as in TRL."""
 
     compat: str = ""
     """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
 
     learning_rate: float = 3e-6
-    """Decays linearly; the last of N updates still has learning_rate / N."""
+    """Decays linearly; the last of N updates has learning_rate / N."""
     critic_learning_rate: float = 0.0
-    """Of the critic, with the same decay; 0: learning_rate, as in P1."""
+    """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
     max_grad_norm: float = 0.0
-    """The policy's gradient is scaled down to this norm; 0: never, as in P1."""
+    """The policy's gradient is scaled down to this norm; 0: never, as in Huang et al. 2024."""
     critic_max_grad_norm: float = 0.0
     """The same for the critic's gradient."""
     total_episodes: int = 1_000_000
+    """Episodes of the whole run."""
     batch_size: int = 512
     """Episodes per update, over all devices."""
     num_ppo_epochs: int = 4
+    """Passes over the episodes of an update."""
     num_minibatches: int = 1
-    """Above 1, which episodes meet in a minibatch depends on the number of processes, as in P1."""
+    """Optimizer steps per pass. Above 1, which episodes meet in a minibatch depends on the number
+    of processes, as in Huang et al. 2024."""
     target_kl: float = 0.0
-    """An update's epochs end after one whose policy/approxkl_avg is above this, nats per token;
-    0: never, as in P1."""
+    """An update ends after an epoch whose policy/approxkl_avg is above this, nats per token;
+    0: never, as in Huang et al. 2024."""
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
-    `microbatches`: over its microbatches' means as in P1, where memory knobs change results."""
+    `microbatches`: over its microbatches' means, as in Huang et al. 2024. With `microbatches` the
+    result depends on memory.microbatch_size."""
 
     temperature: float = 0.7
+    """Of sampling, and of every log-probability."""
     dropout: float = 0.0
-    """Probability in policy and critic while they learn; P1 detail 7: off."""
+    """Probability in policy and critic while they learn; Huang et al. 2024, detail 7: off."""
     logprobs: str = "recomputed"
-    """Of the rollout: `recomputed` by the training pass, or the sampler's (`sampled`, as in P1)."""
+    """Of the rollout: `recomputed` by the training pass, or `sampled` (the sampler's own, as in
+    Huang et al. 2024)."""
     logprob_dtype: str = "float32"
-    """Precision of the log-softmax; `bf16` as in P1."""
+    """Precision of the log-softmax; Huang et al. 2024 has `bf16`."""
 
     critic_init: str = "reward_model"
-    """`reward_model` (P1 detail 22), or `sft`: its backbone with a new head."""
+    """`reward_model` (Huang et al. 2024, detail 22), or `sft`: its backbone with a new head."""
     reward_normalization: bool = True
-    """Whether reward model and critic start from the normalised reward model (P1 detail 15)."""
+    """Whether reward model and critic start from the normalised reward model (Huang et al. 2024,
+    detail 15)."""
     eos_trick: str = "replace"
-    """A response without EOS: missing_eos_penalty replaces its score (P1 detail 23), is added to
-    it (`subtract`, as in TRL), or nothing happens (`off`)."""
+    """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
+    al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
     missing_eos_penalty: float = -1.0
     """Reward units."""
     score_at: str = "after_eos"
-    """Where the score stands among the rewards: one position after EOS as in P1, or at `eos`."""
+    """Where the score stands among the rewards: at `eos`, or one position after it (`after_eos`, as
+    in Huang et al. 2024)."""
     whiten_rewards: bool = False
-    """P1 detail 24: scale to unit variance, without shifting the mean."""
+    """Scale rewards to unit variance, without shifting the mean (Huang et al. 2024, detail 24)."""
     whiten_advantages: bool = True
-    """P1 detail 25."""
+    """Scale advantages to mean 0 and unit variance (Huang et al. 2024, detail 25)."""
     whiten_over: str = "batch"
-    """`batch`: the global batch; `process`: each device apart, as in P1."""
+    """`batch`: the global batch; `process`: each device apart, as in Huang et al. 2024."""
 
     kl_coef: float = 0.05
-    """Reward units per nat."""
+    """Weight of the KL penalty, reward units per nat."""
     kl_in: str = "reward"
-    """Where the KL penalty stands: in every token's `reward` (P1), or in the `loss`."""
+    """Where the KL penalty stands: in every token's `reward` (Huang et al. 2024) or the `loss`."""
     kl_estimator: str = "k1"
-    """Of the KL that is trained on: k1 (P1), k2 or k3."""
+    """Estimator of the KL that is trained on: k1 (Huang et al. 2024), k2 or k3."""
     kl_target: float = 0.0
-    """Adaptive kl_coef: steer objective/kl to this, nats per episode; 0: fixed, as in P1."""
+    """An adaptive kl_coef steers objective/kl to this, nats per episode; 0: kl_coef is fixed, as in
+    Huang et al. 2024."""
     kl_horizon: int = 10_000
     """Episodes over which the adaptive kl_coef reacts."""
 
     gamma: float = 1.0
+    """Discount per token."""
     lam: float = 0.95
+    """Lambda of GAE."""
     cliprange: float = 0.2
+    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange."""
     vf_coef: float = 0.1
+    """Weight of the value loss."""
     clip_values: bool = True
     """Whether the value loss is clipped."""
     cliprange_value: float = 0.2
-    """Reward units."""
+    """New values are clipped to this distance from the rollout's, reward units."""
     entropy_coef: float = 0.0
-    """Weight of the mean entropy per token, which the loss then rewards; 0 in P1."""
+    """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
     ptx_coef: float = 0.0
     """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
     samples_every: int = 20
@@ -139,5 +153,8 @@ class Ppo:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run; episodes that do not fill a batch are left out, as in P1."""
+        """Updates of the whole run.
+
+        Episodes that do not fill a batch are left out, as in Huang et al. 2024.
+        """
         return self.total_episodes // self.batch_size

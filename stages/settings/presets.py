@@ -44,8 +44,8 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
             max_comparison_tokens=48,
             max_query_comparison_tokens=160,
         ),
-        # New weights, not pretrained ones: larger steps, and more of them. The posts are mostly
-        # noise, so only the summary is learned.
+        # The weights are new, not pretrained: they need larger steps, and more of them. The posts
+        # are mostly noise, so only the summary is learned.
         optimizer=Optimizer(warmup_fraction=0.05),
         sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),

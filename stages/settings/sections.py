@@ -1,7 +1,7 @@
 """The settings of data, SFT, RM, DPO, LoRA, evaluation and memory; defaults are the paper's.
 
-PPO's and the judge's are in `ppo.py` and `judge.py`. A field's docstring stands
-under it, with its unit. Standard library only.
+PPO's and the judge's are in `ppo.py` and `judge.py`. A field's docstring stands under it, with its
+unit. Standard library only.
 """
 
 from dataclasses import dataclass, fields
@@ -44,9 +44,13 @@ class World:
     seed: int = 1
     """Another seed is another world."""
     train_posts: int = 8000
+    """Posts with a reference, for SFT and PPO."""
     validation_posts: int = 600
+    """Held-out posts with a reference."""
     train_comparisons: int = 12000
+    """Pairs of summaries, for the reward model and DPO."""
     validation_comparisons: int = 2000
+    """Held-out pairs of summaries."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -66,12 +70,15 @@ class Data:
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
     max_query_tokens: int = 512
+    """Longest query, tokens; a longer post is cut."""
     max_summary_tokens: int = 53
-    """Longest reference with its leading space and EOS; also the length that PPO samples."""
+    """Longest reference with its leading space and EOS, tokens; PPO samples as many."""
     max_query_summary_tokens: int = 562
+    """Longest query and reference together, tokens."""
     max_comparison_tokens: int = 169
-    """Longest compared summary with EOS."""
+    """Longest compared summary with EOS, tokens."""
     max_query_comparison_tokens: int = 638
+    """Longest query and compared summary together, tokens."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -81,12 +88,16 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW, alike in all stages (Huang et al. 2024, section B.0)."""
+    """AdamW, the same in all stages (Huang et al. 2024, section B.0)."""
 
     adam_eps: float = 1e-5
+    """Added to the denominator of a step."""
     adam_beta1: float = 0.9
+    """Decay of the mean gradient, per step."""
     adam_beta2: float = 0.999
+    """Decay of the mean squared gradient, per step."""
     weight_decay: float = 0.01
+    """Share of a weight that a step takes off, times the learning rate."""
     warmup_fraction: float = 0.0
     """Share of the updates in which the learning rate rises linearly from 0 (sft, rm, dpo)."""
 
@@ -101,16 +112,19 @@ class Sft:
     """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
 
     learning_rate: float = 3e-6
+    """Peak of the cosine schedule."""
     batch_size: int = 128
     """Sequences per update, over all devices."""
     epochs: int = 1
+    """Passes over the training posts."""
     loss_on_query: bool = True
     """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
     learn the summary only."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     evaluations: int = 4
-    """How often the validation loss is measured on the way (and once before, once after)."""
+    """How often, about, the validation loss is measured during training; it is also measured before
+    and after."""
 
     def __post_init__(self) -> None:
         positive(self, "sft", "learning_rate", "batch_size", "epochs", "evaluations")
@@ -122,9 +136,11 @@ class Rm:
     """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
     learning_rate: float = 3e-6
+    """Peak of the cosine schedule."""
     batch_size: int = 64
     """Pairs per update, over all devices."""
     epochs: int = 1
+    """Passes over the training pairs."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
 
@@ -141,11 +157,13 @@ class Dpo:
     """
 
     beta: float = 0.05
-    """Nats to reward units; smaller lets the policy move further from the SFT model."""
+    """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
     learning_rate: float = 3e-6
+    """Peak of the cosine schedule."""
     batch_size: int = 64
     """Pairs per update, over all devices."""
     epochs: int = 1
+    """Passes over the training pairs."""
 
     def __post_init__(self) -> None:
         positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")
@@ -153,19 +171,19 @@ class Dpo:
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Adapters in place of all weights; merged when a model is saved.
+    """Adapters that learn in place of all weights. They are merged when a model is saved.
 
     Off by default, as in Huang et al. 2024.
     """
 
     rank: int = 0
-    """Width of an adapter; 0: none, all weights are learned."""
+    """Width of an adapter; 0: no adapters, all weights learn."""
     alpha: int = 32
     """An adapter's product is scaled by alpha / rank."""
     target_modules: str = "all-linear"
-    """`all-linear`: every linear layer but the head; or names of layers, with commas."""
+    """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
     stages: str = "sft,rm,ppo,dpo"
-    """The stages that learn adapters, with commas."""
+    """The stages that learn adapters, separated by commas."""
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "lora.rank", "be at least 0")
@@ -177,7 +195,7 @@ class Lora:
 
     @property
     def adapted_stages(self) -> tuple[str, ...]:
-        """The stages that learn adapters; none where the rank is 0."""
+        """The stages that learn adapters; none if the rank is 0."""
         return tuple(self.stages.split(",")) if self.rank else ()
 
 
@@ -188,6 +206,7 @@ class Eval:
     posts: int = 0
     """Held-out posts that are summarised and judged; 0: all of the validation split."""
     temperature: float = 0.01
+    """Of sampling the summaries."""
     dpo_summary_tokens: int = 128
     """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
     Huang et al. 2024)."""
@@ -199,12 +218,12 @@ class Eval:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """How the judge itself is checked, with every evaluation and against labels."""
+    """How the judge itself is checked: by controls in every evaluation, and against labels."""
 
     control_posts: int = 50
     """Posts whose reference is judged against texts that must lose to it."""
     calibration_pairs: int = 500
-    """Labelled comparisons that `make judge-calibration` asks the judge about, drawn by seed."""
+    """Labelled comparisons that `make judge-calibration` asks about; the seed draws them."""
 
     def __post_init__(self) -> None:
         positive(self, "checks", "control_posts", "calibration_pairs")
@@ -212,7 +231,12 @@ class Checks:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Knobs that cost or save memory and change no result beyond rounding."""
+    """How a run fits its machine.
+
+    How batches are cut changes no number beyond rounding (unless ppo.loss_mean is `microbatches`).
+    mixed_precision and cpu_threads change the rounding of every sum, so a stage that runs a model
+    records them as settings of its result.
+    """
 
     microbatch_size: int = 8
     """Sequences per forward and backward pass on one device (a pair counts as two)."""
@@ -221,13 +245,15 @@ class Memory:
     mixed_precision: str = "bf16"
     """`bf16` on a GPU; `no`: float32."""
     gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass: less memory, more time."""
     cpu_threads: int = 0
-    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. Sums are
-    rounded otherwise with another number, so that a run repeats to the digit only with its own."""
+    """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
+    threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
+    digit only with its own number."""
 
     save_minutes: float = 5.0
-    """Minutes between two checkpoints of a training stage, longer where saving would cost more than
-    5 % of the time; 0: after every update, whatever it costs."""
+    """Minutes between two checkpoints of a training stage, or more if saving would cost over 5 % of
+    the time; 0: after every update, whatever it costs."""
 
     def __post_init__(self) -> None:
         positive(self, "memory", "microbatch_size", "forward_batch_size")

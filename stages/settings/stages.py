@@ -24,7 +24,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     """Stages whose outputs it reads."""
     joined_by: tuple[str, ...] = ()
-    """Optional stages whose outputs it reads too, where they are there."""
+    """Optional stages whose outputs it reads too, if they are there."""
     shared: bool = False
     """Whether a run with an upstream takes it from there."""
     optional: bool = False
@@ -32,8 +32,8 @@ class Stage:
     makes_policy: bool = False
     """Whether its policy is summarised and judged."""
     computes: bool = True
-    """Whether it runs a model here: started by LAUNCH, and its numbers depend on precision and
-    threads."""
+    """Whether it runs a model here. If so, LAUNCH starts it, and its numbers depend on precision
+    and threads."""
     reads_data: bool = False
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
@@ -185,8 +185,8 @@ STAGES = {
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# Of a run with an upstream these are the upstream's own: no later stage's result depends on them
-# in any other way.
+# A run with an upstream takes these sections from it. Later stages depend on them only through the
+# outputs of the shared stages.
 SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
 
 

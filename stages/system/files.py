@@ -18,7 +18,7 @@ def file_hash(path: Path) -> str:
 
 
 def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
-    """Hash of every file below a folder by its relative path, but for the subfolders left out."""
+    """Relative path -> hash of every file below a folder, without the subfolders left out."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path.relative_to(folder): path for path in paths}
     return {
@@ -27,12 +27,12 @@ def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is either whole or absent, whenever the machine stops."""
+    """Write JSON so that the file is whole or absent, whenever the machine stops."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is either whole or as it was, whenever the machine stops."""
+    """Write a text file so that it is whole or unchanged, whenever the machine stops."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as handle:
         handle.write(text)
@@ -43,7 +43,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk before this returns."""
+    """Flush the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -52,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, or None where there is no such file."""
+    """The value in a JSON file, or None if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -14,9 +14,9 @@ from stages.settings.checks import UserError
 
 @contextmanager
 def held(path: Path, stage: str) -> Iterator[None]:
-    """Hold a stage's lock; that of a process that died is free, whoever wrote its name there.
+    """Hold a stage's lock. The lock of a dead process is free, even if its file still names it.
 
-    Raises UserError that names the living process that holds it.
+    Raises UserError if a living process holds the lock, and names that process.
     """
     while True:
         handle = path.open("a+")
@@ -43,7 +43,7 @@ def held(path: Path, stage: str) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> dict[str, Any] | None:
-    """The living process that a lock names, or None. Reads only; other machines count as alive."""
+    """The living process that a lock names, or None; one on another machine counts as living."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a run was made with: commit, libraries, device, memory. Torch only where it is loaded."""
+"""What a run was made with: commit, libraries, device, memory. It does not load torch."""
 
 import importlib.metadata
 import os
@@ -11,10 +11,9 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "n
 
 
 def code_version() -> str:
-    """The commit that runs, `-dirty` where files differ from it; `unknown` outside git.
+    """The commit that runs, with `-dirty` if files differ from it; `unknown` outside git.
 
-    Published pages, and the README that repeats their numbers, are what runs write and not what
-    runs them.
+    Published pages and Markdown files may differ: no run reads them.
     """
     describe = ["git", "describe", "--always", "--abbrev=10"]
     found = subprocess.run(describe, capture_output=True, text=True, check=False)
@@ -38,7 +37,7 @@ def library_versions() -> dict[str, str]:
 
 
 def device_name() -> str:
-    """The GPU's name, or `CPU` with its number of cores and torch's of threads."""
+    """The GPU's name, or `CPU` with the numbers of cores and of torch's threads."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

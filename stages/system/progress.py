@@ -1,4 +1,7 @@
-"""How far and how long: a bar on a terminal, lines in a log. Standard library, tqdm where used."""
+"""How many items are done and how long the rest takes: a bar on a terminal, lines in a log.
+
+Standard library only, but for the bar, which is tqdm's.
+"""
 
 import sys
 import time
@@ -15,10 +18,10 @@ LOG_WIDTH = 80
 def progress(
     items: Iterable[T], label: str, total: int, done: int = 0, note: Note | None = None
 ) -> Iterator[T]:
-    """Pass the items on, showing how far and how long.
+    """Pass the items on; show how many are done and how long the rest takes.
 
-    `done` of the `total` were done before; `note` is told, every few seconds, how many are done
-    and how many seconds are left.
+    `done` of the `total` were done before. Every few seconds `note` is called with the number of
+    items that are done and the seconds that are left.
     """
     started = last_line = last_note = time.monotonic()
     terminal = sys.stderr.isatty()

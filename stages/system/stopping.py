@@ -1,7 +1,7 @@
-"""Signals that ask a stage to stop: what is under way is finished first, then `Stopped` is raised.
+"""Signals that ask a stage to stop: it finishes what is under way, then `Stopped` is raised.
 
-The handlers are set in `start.py`; the loops ask here between two updates or parts. One
-process has one set of signals, so what has been asked is kept in this module.
+`stages/running/start.py` sets the handlers. The loops ask here between two updates or parts. One
+process has one set of signals, so this module keeps what has been asked.
 """
 
 import os
@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SETTLE_SECONDS = 2.0
-"""A launcher passes a signal on to processes that the terminal has signalled already."""
+"""A launcher passes a signal on to processes that already had it from the terminal. Within this
+time it counts as the same signal."""
 _asked: list[tuple[int, float]] = []  # signal and monotonic time, at most one
 _finishing: list[int] = []  # one item for each thing under way that is to be finished first
 
 
 class Stopped(BaseException):
-    """A signal has ended the stage where it can go on; not an Exception, as KeyboardInterrupt."""
+    """A signal has stopped the stage, which can go on; like KeyboardInterrupt, no Exception."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -29,9 +30,9 @@ def stop_asked() -> int:
 
 
 def ask_to_stop(number: int) -> bool:
-    """Note a signal; False where one had been noted before, so that this one ends all at once.
+    """Note a signal; False if it is the second one, which ends the process at once.
 
-    Raises Stopped where nothing is under way that should be finished first.
+    Raises Stopped if nothing is under way that must be finished first.
     """
     if _asked:
         echo = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -43,20 +44,20 @@ def ask_to_stop(number: int) -> bool:
 
 
 def forget_signals() -> None:
-    """As if no signal had come: for the next stage in this process."""
+    """Forget all signals, for the next stage in this process."""
     _asked.clear()
     _finishing.clear()
 
 
 def stop_if_asked() -> None:
-    """Raise Stopped where a signal has come."""
+    """Raise Stopped if a signal has come."""
     if stop_asked():
         raise Stopped(stop_asked())
 
 
 @contextmanager
 def finishing_first() -> Iterator[None]:
-    """Around what a signal must not interrupt; whoever uses it asks `stop_asked` in time."""
+    """A context that no signal interrupts; the code in it must call `stop_asked` often enough."""
     _finishing.append(1)
     try:
         yield
