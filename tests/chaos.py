@@ -28,7 +28,7 @@ from stages.system.files import read_json, read_lines
 from stages.system.locks import holder_of
 
 ROOT = Path(__file__).parents[1]
-GOALS = ("sft", "rm", "ppo", "dpo", "eval")
+GOALS = ("sft", "rm", "ppo", "eval")
 # How many of every 30 kills fall into each stage, and how many of these into a save.
 SHARES = {
     "base": (2, 0),
