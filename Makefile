@@ -85,7 +85,8 @@ check: $(INSTALLED)
 	$(BIN)ruff check .
 	$(BIN)ruff format --check .
 	$(BIN)mypy stages eval reports tests
+# Two processes on two cores; threads that wait must not spin while others have work.
 test: $(INSTALLED)
-	$(BIN)pytest
+	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile
 chaos: $(INSTALLED)
 	$(PY) -m tests.chaos

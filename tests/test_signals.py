@@ -1,6 +1,7 @@
 """Real processes that signals, kills and each other end; each goes on to the same weights."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from stages import ppo
+from stages import base, ppo
 from stages.learning.checkpoints import checkpoints
 from stages.running.start import run_stage
 from stages.runs import stage_folder
 from stages.settings.command_line import make_config
 from stages.system import stopping
 from tests.resuming import (
+    ARGUMENTS,
     OFTEN,
     Killed,
     compare,
@@ -125,6 +127,24 @@ def launch_pair(folder: Path, code: str, second: str = "") -> list[subprocess.Po
     ]
 
 
+def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole, attempt, tmp_path):
+    """One of them is told alone, as by a launcher that reaches them one after the other."""
+    folder = attempt("ppo")
+    partial = folder.with_name("ppo.partial")
+    pair = launch_pair(tmp_path, SCRIPT.format(module="ppo", arguments=ARGUMENTS))
+    wait_for_lines(partial / "metrics.jsonl", 2, pair[0])
+    pair[1].send_signal(signal.SIGINT)
+    said = [process.communicate(timeout=120)[1] for process in pair]
+    assert [process.returncode for process in pair] == [130, 130], said
+    assert sum("stopped by SIGINT" in text for text in said) == 1
+    assert "Traceback" not in "".join(said)
+    (checkpoint,) = checkpoints(partial / "resume")
+    assert int(checkpoint.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
+    ppo.main(ARGUMENTS)
+    assert [row["step"] for row in rows_of(folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
+
+
 def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, tmp_path):
     attempt("rm")
     code = SCRIPT.format(module="reward", arguments=OFTEN)
@@ -175,6 +195,24 @@ def test_what_the_disk_refuses_is_one_line(capsys, error, said):
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert line.endswith("then run `make sft PRESET=tiny SEED=44413`")
+
+
+def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(tmp_path, monkeypatch, capsys):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=200k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        monkeypatch.chdir(disk)
+        with pytest.raises(SystemExit) as stop:
+            base.main(ARGUMENTS)
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "Read-only file system: make it writable, then run `make sft" in line
+    finally:
+        monkeypatch.chdir(tmp_path)
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_an_error_that_nobody_can_mend_keeps_its_traceback():
