@@ -250,17 +250,19 @@ def _policy_row(record: Record, policy: str) -> dict[str, Any]:
 def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
     """The settings that are not alike in all runs -> their values, but for the `free` ones.
 
-    A free one is a section (`memory`) or a field (`base.hidden_size`).
+    A free one is a section (`memory`) or a field (`base.hidden_size`). A section is compared
+    between the runs that have it: an optional stage may be missing from some.
     """
     different = {}
-    for section, values in records[0].settings.items():
-        for key in values:
+    for section in dict.fromkeys(one for record in records for one in record.settings):
+        having = [record.settings[section] for record in records if section in record.settings]
+        for key in having[0]:
             name = f"{section}.{key}"
             if section in free or name in free:
                 continue
-            found = [shown(name, record.settings[section].get(key)) for record in records]
-            if len(set(found)) > 1:
-                different[name] = sorted(set(found))
+            found = {shown(name, values.get(key)) for values in having}
+            if len(found) > 1:
+                different[name] = sorted(found)
     return different
 
 

@@ -54,6 +54,16 @@ def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     assert "nan" not in text.lower().replace("nanc", "")
 
 
+def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
+    records, _ = four_runs()
+    first, *others = records
+    dpo = {"dpo": {"beta": 0.05}}
+    records = [replace(first, settings=first.settings | dpo), *others]
+    assert collect.differing_settings(records, scaling_page.FREE) == {}
+    records[1] = replace(others[0], settings=others[0].settings | {"dpo": {"beta": 0.1}})
+    assert collect.differing_settings(records, scaling_page.FREE) == {"dpo.beta": ["0.05", "0.1"]}
+
+
 def test_sizes_that_differ_in_the_model_only_are_found_alike(runs):
     records, _ = four_runs()
     assert not any(
