@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,11 @@ def plan(kills: int, rng: random.Random, stages: Sequence[str]) -> list[Kill]:
 
 def working(folder: Path) -> Iterator[tuple[str, Path, int]]:
     """Name, partial folder and process of each stage that is under way."""
-    for lock in folder.glob("runs/chaos/seed*/**/.*.lock"):
+    locks: list[Path] = []
+    with suppress(FileNotFoundError):  # a folder that is renamed while this looks into it
+        for pattern in ("runs/chaos/seed*/.*.lock", "runs/chaos/seed*/*/.*.lock"):
+            locks += folder.glob(pattern)
+    for lock in locks:
         holder = holder_of(lock)
         if holder is not None:
             name = lock.name[1:-5]
@@ -132,7 +137,7 @@ def kill_when_due(
     while process.poll() is None and time.monotonic() < deadline:
         for stage, partial, pid in working(folder):
             since = time.monotonic() - began.setdefault(pid, time.monotonic())
-            saving = any(partial.glob("resume/*.tmp"))
+            saving = is_saving(partial)
             due = stage == kill.stage and since >= delay and (saving or not kill.during_save)
             if not due and not _has_passed(stage, kill.stage):
                 continue
@@ -147,6 +152,14 @@ def kill_when_due(
         os.killpg(process.pid, signal.SIGKILL)
         raise SystemExit(f"nothing came to its end within {STUCK_SECONDS} s: see log.txt")
     return None
+
+
+def is_saving(partial: Path) -> bool:
+    """Whether a checkpoint is half written."""
+    try:
+        return any(name.endswith(".tmp") for name in os.listdir(partial / "resume"))
+    except FileNotFoundError:
+        return False
 
 
 def _has_passed(stage: str, meant: str) -> bool:

@@ -143,16 +143,19 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
     rollout.returns[1, 0] = float("inf")
     optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
     before = [one.detach().clone() for one in before_ppo.trained.parameters()]
-    run: Any = SimpleNamespace(
-        folder=tmp_path / "ppo", partial=tmp_path / "ppo.partial", config=config
-    )
+    resume = tmp_path / "ppo.partial" / "resume"
+    checkpoint = resume / "checkpoint-0000005"
+    if not whitened:  # as good a case as any with a checkpoint to go back to
+        checkpoint.mkdir(parents=True)
+    run: Any = SimpleNamespace(folder=tmp_path / "ppo", resume=resume, config=config)
     state = state_of(config, before_ppo.trained, optimizer, run=run, update=6)
     with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
         ppo.learn(state, before_ppo, rollout, None)
     path = tmp_path / "ppo.failed0.safetensors"
     said = f"(update 7, its batch is in {path}; the last good weights are those in "
     assert said in str(refusal.value)
-    assert str(refusal.value).endswith("/mine/seed44413/sft)")
+    last_good = "/mine/seed44413/sft)" if whitened else f"{checkpoint})"
+    assert str(refusal.value).endswith(last_good)
     saved = load_file(path)
     assert saved.keys() == vars(rollout).keys()
     assert all(torch.equal(saved[name], x) for name, x in vars(rollout).items())

@@ -45,7 +45,6 @@ def _judge_tasks(
     `asked` are the tasks as questions. What an interrupted stage had asked counts, as `beside`
     does, under the same cap on the cost.
     """
-    run.resume.mkdir(parents=True, exist_ok=True)
     judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
     done = len(judgements)
     todo = tasks[done:]
@@ -54,6 +53,7 @@ def _judge_tasks(
     before = [*beside, *asked[:done]]
     replies = judge_all(judge, asked[done:], run.config.judge.concurrency, before)
     for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
+        run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
         judgements.append(judgement(judge.about, *task, reply))
         run.append("judgements.jsonl", judgements[-1])
     return judgements
