@@ -1,6 +1,7 @@
 """The pipeline, killed at seeded random moments, beside a calm run: `make chaos`.
 
     python -m tests.chaos --kills 30 --seed 1
+    python -m tests.chaos --calm runs/tiny/seed44413      beside a run that has finished before
 
 Two folders get the same run. In the second one the pipeline and its stage are killed with SIGKILL
 again and again, in every stage and in the middle of saves, and started again with the same command.
@@ -10,7 +11,6 @@ where anything differs.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runs import RECORDS, read_manifest
-from stages.system.files import read_json, read_lines
+from stages.system.files import read_lines, write_json
 from stages.system.locks import holder_of
 
 ROOT = Path(__file__).parents[1]
@@ -70,11 +70,12 @@ class Study:
     arguments: tuple[str, ...]
     overrides: tuple[str, ...]
     goals: tuple[str, ...] = GOALS
+    name: str = "chaos"
 
     def command(self, *overrides: str) -> list[str]:
         """The pipeline's command line."""
         words = [sys.executable, "-m", "stages.pipeline", *self.goals, *self.arguments]
-        return [*words, "--name", "chaos", "--set", *self.overrides, *overrides]
+        return [*words, "--name", self.name, "--set", *self.overrides, *overrides]
 
     def start(self, place: str, *overrides: str) -> "subprocess.Popen[bytes]":
         """The pipeline in a process group of its own."""
@@ -92,7 +93,7 @@ class Study:
 
     def seed_folder(self, place: str) -> Path:
         """Where the stages of this study's run lie."""
-        return next(iter((self.folder / place / "runs" / "chaos").glob("seed*")))
+        return next(iter((self.folder / place / "runs" / self.name).glob("seed*")))
 
 
 def plan(kills: int, rng: random.Random, stages: Sequence[str]) -> list[Kill]:
@@ -115,7 +116,7 @@ def working(folder: Path) -> Iterator[tuple[str, Path, int]]:
     """Name, partial folder and process of each stage that is under way."""
     locks: list[Path] = []
     with suppress(FileNotFoundError):  # a folder that is renamed while this looks into it
-        for pattern in ("runs/chaos/seed*/.*.lock", "runs/chaos/seed*/*/.*.lock"):
+        for pattern in ("runs/*/seed*/.*.lock", "runs/*/seed*/*/.*.lock"):
             locks += folder.glob(pattern)
     for lock in locks:
         holder = holder_of(lock)
@@ -168,12 +169,16 @@ def _has_passed(stage: str, meant: str) -> bool:
     return stage in order and order.index(stage) > order.index(meant)
 
 
-def calm_run(study: Study) -> dict[str, float]:
-    """The run without a kill; seconds of each stage."""
+def calm_run(study: Study) -> Path:
+    """The run without a kill; its seed's folder."""
     if study.start("calm").wait():
         raise SystemExit(f"the calm run failed: see {study.folder / 'calm/log.txt'}")
-    manifests = manifests_of(study.seed_folder("calm"))
-    return {name.split("/")[0]: one["seconds"] for name, one in manifests.items()}
+    return study.seed_folder("calm")
+
+
+def seconds_of(seed: Path) -> dict[str, float]:
+    """How long each stage of a finished seed took."""
+    return {name.split("/")[0]: one["seconds"] for name, one in manifests_of(seed).items()}
 
 
 def chaotic_run(study: Study, kills: Sequence[Kill], seconds: dict[str, float], seed: int):
@@ -233,35 +238,32 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
 
 
-def compare(study: Study, kills: int, seed: int) -> tuple[list[Kill], list[str]]:
-    """Both runs; the kills that fell, and in what the runs differ."""
-    seconds = calm_run(study)
-    print(f"calm run: {sum(seconds.values()):.0f} s in {len(seconds)} stages", flush=True)
-    planned = plan(kills, random.Random(seed), list(seconds))
-    fallen = chaotic_run(study, planned, seconds, seed)
-    seeds = study.seed_folder("calm"), study.seed_folder("chaos")
-    return fallen, differences(*seeds)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run it and say what came out."""
     parser = argparse.ArgumentParser(description="the pipeline, killed, beside a calm run")
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the kills")
     parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--calm", type=Path, help="a finished seed of the preset: runs/tiny/seed1")
     parser.add_argument("--folder", type=Path, default=None, help="keeps both runs")
     parser.add_argument("--set", nargs="*", default=[], dest="overrides")
     args = parser.parse_args(argv)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    number = args.calm.name.removeprefix("seed") if args.calm else "44413"
     study = Study(
         folder=folder.resolve(),
-        arguments=("--preset", args.preset),
+        arguments=("--preset", args.preset, "--seed", number),
         overrides=tuple(args.overrides),
+        name=args.calm.parent.name if args.calm else "chaos",
     )
-    fallen, differing = compare(study, args.kills, args.seed)
+    calm = args.calm or calm_run(study)
+    seconds = seconds_of(calm)
+    print(f"calm run: {sum(seconds.values()):.0f} s in {len(seconds)} stages", flush=True)
+    kills = plan(args.kills, random.Random(args.seed), list(seconds))
+    fallen = chaotic_run(study, kills, seconds, args.seed)
+    differing = differences(calm, study.seed_folder("chaos"))
     table = {"kills": [asdict(one) for one in fallen], "differences": differing}
-    (folder / "chaos.json").write_text(json.dumps(table, indent=1) + "\n")
-    assert read_json(folder / "chaos.json") == table
+    write_json(folder / "chaos.json", table)
     during = sum(one.found_save for one in fallen)
     stages = len({one.fell_in for one in fallen})
     print(f"{len(fallen)} kills in {stages} stages, {during} of them during a save: {folder}")

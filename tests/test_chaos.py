@@ -30,7 +30,7 @@ def killed(tmp_path_factory):
         overrides=tuple(SMALL),
         goals=("sft", "rm", "ppo"),
     )
-    seconds = chaos.calm_run(study)
+    seconds = chaos.seconds_of(chaos.calm_run(study))
     fallen = chaos.chaotic_run(study, KILLS, seconds, seed=5)
     return study, fallen
 
