@@ -1,6 +1,7 @@
 """`make chaos` in short: killed in the middle of stages and saves, the pipeline ends the same."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
 
 
 def test_thirty_kills_reach_every_stage_that_takes_its_time_and_a_third_of_them_a_save():
-    kills = plan(30, chaos.random.Random(1), list(SHARES))
+    kills = plan(30, random.Random(1), list(SHARES))
     assert len(kills) == 30
     assert {one.stage for one in kills} == set(SHARES)
     assert sum(one.during_save for one in kills) == 9
