@@ -22,7 +22,8 @@ BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 option = $(if $(2),--$(1) $(2))
 DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
-RUN = $(if $(VENV),$(if $(wildcard $(PY)),$(PY),$(PYTHON)),$(PYTHON)) $(if $(DRY),-B) -m
+# A dry run installs nothing.
+RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(SET))
@@ -85,8 +86,9 @@ check: $(INSTALLED)
 	$(BIN)ruff check .
 	$(BIN)ruff format --check .
 	$(BIN)mypy stages eval reports tests
-# Two processes on two cores; threads that wait must not spin while others have work.
+# Two processes on two cores; threads that wait must not spin while others have work. Files keep
+# their order, because the longest have few tests and would otherwise come last, alone.
 test: $(INSTALLED)
-	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 chaos: $(INSTALLED)
 	$(PY) -m tests.chaos

@@ -12,13 +12,14 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.finished import read_manifest, stage_folder
 from stages.learning.loop import Sampling, gather_rows, make_accelerator, over_rows, respond
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, score_responses
 from stages.posts.text_metrics import copied_title_words, distinct, rouge
 from stages.posts.tokens import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
 from stages.running.kept import write_rows
 from stages.running.start import run_stage
-from stages.runs import Run, open_stage, read_manifest, stage_folder
+from stages.runs import Run, open_stage
 from stages.settings.config import Config, UserError
 from stages.settings.stages import POLICY_STAGES, STAGES
 

@@ -23,7 +23,8 @@ from eval.judges.protocol import Row
 from eval.rates.formulas import sign_flip_p_value
 from eval.rates.table import analyse, verdict_table
 from eval.win_rate import post_scores, win_rate
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.finished import read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of

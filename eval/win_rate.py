@@ -20,8 +20,9 @@ import numpy as np
 
 from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
+from stages.finished import read_manifest
 from stages.running.kept import write_rows
-from stages.runs import open_stage, read_manifest
+from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 from stages.system.files import read_lines

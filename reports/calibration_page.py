@@ -13,7 +13,8 @@ from reports import page
 from reports.collect import find_calibration, flags_beside, load_run
 from reports.page import Block, Heading, Text
 from reports.sections.judge import calibration, corrected_rates
-from stages.runs import inputs_now, open_stage, read_manifest, stage_folder
+from stages.finished import inputs_now, read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 

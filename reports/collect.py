@@ -16,7 +16,14 @@ import pandas as pd
 from eval.rates.table import MOST_UNJUDGED
 from reports.page import files_of
 from reports.verdict import shown
-from stages.runs import mend, read_manifest, stage_folder, why_not
+from stages.finished import (
+    MISSING,
+    mend,
+    read_manifest,
+    refusal,
+    stage_folder,
+    why_not,
+)
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -78,7 +85,7 @@ def load_run(config: Config) -> Record:
     for stage in folders:
         problem = why_not(config, stage)
         if problem:
-            raise UserError(f"stage {stage} {problem}: {mend(config, stage, problem)}")
+            raise refusal(config, stage, problem)
     return _read(config, folders)
 
 
@@ -321,7 +328,7 @@ def find_calibration(config: Config) -> dict[str, Any]:
     """
     found = _results_of(stage_folder(config, SIDE))
     if found is None:
-        command = mend(config, SIDE, "is missing")
+        command = mend(config, SIDE, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
     return found
 

@@ -19,7 +19,7 @@ from typing import Any
 from reports.collect import load_run, names_of_runs
 from reports.page import beside_the_runs, files_of, wrapped
 from reports.readme_blocks import in_readme
-from stages.runs import changed_file, make_command, mend, read_manifest, stage_folder, why_not
+from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -128,12 +128,10 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
 
 def check_holds(config: Config, stage: str) -> None:
     """Raise UserError unless a stage is what its own settings and inputs would give now."""
-    problem = why_not(config, stage) or changed_file(stage_folder(config, stage))
-    if problem:
-        again = mend(config, stage, problem)
-        if STAGES[stage].reads_records:  # a page is made again without being asked twice
-            again = f"run `{make_command(config, stage)}`"
-        raise UserError(f"{config.name} seed{config.seed}: stage {stage} {problem}: {again}")
+    try:
+        check_stage(config, stage)
+    except UserError as error:
+        raise UserError(f"{config.name} seed{config.seed}: {error}") from None
 
 
 def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
@@ -162,7 +160,7 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             a, b = (_side(manifest["results"][one]) for one in ("a", "b"))
             command = f"make versus A={a} B={b}"
             check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
-            problem = changed_file(folder)
+            problem = damage(config, "report")
             if problem:
                 raise UserError(f"{config.name}: its page {problem}: run `{command}`")
             yield Page(

@@ -15,7 +15,8 @@ from reports.collect import Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.sections import dpo, judge, made_with, samples
 from reports.verdict import MISSING, interval, number, percent, whole
-from stages.runs import inputs_now, open_stage
+from stages.finished import inputs_now
+from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 from stages.system.files import write_json, write_text

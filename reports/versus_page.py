@@ -16,7 +16,8 @@ from reports.collect import flags_of_versus
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections.judge import controls, rates
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.finished import read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings.config import UserError, fail
 from stages.system.files import file_hash
 

@@ -22,17 +22,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.running.status import help_lines, kept, settings_lines, status
-from stages.runs import (
+from stages.finished import (
+    MISSING,
+    damage,
     lock_of,
-    mend,
-    move_aside,
     partial_of,
-    put_in_place,
     read_manifest,
+    refusal,
     stage_folder,
     why_not,
 )
+from stages.running.status import help_lines, kept, settings_lines, status
+from stages.runs import move_aside, put_in_place
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
 from stages.settings.checks import unknown
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
@@ -41,7 +42,6 @@ from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
 from stages.system.locks import held
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
-REFUSED = ("settings", "version", "on disk")  # words of `why_not` about a stage that is kept
 ABLATION_SEEDS = (44413, 55513, 66613)
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Asked], list[str]]] = {
@@ -101,7 +101,7 @@ def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
     return with_inputs({*found, *there})
 
 
-def check_kept(config: Config, stages: Sequence[str], how: How) -> None:
+def refuse_or_move_aside(config: Config, stages: Sequence[str], how: How) -> None:
     """Refuse finished stages that are not as asked, or move them aside.
 
     Raises UserError that names each difference and the two ways out. Raises it also if an upstream
@@ -109,11 +109,14 @@ def check_kept(config: Config, stages: Sequence[str], how: How) -> None:
     """
     for stage in stages:
         problem = why_not(config, stage)
+        if problem is None and how.replace:
+            problem = damage(config, stage)
+        if problem is None:
+            continue
         theirs = bool(config.upstream) and STAGES[stage].shared
-        keep = any(word in problem for word in REFUSED) and not STAGES[stage].reads_records
-        if problem and (theirs or (keep and not how.replace)):
-            raise UserError(f"stage {stage} {problem}: {mend(config, stage, problem)}")
-        if keep and not how.dry_run:
+        if theirs or (problem.kept and not how.replace):
+            raise refusal(config, stage, problem)
+        if problem.kept and not how.dry_run:
             print(f"{stage}: moved to {move_aside(stage_folder(config, stage))}", flush=True)
 
 
@@ -123,13 +126,13 @@ def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
     for stage in stages:
         read = (*STAGES[stage].inputs, *STAGES[stage].joined_by)
         before = [name for name, _ in found if name in read]
-        why = why_not(config, stage)
-        if why == "is missing" and partial_of(stage_folder(config, stage)).is_dir():
-            why = f"half done, {kept(partial_of(stage_folder(config, stage)))}"
-        if not why and before:
-            why = f"if {before[-1]} puts out something else than before"
-        if why:
-            found.append((stage, why))
+        problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
+        if problem == MISSING and partial.is_dir():
+            found.append((stage, f"half done, {kept(partial)}"))
+        elif problem is not None:
+            found.append((stage, str(problem)))
+        elif before:
+            found.append((stage, f"if {before[-1]} puts out something else than before"))
     return found
 
 
@@ -169,14 +172,14 @@ class Maker:
         own = [name for name in stages if not (config.upstream and STAGES[name].shared)]
         if not self.how.dry_run:
             _settle(config, own)
-        check_kept(config, stages, self.how)
+        refuse_or_move_aside(config, stages, self.how)
         if self.how.dry_run:
             _say_plan(cell, plan(config, own))
             return 0
         made = []
         for number, stage in enumerate(own, start=1):
             why = why_not(config, stage)
-            if not why:
+            if why is None:
                 continue
             if self.stopped:
                 return self.stopped
@@ -195,7 +198,7 @@ class Maker:
         """The command line that makes one stage."""
         row = STAGES[stage]
         launch = shlex.split(self.how.launch) if row.computes else []
-        capped = stage in ("judge", "controls", "calibration") and self.how.max_cost
+        capped = "judge" in row.sections and self.how.max_cost
         start = [*(launch or [sys.executable]), "-m", "stages.running.start", row.module]
         words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
@@ -210,10 +213,8 @@ class Maker:
         self.running.discard(process)
         return code if code >= 0 else 128 - code
 
-    def make_all(self, cells: Sequence[Cell]) -> int:
-        """Make several runs, `jobs` at once. A failed run stops no other; the end names it."""
-        failed: list[str] = []
-        first = 0
+    def make_all(self, cells: Sequence[Cell]) -> list[int]:
+        """Make several runs, `jobs` at once; each one's status. A failed run stops no other."""
 
         def one(cell: Cell) -> int:
             if self.stopped:
@@ -225,12 +226,7 @@ class Maker:
                 return 2
 
         with ThreadPoolExecutor(self.how.jobs) as pool:
-            for cell, code in zip(cells, pool.map(one, cells), strict=True):
-                failed += [cell.label] if code else []
-                first = first or code
-        if failed and not self.stopped:
-            print(f"error: {len(failed)} of {len(cells)} failed: {', '.join(failed)}")
-        return self.stopped or first
+            return list(pool.map(one, cells))
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
@@ -279,19 +275,30 @@ def ablation_cells(
 
 
 def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequence[str]) -> int:
-    """Make the runs and their ablations, then the page that compares them."""
+    """Make the runs and their ablations, then the page that compares them.
+
+    A seed whose own run fails has no ablations; the others go on. The end names what failed.
+    """
     default, turned = ablation_cells(asked, seeds, names)
-    code = maker.make_all(default)
+    codes = maker.make_all(default)
     if maker.how.dry_run:
         for cell in turned:
-            print(
-                f"{cell.label}: would make ppo and what follows, {' '.join(cell.asked.overrides)}"
-            )
-        return code
-    code = code or maker.make_all(turned)
+            what = " ".join(cell.asked.overrides)
+            print(f"{cell.label}: would make ppo and what follows, {what}")
+        return max(codes)
+    there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
+    todo = [cell for cell in turned if cell.config.seed in there]
+    codes += maker.make_all(todo)
+    if maker.stopped:
+        return maker.stopped
+    made = zip([*default, *todo], codes, strict=True)
+    failed = [cell.label for cell, code in made if code]
+    if failed:
+        print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
     config = default[0].config
     page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
-    return code or maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
+    code = maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
+    return max(*codes, code)
 
 
 # -- command line ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ that depend on the judge have one folder per judge: `judge/facts`, `report/facts
 import dataclasses
 import json
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -21,10 +20,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stages.finished import (
+    check_stage,
+    current_inputs,
+    data_inputs,
+    identity,
+    lock_of,
+    partial_of,
+    read_manifest,
+    stage_folder,
+)
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import STAGES
-from stages.system.files import file_hash, hash_files, read_json, write_json
+from stages.system.files import hash_files, read_json, sync, write_json
 from stages.system.locks import held
 from stages.system.machine import code_version, device_name, library_versions, peak_memory_gib
 from stages.system.progress import progress
@@ -33,8 +42,6 @@ T = TypeVar("T")
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made; no stage's input
 RESUME = "resume"
 WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # not part of a stage's outputs
-MOST_SHOWN = 4  # differences that one line names
-DATA_FILES = ("*.jsonl", "*.parquet")
 
 
 class Run:
@@ -59,19 +66,17 @@ class Run:
         Raises UserError, with the make command to run, if the stage has not finished, was made
         with other settings or from other inputs, or if one of its files has changed.
         """
-        folder = stage_folder(self.config, stage)
-        problem = why_not(self.config, stage) or changed_file(folder)
-        if problem:
-            raise UserError(f"stage {stage} {problem}: {mend(self.config, stage, problem)}")
+        check_stage(self.config, stage)
         self.inputs[stage] = str(identity(self.config, stage, self.stage))
-        return folder
+        return stage_folder(self.config, stage)
 
     def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
         """Pass the items on and show the progress, to `make status` too."""
 
         def note(count: int, left: float) -> None:
             found = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
-            write_json(self.partial / "progress.json", found)
+            with suppress(OSError):  # on a full disk the work goes on without a note
+                write_json(self.partial / "progress.json", found)
 
         return progress(items, label, total, done, note if self.main else None)
 
@@ -93,6 +98,8 @@ class Run:
         if not self.main:
             return
         outputs = hash_files(self.partial, leave_out=WHILE_WORKING)
+        for name in outputs:  # a manifest on the disk says that all of this is
+            sync(self.partial / name)
         manifest = {
             "stage": self.stage,
             "preset": self.config.preset,
@@ -228,158 +235,3 @@ def _start_wandb(config: Config, stage: str) -> Any:
         ) from None
     group = f"{config.name}-seed{config.seed}"
     return wandb.init(name=f"{group}-{stage}", group=group, config=dataclasses.asdict(config))
-
-
-# -- where things are ------------------------------------------------------------------------------
-
-
-def stage_folder(config: Config, stage: str) -> Path:
-    """The folder of a stage of this run; shared stages lie with the upstream, if there is one."""
-    row = STAGES[stage]
-    name = config.upstream if config.upstream and row.shared else config.name
-    folder = settings.RUNS / name / f"seed{config.seed}" / stage
-    return folder / config.judge.folder if row.per_judge else folder
-
-
-def partial_of(folder: Path) -> Path:
-    """Where a stage works until it has finished."""
-    return folder.with_name(f"{folder.name}.partial")
-
-
-def lock_of(folder: Path) -> Path:
-    """The file that a working stage locks."""
-    return folder.with_name(f".{folder.name}.lock")
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage, or None."""
-    found: dict[str, Any] | None = read_json(folder / "manifest.json")
-    return found
-
-
-# -- whether a finished stage still holds ----------------------------------------------------------
-
-
-def why_not(config: Config, stage: str) -> str:
-    """Why a stage is not what this config asks for, to be read after its name; empty if it is.
-
-    Content decides: the hash of its settings, the outputs of its inputs as they are now, and the
-    presence and sizes of its files (`require` hashes them too).
-    """
-    folder = stage_folder(config, stage)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return "is missing"
-    if "content" not in manifest:
-        return "was made by an earlier version of this code"
-    differing = differing_settings(config, stage)
-    if differing:
-        more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
-        return f"was made with other settings ({'; '.join(differing[:MOST_SHOWN])}{more})"
-    for name, now in current_inputs(config, stage).items():
-        recorded = manifest["inputs"].get(name)
-        if recorded is None and now is not None:
-            return f"was made without {name}"
-        if recorded != now:
-            return f"was made from {'other' if name == 'data' else 'an earlier'} {name}"
-    for name, size in manifest["sizes"].items():
-        path = folder / name
-        if not path.exists() or path.stat().st_size != size:
-            return f"has changed on disk ({name})"
-    return ""
-
-
-def differing_settings(config: Config, stage: str) -> list[str]:
-    """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
-
-    Empty if the stage belongs to the upstream: there its record decides.
-    """
-    manifest = read_manifest(stage_folder(config, stage))
-    if manifest is None or (config.upstream and STAGES[stage].shared):
-        return []
-    if manifest["settings_hash"] == settings_hash(config, stage):
-        return []
-    made, asked = (
-        {
-            f"{section}.{key}" if isinstance(values, dict) else section: value
-            for section, values in found.items()
-            for key, value in (values if isinstance(values, dict) else {"": values}).items()
-        }
-        for found in (manifest["settings"], settings_of(config, stage))
-    )
-    return [
-        f"{key}: made with {made.get(key, 'nothing')}, asked {asked.get(key, 'nothing')}"
-        for key in made | asked
-        if made.get(key) != asked.get(key)
-    ]
-
-
-def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """What a stage would be made from now: each input's identity, None if it is missing."""
-    row = STAGES[stage]
-    inputs = {name: identity(config, name, stage) for name in row.inputs}
-    joined = {name: identity(config, name, stage) for name in row.joined_by}
-    there = {name: found for name, found in joined.items() if found is not None}
-    return inputs | there | data_inputs(config, stage)
-
-
-def inputs_now(config: Config, stage: str) -> dict[str, str]:
-    """`current_inputs` of a stage of which nothing is missing, as was checked before."""
-    return {name: str(found) for name, found in current_inputs(config, stage).items()}
-
-
-def identity(config: Config, stage: str, reader: str) -> str | None:
-    """A hash of what the stage `reader` reads of a finished stage; None if it is missing."""
-    folder = stage_folder(config, stage)
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return None
-    if STAGES[reader].reads_records:
-        return file_hash(folder / "manifest.json")
-    return str(manifest.get("content"))
-
-
-def data_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
-    source = config.data.source
-    if not STAGES[stage].reads_data or source in (settings.TOY, settings.HUB):
-        return {}
-    paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
-    return {"data": hash_of({path.name: file_hash(path) for path in paths})}
-
-
-def changed_file(folder: Path) -> str:
-    """`has changed on disk (file)` for the first output whose hash has changed; else empty."""
-    manifest = read_manifest(folder) or {"outputs": {}}
-    for name, recorded in manifest["outputs"].items():
-        if not (folder / name).exists() or file_hash(folder / name) != recorded:
-            return f"has changed on disk ({name})"
-    return ""
-
-
-def mend(config: Config, stage: str, problem: str) -> str:
-    """What to do about a stage that is not as asked, in one line."""
-    command = make_command(config, stage)
-    if STAGES[stage].reads_records:  # a page is made again without being asked
-        return f"run `{command}`"
-    if "settings" in problem or "on disk" in problem or "version" in problem:
-        return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
-    return f"run `{command}`"
-
-
-def make_command(config: Config, stage: str) -> str:
-    """The `make` command that makes a stage of this run."""
-    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
-    elsewhere = config.upstream and STAGES[stage].shared
-    name = config.upstream if elsewhere else config.name
-    if name != config.preset:
-        words.append(f"NAME={name}")
-    if config.upstream and not elsewhere:
-        words.append(f"UPSTREAM={config.upstream}")
-    if config.overrides and not elsewhere:
-        words.append(f"SET={' '.join(config.overrides)}")
-    if config.data.source not in (settings.TOY, settings.HUB):
-        words.append(f"DATA={config.data.source}")
-    if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):
-        words.append(f"TOKENIZER={config.base.tokenizer}")
-    return " ".join(shlex.quote(word) for word in words)

@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.runs import RECORDS, read_manifest
+from stages.finished import read_manifest
+from stages.runs import RECORDS
 from stages.system.files import read_lines, write_json
 from stages.system.locks import holder_of
 

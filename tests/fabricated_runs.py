@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from reports import run_page
-from stages.runs import current_inputs, stage_folder
+from stages.finished import current_inputs, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Judge

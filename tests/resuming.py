@@ -6,7 +6,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from stages.runs import Run, read_manifest
+from stages.finished import read_manifest
+from stages.runs import Run
 from stages.system.files import read_lines
 
 NAMED = "--preset tiny --name resumed --set".split()

@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from reports import ablations_page, compared, page
+from stages.finished import stage_folder
 from stages.rl.credit import credit
 from stages.rl.episodes import Episodes
-from stages.runs import stage_folder
 from stages.settings import config as settings
 from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import make_config

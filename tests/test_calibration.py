@@ -10,7 +10,7 @@ from eval import calibration
 from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
 from eval.judges.protocol import About, Reply
 from reports import calibration_page
-from stages.runs import read_manifest
+from stages.finished import read_manifest
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Data, Judge, UserError
 from stages.system.files import read_lines

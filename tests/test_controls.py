@@ -7,8 +7,9 @@ import pytest
 from eval import controls
 from eval.controls import control_rows, control_texts, describe, judge_controls
 from eval.judges.protocol import About, Reply
+from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import make_post
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
 from stages.system.files import read_lines

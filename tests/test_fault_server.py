@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from eval.judges.openai.cache import UNDER_WAY
-from stages.runs import open_stage, read_manifest
+from stages.finished import read_manifest
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.system.files import read_lines
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start

@@ -26,6 +26,7 @@ RANKS = (
     "stages.functional",
     "stages.settings",
     "stages.system",
+    "stages.finished",
     "stages.runs",
     "stages.running",
     "stages.pipeline",
@@ -44,11 +45,12 @@ RANKS = (
 # Here the modules of a rank are siblings that never import each other.
 SIBLINGS = ("stages", "reports.sections", "reports.*_page")
 AT_STAGES_LEVEL = {"__init__.py", "README.md", "functional.py", "pipeline.py", "runs.py"}
+AT_STAGES_LEVEL |= {"finished.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
 AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
 
 WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.system.*", "stages.pipeline"]
-WITHOUT_TORCH += ["stages.posts.toy"]
+WITHOUT_TORCH += ["stages.finished", "stages.posts.toy"]
 WITHOUT_TORCH += ["stages.posts.world", "stages.posts.readers", "eval.judge", "eval.win_rate"]
 WITHOUT_TORCH += ["eval.verdict_analysis", "eval.rates.*", "eval.judges.openai.*", "reports.*"]
 

@@ -10,8 +10,9 @@ from eval.judge import judge_summaries, main
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Judge, Reply, judge_pair
+from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import CLAUSES, facts_of, make_post
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.system.files import read_lines

@@ -4,8 +4,8 @@ import pytest
 
 from reports import compared
 from stages import pipeline
+from stages.finished import why_not
 from stages.pipeline import Cell, How, ablation_cells
-from stages.runs import why_not
 from stages.settings import config as settings
 from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import Asked, config_of, make_config, override_of
@@ -62,7 +62,7 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
         assert one.sft == config.sft
         assert one.world.seed == 5
         assert (one.ppo.lam, one.ppo.dropout) == (0.9, 0.1)
-        assert all(why_not(one, stage) == "" for stage in EVALUATED)
+        assert all(why_not(one, stage) is None for stage in EVALUATED)
     own = [stage for name, stage in maker.made if name == "mine-dropout"]
     assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
     assert maker.made[-1][1] == "reports.ablations_page"
@@ -79,7 +79,7 @@ def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):
         ablation_cells(asked, [1], ["dropuot"])
 
 
-def test_a_study_goes_on_past_a_run_that_fails_and_names_it(runs, capsys):
+def test_a_study_goes_on_past_a_run_that_fails(runs):
     def cells() -> list[Cell]:
         found = []
         for seed in (1, 2, 3):
@@ -92,12 +92,24 @@ def test_a_study_goes_on_past_a_run_that_fails_and_names_it(runs, capsys):
             return 7 if words[1] == "2" else super().call(words)
 
     maker = Broken(How(jobs=2))
-    assert maker.make_all(cells()) == 7
+    assert maker.make_all(cells()) == [0, 7, 0]
     assert sorted((runs / "tiny").glob("seed*/sft")) == [
         runs / "tiny" / "seed1" / "sft",
         runs / "tiny" / "seed3" / "sft",
     ]
-    assert "1 of 3 failed: tiny seed 2" in capsys.readouterr().out
+
+
+def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
+    class Broken(Recorder):
+        def call(self, words) -> int:
+            return 7 if words[1:3] == ["2", "sft"] else super().call(words)
+
+    maker = Broken(How())
+    assert pipeline.make_ablations(maker, Asked(), [1, 2, 3], ["dropout"]) == 7
+    done = sorted(str(one.relative_to(runs)) for one in runs.glob("tiny-dropout/*/ppo"))
+    assert done == ["tiny-dropout/seed1/ppo", "tiny-dropout/seed3/ppo"]
+    assert "1 runs failed: tiny seed 2" in capsys.readouterr().err
+    assert maker.made[-1][1] == "reports.ablations_page"
 
 
 def test_make_passes_seeds_ablations_and_jobs_on_and_refuses_an_unknown_one_at_once(tmp_path):

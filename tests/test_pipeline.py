@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from stages import pipeline
+from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
 from stages.pipeline import Cell, How, Maker, wanted_stages
 from stages.running.status import help_lines, status
-from stages.runs import lock_of, open_stage, partial_of, stage_folder, why_not
+from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import Asked, asked_of, config_of, make_config
 from stages.settings.config import Config, UserError
@@ -168,11 +169,11 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
     (data / "sft_train.jsonl").write_text("1\n")
     config = make_config("tiny", name="mine", data=str(data))
     finish(config, "base")
-    assert why_not(config, "base") == ""
+    assert why_not(config, "base") is None
     os.utime(data / "sft_train.jsonl", (1, 1))
-    assert why_not(config, "base") == ""
+    assert why_not(config, "base") is None
     (data / "sft_train.jsonl").write_text("2\n")
-    assert why_not(config, "base") == "was made from other data"
+    assert str(why_not(config, "base")) == "was made from other data"
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
@@ -219,6 +220,16 @@ def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked
     with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
         make()
     assert make(TINY, replace=True)[0] == "sft"
+
+
+def test_replace_makes_a_file_anew_whose_bytes_changed_while_its_size_did_not(runs):
+    make()
+    path = stage_folder(TINY, "sft") / "out.txt"
+    path.write_text(path.read_text().swapcase())
+    with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
+        check_stage(TINY, "sft")
+    assert make(TINY, replace=True)[0] == "sft"
+    check_stage(TINY, "sft")
 
 
 def test_an_upstream_without_a_stage_is_refused_with_its_command(runs):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.runs import Run, make_command, open_stage, read_manifest, stage_folder
+from stages.finished import make_command, read_manifest, stage_folder
+from stages.runs import Run, open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Config, UserError
 from stages.system import progress as progress_module

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from reports import collect, page, scaling_page
-from stages.runs import stage_folder
+from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from stages import base, ppo
+from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
 from stages.running.start import run_stage
-from stages.runs import stage_folder
 from stages.settings.command_line import make_config
 from stages.system import stopping
 from tests.resuming import (

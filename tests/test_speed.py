@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from stages.runs import open_stage, read_manifest
+from stages.finished import read_manifest
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
 from tests.conftest import ROOT

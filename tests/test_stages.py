@@ -16,12 +16,14 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
-from stages import base, dpo, normalize, ppo, reward, runs, sft
+from stages import base, dpo, normalize, ppo, reward, sft
+from stages.finished import read_manifest
 from stages.learning.loop import make_optimizer
 from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model
 from stages.posts.tokens import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout
+from stages.runs import Run
 from stages.settings import config
 from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
@@ -53,7 +55,7 @@ def study(tmp_path_factory):
 
 
 def manifest(study: Path, stage: str) -> dict[str, Any]:
-    found = runs.read_manifest(study / stage)
+    found = read_manifest(study / stage)
     assert found is not None
     return found
 
@@ -211,7 +213,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     settings = replace(settings, ppo=replace(settings.ppo, batch_size=16, num_ppo_epochs=2))
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    run = runs.Run(settings, "ppo")
+    run = Run(settings, "ppo")
     models, optimizer = networks.load_models(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
@@ -242,7 +244,7 @@ def networks_of(study: Path, **changes: Any) -> tuple[networks.Models, Any]:
     settings = mini_config()
     settings = replace(settings, ppo=replace(settings.ppo, **changes))
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    return networks.load_models(runs.Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
+    return networks.load_models(Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
 
 
 def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):
@@ -307,7 +309,7 @@ def first_rollout(study: Path) -> tuple[networks.Models, Rollout, config.Config]
     settings = mini_config()
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    models, _ = networks.load_models(runs.Run(settings, "ppo"), accelerator, tokenizer)
+    models, _ = networks.load_models(Run(settings, "ppo"), accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     state = ppo_state(settings, models, queries)
     return models, rolled_out(state, models, queries)[0], settings

@@ -9,18 +9,20 @@ from stages.settings.stages import STAGES
 from tests.fabricated_runs import fabricate, two_judges
 
 
-def test_a_run_without_a_judge_is_one_row_and_one_with_two_has_two(runs):
-    for config in two_judges():
+def test_a_run_is_one_row_and_one_with_two_judges_has_one_more_for_each(runs):
+    judges = two_judges()
+    for config in judges:
         run_page.write_report(config)
     fabricate(make_config("tiny-s"))
     for stage in ("judge", "controls", "win_rate"):
         shutil.rmtree(runs / "tiny-s/seed44413" / stage)
     lines = status()
     assert max(map(len, lines)) <= COLUMNS
-    done = ["ok"] * 5 + ["-"] + ["ok"] * 5
-    rows = [line.split() for line in lines[1:4]]
-    assert rows == [["tiny", "44413", *done]] * 2 + [
-        ["tiny-s", "44413", *["ok"] * 5, "-", "ok", "-", "-", "-", "-"]
+    assert [line.split() for line in lines[1:5]] == [
+        ["tiny", "44413", *["ok"] * 5, "-", "ok"],
+        [judges[1].judge.folder, *["ok"] * 4],
+        ["facts", *["ok"] * 4],
+        ["tiny-s", "44413", *["ok"] * 5, "-", "ok", "-", "-", "-", "-"],
     ]
 
 

@@ -5,8 +5,9 @@ import pytest
 from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
+from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import CLAUSES, facts_of
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.system.files import read_lines

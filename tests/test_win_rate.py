@@ -18,9 +18,10 @@ from eval.win_rate import (
     print_summary,
     win_rate,
 )
+from stages.finished import read_manifest, stage_folder
 from stages.learning.intervals import wilson
 from stages.posts.toy import CLAUSES, facts_of
-from stages.runs import open_stage, read_manifest, stage_folder
+from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

@@ -9,7 +9,6 @@ file.
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.settings.config import UserError
-from stages.system.files import hash_files, write_json
+from stages.system.files import hash_files, sync, write_json
 
 HASHES = "checkpoint.json"
 KEPT = 2
@@ -42,24 +41,15 @@ def seal(partial: Path) -> Path:
     """Turn `<name>.tmp` into a checkpoint: hash, flush, rename; then remove the oldest ones."""
     write_json(partial / HASHES, hash_files(partial))
     for path in [*partial.rglob("*"), partial]:
-        flush(path)
+        sync(path)
     whole = partial.with_suffix("")
     if whole.exists():  # a damaged one of the same update
         shutil.rmtree(whole)
     partial.rename(whole)
-    flush(whole.parent)
+    sync(whole.parent)
     for path in checkpoints(whole.parent)[KEPT:]:
         shutil.rmtree(path)
     return whole
-
-
-def flush(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def what_is_damaged(checkpoint: Path, run_folder: Path) -> str | None:
@@ -105,7 +95,7 @@ def record_lengths(run_folder: Path) -> dict[str, int]:
     """Bytes of the run's records, which are flushed to the disk first."""
     for name in RECORDS:
         if (run_folder / name).exists():
-            flush(run_folder / name)
+            sync(run_folder / name)
     return {name: length_of(run_folder / name) for name in RECORDS}
 
 

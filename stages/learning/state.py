@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from stages.finished import stage_folder
 from stages.learning.checkpoints import (
     RECORDS,
     checkpoints,
@@ -36,7 +37,7 @@ from stages.learning.checkpoints import (
 )
 from stages.learning.loop import NonFiniteError, Order, stream_seed
 from stages.running.kept import cut_file
-from stages.runs import Run, stage_folder
+from stages.runs import Run
 from stages.settings.config import UserError
 from stages.system.files import write_json
 from stages.system.stopping import Stopped, finishing_first, stop_asked

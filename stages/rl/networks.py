@@ -13,10 +13,11 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from stages.finished import read_manifest
 from stages.learning.loop import make_optimizer, stream, use_gradient_checkpointing
 from stages.learning.lora import WithoutAdapter, adapt
 from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model, new_reward_model
-from stages.runs import Run, read_manifest
+from stages.runs import Run
 from stages.settings.config import Ppo
 
 

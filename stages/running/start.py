@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from stages.runs import make_command
+from stages.finished import make_command
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 from stages.system.stopping import Stopped, ask_to_stop, forget_signals

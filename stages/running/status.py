@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.runs import RESUME, lock_of, partial_of, read_manifest, why_not
+from stages.finished import lock_of, partial_of, read_manifest, why_not
+from stages.runs import RESUME
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -85,7 +86,7 @@ def look(config: Config, stage: str, folder: Path) -> Seen:
     if not finished:
         return Seen("-")
     problem = why_not(config, stage)
-    return Seen("old", problem) if problem else Seen("ok")
+    return Seen("old", str(problem)) if problem else Seen("ok")
 
 
 def kept(partial: Path) -> str:
@@ -116,7 +117,7 @@ def _folders(seed: Path, stage: str) -> Iterator[Path]:
 
 
 def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
-    """One row of the grid for each judge of a seed, and a line on each that is not done."""
+    """A seed's row of the grid, one more for each judge if there are several, and what to say."""
     rows: dict[str, dict[str, Seen]] = {}
     for stage in SHOWN:
         for folder in _folders(seed, stage):
@@ -125,19 +126,26 @@ def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
             judge = folder.name if STAGES[stage].per_judge else ""
             seen = look(config, stage, folder) if config else Seen("-")
             rows.setdefault(judge, {})[stage] = seen
-    shared = rows.pop("", {})
-    lines, said = [], []
-    for judge, own in sorted(rows.items()) or [("", {})]:
-        marks = [(shared | own).get(stage, Seen("-")).mark for stage in SHOWN]
-        lines.append(_line(f"{seed.parent.name} {seed.name[4:]}", marks))
-        for stage, seen in ({} if lines[1:] else shared).items():
-            said += [f"  {stage}: {seen.why}"] if seen.why else []
-        for stage, seen in own.items():
-            said += [f"  {stage}, judge {judge}: {seen.why}"] if seen.why else []
+    shared, label = rows.pop("", {}), f"{seed.parent.name} {seed.name[4:]}"
+    if len(rows) > 1:  # what all judges share first, then each judge
+        lines = [
+            _line(label, shared, ""),
+            *(_line(f"  {one}", rows[one], "") for one in sorted(rows)),
+        ]
+    else:
+        lines = [_line(label, shared | next(iter(rows.values()), {}), "-")]
+    said = [f"{stage}: {seen.why}" for stage, seen in shared.items() if seen.why]
+    for judge, own in sorted(rows.items()):
+        said += [f"{stage}, judge {judge}: {seen.why}" for stage, seen in own.items() if seen.why]
     return lines, said
 
 
-def _line(label: str, cells: Sequence[str]) -> str:
+def _line(label: str, row: dict[str, Seen], missing: str) -> str:
+    marks = [row[stage].mark if stage in row else missing for stage in SHOWN]
+    return _columns(label, marks)
+
+
+def _columns(label: str, cells: Sequence[str]) -> str:
     return f"{label[:24]:24} " + "".join(f"{cell:5}" for cell in cells).rstrip()
 
 
@@ -153,7 +161,7 @@ def status(name: str = "") -> list[str]:
         raise unknown("run", name, dict.fromkeys(names), "there is no run yet")
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
-    lines = [_line("run and seed", list(SHOWN.values()))]
+    lines = [_columns("run and seed", list(SHOWN.values()))]
     for seed in seeds:
         if name in ("", seed.parent.name):
             rows, said = seed_lines(seed)

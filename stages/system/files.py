@@ -39,12 +39,12 @@ def write_text(path: Path, text: str) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     partial.rename(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Have a file's bytes, or the names in a folder, on the disk before this returns."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

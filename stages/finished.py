@@ -1,0 +1,206 @@
+"""Where a stage of a run lies, and whether a finished one is still what a config asks for.
+
+Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
+"""
+
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stages.settings import config as settings
+from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
+from stages.settings.stages import STAGES
+from stages.system.files import file_hash, read_json
+
+MOST_SHOWN = 4  # differences that one line names
+DATA_FILES = ("*.jsonl", "*.parquet")
+
+
+class Problem(NamedTuple):
+    """Why a stage is not what a config asks for."""
+
+    text: str
+    """To be read after the stage's name."""
+    kept: bool = False
+    """Whether finished work stands in the way, which nobody replaces unasked."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+MISSING = Problem("is missing")
+
+
+# -- where things are ------------------------------------------------------------------------------
+
+
+def stage_folder(config: Config, stage: str) -> Path:
+    """The folder of a stage of this run; shared stages lie with the upstream, if there is one."""
+    row = STAGES[stage]
+    name = config.upstream if config.upstream and row.shared else config.name
+    folder = settings.RUNS / name / f"seed{config.seed}" / stage
+    return folder / config.judge.folder if row.per_judge else folder
+
+
+def partial_of(folder: Path) -> Path:
+    """Where a stage works until it has finished."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that a working stage locks."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage, or None."""
+    found: dict[str, Any] | None = read_json(folder / "manifest.json")
+    return found
+
+
+# -- whether a finished stage still holds ----------------------------------------------------------
+
+
+def why_not(config: Config, stage: str) -> Problem | None:
+    """Why a stage is not what this config asks for; None if it is.
+
+    Content decides: the hash of its settings, the outputs of its inputs as they are now, and the
+    presence and sizes of its files (`require` hashes them too).
+    """
+    folder = stage_folder(config, stage)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return MISSING
+    if "content" not in manifest:
+        return Problem("was made by an earlier version of this code", kept=True)
+    differing = differing_settings(config, stage)
+    if differing:
+        more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
+        said = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
+        return Problem(f"was made with other settings ({said})", kept=True)
+    for name, now in current_inputs(config, stage).items():
+        recorded = manifest["inputs"].get(name)
+        if recorded is None and now is not None:
+            return Problem(f"was made without {name}")
+        if recorded != now:
+            which = "other" if name == "data" else "an earlier"
+            return Problem(f"was made from {which} {name}")
+    for name, size in manifest["sizes"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != size:
+            return _changed(stage, name)
+    return None
+
+
+def differing_settings(config: Config, stage: str) -> list[str]:
+    """Settings of a finished stage that are not as asked, `ppo.kl_coef: made with 0.1, asked 0.2`.
+
+    Empty if the stage belongs to the upstream: there its record decides.
+    """
+    manifest = read_manifest(stage_folder(config, stage))
+    if manifest is None or (config.upstream and STAGES[stage].shared):
+        return []
+    if manifest["settings_hash"] == settings_hash(config, stage):
+        return []
+    made, asked = (
+        {
+            f"{section}.{key}" if isinstance(values, dict) else section: value
+            for section, values in found.items()
+            for key, value in (values if isinstance(values, dict) else {"": values}).items()
+        }
+        for found in (manifest["settings"], settings_of(config, stage))
+    )
+    return [
+        f"{key}: made with {made.get(key, 'nothing')}, asked {asked.get(key, 'nothing')}"
+        for key in made | asked
+        if made.get(key) != asked.get(key)
+    ]
+
+
+def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
+    """What a stage would be made from now: each input's identity, None if it is missing."""
+    row = STAGES[stage]
+    inputs = {name: identity(config, name, stage) for name in row.inputs}
+    joined = {name: identity(config, name, stage) for name in row.joined_by}
+    there = {name: found for name, found in joined.items() if found is not None}
+    return inputs | there | data_inputs(config, stage)
+
+
+def inputs_now(config: Config, stage: str) -> dict[str, str]:
+    """`current_inputs` of a stage of which nothing is missing, as was checked before."""
+    return {name: str(found) for name, found in current_inputs(config, stage).items()}
+
+
+def identity(config: Config, stage: str, reader: str) -> str | None:
+    """A hash of what the stage `reader` reads of a finished stage; None if it is missing."""
+    folder = stage_folder(config, stage)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    if STAGES[reader].reads_records:
+        return file_hash(folder / "manifest.json")
+    return str(manifest.get("content"))
+
+
+def data_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
+    source = config.data.source
+    if not STAGES[stage].reads_data or source in (settings.TOY, settings.HUB):
+        return {}
+    paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
+    return {"data": hash_of({path.name: file_hash(path) for path in paths})}
+
+
+def damage(config: Config, stage: str) -> Problem | None:
+    """The first output of a finished stage whose hash has changed, as a problem; None if none has.
+
+    `why_not` looks at sizes alone: hashing the models of a large run takes a while.
+    """
+    folder = stage_folder(config, stage)
+    for name, recorded in (read_manifest(folder) or {"outputs": {}})["outputs"].items():
+        if not (folder / name).exists() or file_hash(folder / name) != recorded:
+            return _changed(stage, name)
+    return None
+
+
+def check_stage(config: Config, stage: str) -> None:
+    """Raise UserError, with the mend, unless a stage is as this config asks, to the last byte."""
+    problem = why_not(config, stage) or damage(config, stage)
+    if problem:
+        raise refusal(config, stage, problem)
+
+
+def refusal(config: Config, stage: str, problem: Problem) -> UserError:
+    """The error of one line about a stage that is not as asked, with its mend."""
+    return UserError(f"stage {stage} {problem}: {mend(config, stage, problem)}")
+
+
+def _changed(stage: str, name: str) -> Problem:
+    """A page is made again unasked; other finished work is kept."""
+    return Problem(f"has changed on disk ({name})", kept=not STAGES[stage].reads_records)
+
+
+def mend(config: Config, stage: str, problem: Problem) -> str:
+    """What to do about a stage that is not as asked, in one line."""
+    command = make_command(config, stage)
+    if problem.kept:
+        return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
+    return f"run `{command}`"
+
+
+def make_command(config: Config, stage: str) -> str:
+    """The `make` command that makes a stage of this run."""
+    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
+    elsewhere = config.upstream and STAGES[stage].shared
+    name = config.upstream if elsewhere else config.name
+    if name != config.preset:
+        words.append(f"NAME={name}")
+    if config.upstream and not elsewhere:
+        words.append(f"UPSTREAM={config.upstream}")
+    if config.overrides and not elsewhere:
+        words.append(f"SET={' '.join(config.overrides)}")
+    if config.data.source not in (settings.TOY, settings.HUB):
+        words.append(f"DATA={config.data.source}")
+    if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):
+        words.append(f"TOKENIZER={config.base.tokenizer}")
+    return " ".join(shlex.quote(word) for word in words)
