@@ -162,7 +162,6 @@ BAD_ROWS = {
     "no article": ("comparisons_validation", edited(ARTICLE, "info.article", None), "info.article"),
     "one summary": ("comparisons_train", PAIR | {"summaries": PAIR["summaries"][:1]}, "summaries"),
     "summary is text": ("comparisons_train", PAIR | {"summaries": ["a", "b"]}, "summaries[0]"),
-    "empty text": ("comparisons_train", edited(PAIR, "summaries.1.text", " "), "summaries[1].text"),
     "no policy": ("comparisons_train", edited(PAIR, "summaries.0.policy", None), "[0].policy"),
     "choice 2": ("comparisons_train", PAIR | {"choice": 2}, "field choice"),
     "choice null": ("comparisons_train", PAIR | {"choice": None}, "field choice"),
@@ -204,6 +203,15 @@ def test_comparisons_may_lack_what_the_paper_does_not_use():
     for lean in ({**PAIR, "extra": None}, {**PAIR, "worker": None}, edited(PAIR, "info.site", "x")):
         check_comparison("here", lean)
     check_comparison("here", {key: value for key, value in PAIR.items() if key != "extra"})
+
+
+def test_an_empty_summary_of_a_comparison_is_kept_and_its_response_is_eos_alone(tokenizer):
+    empty = edited(PAIR, "summaries.1.text", "")
+    check_comparison("here", empty)
+    split = tokenize_comparisons([("x:1", empty), ("x:2", PAIR)], tokenizer, LIMITS, "pairs")
+    assert split.columns["chosen"][0].tolist() == [tokenizer.eos_token_id]
+    assert tokenizer.decode(split.columns["rejected"][0]) == " one is better<|endoftext|>"
+    assert tokenizer.decode(split.columns["chosen"][1]) == " two<|endoftext|>"
 
 
 # -- truncation ------------------------------------------------------------------------------------

@@ -96,7 +96,11 @@ def check_post(where: str, row: dict[str, Any]) -> None:
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:
-    """Raise UserError unless the row has the schema of `comparisons`."""
+    """Raise UserError unless the row has the schema of `comparisons`.
+
+    A summary may be empty, and both may be equal: policies did write nothing, people compared it,
+    and the published data keep such rows.
+    """
     for name, kind in (("info", dict), ("summaries", list), ("batch", str), ("split", str)):
         _require_type(where, row, name, kind)
     info = row["info"]
@@ -110,8 +114,6 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
             raise UserError(f"{where}: field summaries[{index}] is not an object")
         for name in ("text", "policy"):
             _require_type(where, summary, name, str, f"summaries[{index}].")
-        if not summary["text"].strip():
-            raise UserError(f"{where}: field summaries[{index}].text is empty: drop the row")
     if type(row.get("choice")) is not int or row["choice"] not in (0, 1):  # nor True, nor 1.0
         raise UserError(f"{where}: field choice is {row.get('choice')!r}: it must be 0 or 1")
     extra = row.get("extra") or {}

@@ -141,14 +141,22 @@ def tokenize_comparisons(
     columns = {"queries": make_ragged(queries)}
     for name, flip in (("chosen", 0), ("rejected", 1)):
         texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
-        # The real texts begin with a space; a text without one would get other tokens than they do.
-        texts = [text if text.startswith(" ") else " " + text for text in texts]
+        texts = [_with_leading_space(text) for text in texts]
         field = "summaries[].text"
         found = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, field)
         _check_joint(located, queries, found, limits, field)
         columns[name] = make_ragged(found)
     rows = [_comparison_facts(row) for _, row in located]
     return TokenizedSplit(columns=columns, rows=rows)
+
+
+def _with_leading_space(text: str) -> str:
+    """A compared text as the real ones are written: they begin with a space.
+
+    An empty text stays empty, so that its response is EOS alone. Huang et al. 2024 add EOS to the
+    text as it is (detail 3), and a policy that samples EOS first gives the same tokens.
+    """
+    return text if not text or text.startswith(" ") else " " + text
 
 
 def _comparison_facts(row: dict[str, Any]) -> dict[str, Any]:
