@@ -14,7 +14,7 @@ from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.sections import dpo, judge, made_with, samples
-from reports.verdict import MISSING, interval, number, percent, whole
+from reports.verdict import MISSING, STRENGTH, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
@@ -41,7 +41,7 @@ DPO_PANELS = (
 SHARES = ("policy/eos_rate", "policy/clipfrac_avg", "rewards/accuracies")
 RM_GROUPS = (
     ("by_split", "split"),
-    ("by_confidence", "confidence"),
+    ("by_strength", STRENGTH),
     ("by_batch", "batch"),
     ("by_policies", "pair of policies"),
 )
@@ -89,6 +89,7 @@ def blocks(record: Record) -> list[Block]:
         *dpo.blocks(record),
         *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
+        *made_with.rows(record.results("base")),
         *made_with.settings_tables(record.settings),
         *made_with.provenance(record, hashes(record)),
     ]
@@ -225,9 +226,15 @@ def _curves(record: Record) -> list[Block]:
             f"Supervised fine-tuning and the reward model. {lines}",
             [plots.lines("SFT loss, nats per token", loss), *reward_panels],
         ),
-        _figure("ppo", f"PPO, update by update. {lines}", ppo_panels),
+        _figure("ppo", f"PPO, update by update{_queries(record)}. {lines}", ppo_panels),
         *_dpo_curves(record),
     ]
+
+
+def _queries(record: Record) -> str:
+    """Where PPO's queries came from, if not from the posts of SFT."""
+    split = record.results("ppo").get("queries_from", "sft_train")
+    return "" if split == "sft_train" else f"; queries from {split.replace('_', ' ')}"
 
 
 def _dpo_curves(record: Record) -> list[Block]:
@@ -290,10 +297,14 @@ def _group_table(record: Record, key: str, what: str) -> Table:
     rows = [[n, percent(groups[n]["accuracy"]), whole(groups[n]["pairs"])] for n in names]
     header = [what, "accuracy", "pairs"]
     size = paper.size_of(record.preset)
-    if key == "by_confidence" and size:
+    if key == "by_strength":
+        caption = "1: slightly better, 4: far better."
+    if key == "by_strength" and size:
         theirs = paper.load()["rm_accuracy_by_confidence"]["mean"]
         header.append(f"paper {size.upper()}")
-        rows = [[*one, percent(theirs.get(one[0], {}).get(size))] for one in rows]
+        points = (theirs.get(str(5 + int(name)), {}) for name in names)
+        rows = [[*cells, percent(one.get(size))] for cells, one in zip(rows, points, strict=True)]
+        caption += " The paper's: where the second summary was chosen (its confidence 6 to 9)."
     return Table(header, rows, caption)
 
 

@@ -13,6 +13,7 @@ from eval.rates.table import MOST_UNJUDGED, leans
 
 Row = dict[str, Any]
 MISSING = "–"
+STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
 NO_GUESS = 0.5  # what a coin would get
 
 

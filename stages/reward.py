@@ -137,7 +137,7 @@ def score_pairs(
 def evaluate(
     state: State, reward_model: nn.Module, split: TokenizedSplit, label: str
 ) -> dict[str, Any]:
-    """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
+    """Loss and accuracy on held-out pairs: overall, by split, batch, strength and policies."""
     accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
     reward_model.eval()
 

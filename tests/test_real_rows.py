@@ -13,6 +13,7 @@ ROWS = {  # as ../shared/README.md counts them
     "sft_validation": 510,
     "comparisons_train": 3294,
     "comparisons_validation": 813,
+    "ppo_train": 10000,
 }
 EMPTY_ROW = 1232  # line 1233 of comparisons_train: OpenAI's own row, a policy wrote nothing
 
@@ -29,8 +30,14 @@ def made(shared, tmp_path_factory):
 
 
 def test_the_published_human_comparisons_load_whole(made):
-    found = read_json(made / "manifest.json")["results"]["tokens"]
+    found = (read_json(made / "manifest.json") or {})["results"]["rows"]
     assert {name: split["rows"] for name, split in found.items()} == ROWS
+    assert all(split["skipped"] == split["over_limit"] == 0 for split in found.values())
+    pairs = found["comparisons_train"]
+    assert pairs["empty_summaries"] == 6
+    assert pairs["against_choice"] == pairs["equal_summaries"] == 0
+    assert pairs["without_confidence"] == 2282
+    assert found["comparisons_validation"]["without_confidence"] == 158
 
 
 def test_the_empty_summary_that_openai_published_is_kept_as_eos_alone(made):

@@ -63,7 +63,7 @@ def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, A
         "margin": sum(gaps) / len(gaps),
         **{
             f"by_{key}": accuracy_by([row[key] for row in rows], right)
-            for key in ("split", "batch", "confidence", "policies")
+            for key in ("split", "batch", "strength", "policies")
         },
         "calibration": calibration(gaps),
     }

@@ -69,18 +69,22 @@ class Data:
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    on_bad_row: str = "stop"
+    """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
     max_query_tokens: int = 512
     """Longest query, tokens; a longer post is cut."""
     max_summary_tokens: int = 53
-    """Longest reference with its leading space and EOS, tokens; PPO samples as many."""
+    """Longest reference with its leading space and EOS, tokens; PPO samples as many. Up to twice
+    as many are kept and counted."""
     max_query_summary_tokens: int = 562
-    """Longest query and reference together, tokens."""
+    """Longest query and reference together, tokens; more are kept and counted."""
     max_comparison_tokens: int = 169
-    """Longest compared summary with EOS, tokens."""
+    """Longest compared summary with EOS, tokens; up to twice as many are kept and counted."""
     max_query_comparison_tokens: int = 638
-    """Longest query and compared summary together, tokens."""
+    """Longest query and compared summary together, tokens; more are kept and counted."""
 
     def __post_init__(self) -> None:
+        one_of(self, "data", "on_bad_row", ("stop", "skip"))
         for one in fields(self):
             if one.name.startswith("max_"):
                 positive(self, "data", one.name)
