@@ -8,6 +8,7 @@ trained on the preset's own posts. Tokens are cached by content and shared betwe
 import hashlib
 import json
 import os
+import random
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from stages.learning.heads import require_heads
 from stages.learning.loop import stream_seed
 from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
@@ -93,11 +95,12 @@ class Rows:
 
 
 def read_rows(config: Config) -> Rows:
-    """All rows of the source, checked."""
+    """The rows that the settings use, checked."""
     source = world_folder(config) if config.data.source == TOY else config.data.source
     bad = BadRows(config.data.on_bad_row)
     located = dict(read_source(config.data, str(source), bad))
     published = beside_known(config.data, located)
+    located = drawn_rows(config.data, located)
     # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
     articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
     for name in COMPARISONS:
@@ -107,6 +110,23 @@ def read_rows(config: Config) -> Rows:
     if articles:
         located[CNNDM] = articles
     return Rows(located=located, bad=bad, published=published)
+
+
+def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
+    """The rows of each split that the settings use, in their order.
+
+    The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
+    Raises UserError if a split has fewer rows than are asked for.
+    """
+    drawn = dict(located)
+    for name, count in data.rows.items():
+        there = len(located[name])
+        if count > there:
+            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
+        if count:
+            places = sorted(random.Random(name).sample(range(there), count))
+            drawn[name] = [located[name][place] for place in places]
+    return drawn
 
 
 def positions_of(model: torch.nn.Module) -> int:
@@ -198,6 +218,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     base = config.base
     if base.checkpoint != RANDOM:
         model = load_policy(base.checkpoint)
+        require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "

@@ -71,6 +71,14 @@ class Data:
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
     on_bad_row: str = "stop"
     """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
+    train_posts: int = 0
+    """Training posts that are used, drawn alike for every seed; 0: all."""
+    validation_posts: int = 0
+    """Held-out posts that are used, drawn alike for every seed; 0: all."""
+    train_comparisons: int = 0
+    """Training pairs that are used, drawn alike for every seed; 0: all."""
+    validation_comparisons: int = 0
+    """Held-out pairs that are used, drawn alike for every seed; 0: all."""
     max_query_tokens: int = 512
     """Longest query, tokens; a longer post is cut."""
     max_summary_tokens: int = 53
@@ -88,6 +96,18 @@ class Data:
         for one in fields(self):
             if one.name.startswith("max_"):
                 positive(self, "data", one.name)
+            elif isinstance(one.default, int):
+                at_least_0(self, "data", one.name)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The most rows that are used of each split; 0: all."""
+        return {
+            "sft_train": self.train_posts,
+            "sft_validation": self.validation_posts,
+            "comparisons_train": self.train_comparisons,
+            "comparisons_validation": self.validation_comparisons,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +267,10 @@ class Memory:
     forward_batch_size: int = 32
     """Sequences per pass without gradients (sampling, scoring, evaluation) on one device."""
     mixed_precision: str = "bf16"
-    """`bf16` on a GPU; `no`: float32."""
+    """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32;
+    `no`: all in float32."""
+    frozen_dtype: str = "float32"
+    """What PPO's ref_policy and reward model are held in: `bf16` halves their memory."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
     cpu_threads: int = 0
@@ -263,3 +286,4 @@ class Memory:
         positive(self, "memory", "microbatch_size", "forward_batch_size")
         at_least_0(self, "memory", "cpu_threads", "save_minutes")
         one_of(self, "memory", "mixed_precision", ("no", "bf16"))
+        one_of(self, "memory", "frozen_dtype", ("float32", "bf16"))
