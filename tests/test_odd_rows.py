@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, normalize, ppo, reward, sft
-from stages.base import positions_of
+from stages.base import positions_of, remarks
 from stages.learning.likelihood import summed_loss
 from stages.learning.models import load_tokenizer
 from stages.posts.bad_rows import BadRows
@@ -321,6 +321,19 @@ def test_published_data_are_counted_beside_the_known_numbers():
     text = one_line(differences(beside_known(Data(), located)))
     assert "sft_train has 116,721 rows, known are 116,722" in text
     assert "comparisons" not in text
+
+
+def test_what_a_user_should_know_of_the_rows_is_one_line_each():
+    quiet = {"rows": 600, "skipped": 0, "over_limit": 0, "most_over": 0}
+    results = {"rows": {"sft_validation": quiet}, "published": {}}
+    assert remarks(results, Path("listed")) == []
+    results["rows"]["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
+    results["published"] = {"sft_train": {"rows": 1945, "known": 116722}}
+    over, skipped, changed = map(one_line, remarks(results, Path("listed")))
+    assert over.startswith("sft_train: 27 of 1,945 rows are over a limit")
+    assert "by 4 tokens at most; they are kept" in over
+    assert skipped == "2 bad rows were skipped, with the reasons in listed"
+    assert "1,945 rows, known are 116,722" in changed
 
 
 def test_ppo_train_is_optional_and_needs_no_summary(tmp_path, tokenizer):

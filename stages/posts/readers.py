@@ -169,8 +169,9 @@ def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix
 
 
 def label_strength(row: dict[str, Any]) -> int | None:
-    """How sure the labeller of a comparison was: 1 (slightly better) to 4 (far better), or None.
+    """How sure the labeller of a comparison was: 1 (slightly better) to 4 (far better).
 
+    0 is a tie, None is not known.
     OpenAI's 9 points run from 1, "the first is far better", to 9, "the second is far better", and
     5 is the tie in the middle. So strength is the distance from 5, whichever was chosen.
     differs: Huang et al. 2024 group by the point itself.
