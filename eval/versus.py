@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.controls import OWN_TEXTS_ONLY, outcome, rows_for
+from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
 from eval.judge import capped, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
@@ -62,7 +62,7 @@ def compare(
     check_posts(left, right)
     config = versus_config(left, right, overrides)
     config = replace(config, judge=capped(config.judge, max_cost))
-    if config.judge.kind == OWN_TEXTS_ONLY:
+    if knows_own_texts_only(config.judge):
         check_scores(left, right)
     rows = pair_rows(left, right)
     with open_stage(config, "versus") as run:

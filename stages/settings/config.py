@@ -16,6 +16,7 @@ from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
 from stages.settings.ppo import Ppo
 from stages.settings.sections import (
+    ALL_PAIRS,
     HUB,
     RANDOM,
     TOY,
@@ -36,6 +37,7 @@ from stages.settings.stages import STAGES
 
 # Other packages import settings from here.
 __all__ = [
+    "ALL_PAIRS",
     "HUB",
     "RANDOM",
     "RUNS",
@@ -116,6 +118,11 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
+    # Runs that are older than this setting learned all pairs, and stay valid.
+    if "rm" in sections and config.rm.pairs == ALL_PAIRS:
+        del sections["rm"]["pairs"]
+    if "dpo" in sections and config.rm.pairs != ALL_PAIRS:
+        sections["rm"] = {"pairs": config.rm.pairs}
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
     else:

@@ -13,6 +13,7 @@ TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
+ALL_PAIRS = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +144,14 @@ class Rm:
     """Passes over the training pairs."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
+    pairs: str = ALL_PAIRS
+    """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
+    `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
         in_range(self, "rm", "dropout", 0, 0.9)
+        one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
 
 
 @dataclass(frozen=True, kw_only=True)
