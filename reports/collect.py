@@ -161,7 +161,10 @@ def row(record: Record) -> dict[str, Any]:
         "real_posts": record.settings["data"]["source"] != TOY,
         "parameters": base["parameters"],
         "sft_rows": tokens.get("sft_train", {}).get("rows"),
-        "comparisons": tokens.get("comparisons_train", {}).get("rows"),
+        # A run that is older than `rm.pairs` learned all of them.
+        "comparisons": reward.get(
+            "training_pairs", tokens.get("comparisons_train", {}).get("rows")
+        ),
         "accuracy": reward["accuracy"],
         "accuracy_low": reward["accuracy_low"],
         "accuracy_high": reward["accuracy_high"],

@@ -13,7 +13,7 @@ from typing import Any
 from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.sections import dpo, judge, made_with, samples
+from reports.sections import dpo, judge, made_with, samples, scores
 from reports.verdict import MISSING, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
@@ -83,6 +83,7 @@ def blocks(record: Record) -> list[Block]:
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
+        *scores.blocks(record),
         *judge.blocks(record, numbers),
         *_curves(record),
         *_reward_model(record),

@@ -98,6 +98,11 @@ def judge_note(row: Row) -> str | None:
         note += f" It is: {row['judge_note']}."
     if row["judge_kind"] == "reward_model":
         note += " If PPO wins, it optimised its reward; whether people would agree, nobody asked."
+    if row["judge_kind"] == "gold_reward_model":
+        note += (
+            " No policy was optimised against it. It was learned from labels of the same kind, so"
+            " it can share mistakes with the run's own."
+        )
     return note
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison
+from eval.rates.scores import proxy_and_gold
+from eval.win_rate import measure_win_rates
+from reports.run_page import write_report
+from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.learning.models import score_responses
@@ -239,3 +244,59 @@ def test_the_half_is_recorded_by_the_reward_model_and_dpo_and_only_where_it_is_o
     assert settings_hash(half, "sft") == settings_hash(default, "sft")
     manifest = settings_hash(default, "rm")
     assert settings_hash(half, "rm") != manifest
+
+
+def test_the_page_shows_proxy_and_gold_side_by_side_and_says_that_no_llm_judged(config):
+    judge_summaries(config)
+    controls.judge_controls(config)
+    found = measure_win_rates(config)["scores"]
+    write_report(config)
+    text = (stage_folder(config, "report") / "resumed-seed44413.md").read_text()
+    assert "## Proxy and gold score" in text
+    assert "gold reward model gold seed 7, not an LLM" in text
+    assert "The judge is NOT an LLM" in text
+    rows = read_lines(stage_folder(config, "summaries") / "ppo.jsonl")
+    golds = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+    ours = [row["score"] for row in golds if row["policy"] == "ppo"]
+    means = {"proxy": mean(row["score"] for row in rows), "gold": mean(ours)}
+    line = next(
+        one
+        for one in text.splitlines()
+        if one.startswith("| PPO")
+        and "[" in one
+        and f"{means['proxy']:.2f} [" in one
+        and f"{means['gold']:.2f} [" in one
+    )
+    half = 1.959964 * stdev(ours) / len(ours) ** 0.5
+    assert f"{means['gold']:.2f} [{means['gold'] - half:.2f}, {means['gold'] + half:.2f}]" in line
+    assert found["gold"]["reference"]["posts"] == len(rows) == 10
+    assert list(found["gains"]) == ["dpo", "ppo"]
+
+
+def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
+    sft = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((0.0, 1.0, 5.0))]
+    ppo = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((2.0, 5.0, None))]
+    found = proxy_and_gold({}, {"sft": sft, "ppo": ppo})
+    gain = found["gains"]["ppo"]["gold"]  # differences 2 and 4: mean 3, s = sqrt 2, half z * 1
+    assert (gain["estimate"], gain["posts"]) == (3.0, 2)
+    assert gain["high"] - 3.0 == pytest.approx(1.959964)
+    assert found["gains"]["ppo"]["proxy"] is None
+    assert found["gold"]["sft"]["estimate"] == 2.0
+    assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
+    assert found["proxy"] == {"reference": None}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "said"),
+    [
+        ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
+        ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
+        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not surely move."),
+    ],
+)
+def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):
+    gains = {"proxy": dict(zip(("low", "high"), proxy, strict=True))}
+    gains |= {"gold": dict(zip(("low", "high"), gold, strict=True))}
+    text = _reading("ppo", gains)
+    assert text.startswith(f"PPO against SFT: {said}")
+    assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)

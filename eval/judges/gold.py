@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,10 @@ class GoldJudge:
         return Reply(choice=higher(a, b), text=text)
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """Its score of each policy's summary and of the reference, one row a summary."""
+        """Its score of each policy's summary and of the reference, one row a summary.
+
+        A text that is too long for the model has None.
+        """
         rows = [(name, row) for name in policies for row in policies[name]]
         self.score(
             {(row["query"], row[key]) for _, row in rows for key in ("summary", "reference")}
@@ -219,11 +222,15 @@ class GoldJudge:
             {
                 "policy": name,
                 "id": row["id"],
-                "score": self.scores[row["query"], row["summary"]],
-                "reference_score": self.scores[row["query"], row["reference"]],
+                "score": self._known(row["query"], row["summary"]),
+                "reference_score": self._known(row["query"], row["reference"]),
             }
             for name, row in rows
         ]
+
+    def _known(self, query: str, summary: str) -> float | None:
+        score = self.scores[query, summary]
+        return None if isnan(score) else score
 
 
 def _refuse_labels(folder: Path) -> None:
