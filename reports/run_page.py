@@ -13,7 +13,7 @@ from typing import Any
 from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.sections import dpo, judge, made_with, samples, scores
+from reports.sections import dpo, judge, length, made_with, samples, scores
 from reports.verdict import MISSING, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
@@ -262,6 +262,8 @@ def _reward_model(record: Record) -> list[Block]:
         news = found["cnndm"]
         row_ = [percent(news["accuracy"]), whole(news["pairs"])]
         tables.append(Table(("news articles", "accuracy", "pairs"), [["CNN/DM", *row_]]))
+    names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
+    scorers = {names[one]: record.results(one) for one in names if one in record.manifests}
     entry = paper.load()["rm_calibration"]
     size = paper.size_of(record.preset)
     shares = entry["share"].get(size, ())
@@ -275,6 +277,7 @@ def _reward_model(record: Record) -> list[Block]:
     return [
         Heading("Reward model"),
         Text(text),
+        *length.blocks(scorers),
         *tables,
         _figure("calibration", caption, [calibration], wide=1.4, high=1.2),
         _normalization(record),

@@ -38,6 +38,7 @@ from stages.learning.loop import (
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_policy, load_tokenizer, response_logprobs, save_model
 from stages.learning.preferences import (
+    length_bias,
     over_pairs,
     pair_length,
     summarize_gaps,
@@ -237,7 +238,7 @@ def evaluate(
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
     means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
-    return means | summarize_gaps(gaps, split.rows)
+    return means | summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
 
 
 def main(argv: list[str] | None = None) -> None:

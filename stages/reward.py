@@ -33,6 +33,7 @@ from stages.learning.loop import (
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_tokenizer, new_reward_model, save_model, token_scalars
 from stages.learning.preferences import (
+    length_bias,
     over_pairs,
     pair_length,
     summarize_gaps,
@@ -151,7 +152,8 @@ def evaluate(
         return (chosen - rejected).tolist()
 
     keep = state.run.resume
-    return summarize_gaps(over_pairs(accelerator, split, size, label, gaps, keep), split.rows)
+    found = over_pairs(accelerator, split, size, label, gaps, keep)
+    return summarize_gaps(found, split.rows) | {"length": length_bias(found, split)}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,5 +7,7 @@ models       load, save, run, sample
 lora         small matrices beside frozen weights
 likelihood   the SFT loss
 preferences  held-out comparisons, ranked
+length_bias  a scorer of comparisons beside the longer one
+logit        a logistic model with clustered errors
 intervals    the interval of a proportion
 """

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from stages.functional import preference_loss
 from stages.learning.intervals import wilson
+from stages.learning.length_bias import beside_length
 from stages.learning.loop import over_rows
 from stages.posts.halves import in_half
 from stages.posts.tokens import TokenizedSplit, load_split, make_ragged
@@ -84,6 +85,12 @@ def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, A
         },
         "calibration": calibration(gaps),
     }
+
+
+def length_bias(gaps: list[float], split: TokenizedSplit) -> dict[str, Any]:
+    """What length alone gets on a split's pairs, beside the gaps: see `beside_length`."""
+    chosen, rejected = (split.columns[one].lengths().tolist() for one in ("chosen", "rejected"))
+    return beside_length(gaps, chosen, rejected, [row["id"] for row in split.rows])
 
 
 def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:
