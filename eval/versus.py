@@ -119,7 +119,8 @@ def check_posts(a: Side, b: Side) -> None:
 
 def check_scores(a: Side, b: Side) -> None:
     """Raise UserError unless one reward model scored both sides."""
-    scored_by = [(read_manifest(side.folder) or {})["inputs"].get("normalize") for side in (a, b)]
+    read = [(read_manifest(side.folder) or {})["inputs"] for side in (a, b)]
+    scored_by = [inputs.get("normalize", inputs.get("released")) for inputs in read]
     if scored_by[0] != scored_by[1]:
         raise UserError(
             f"judge.kind={OWN_TEXTS_ONLY}: {a.label} and {b.label} were scored by two reward"

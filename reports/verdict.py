@@ -194,6 +194,12 @@ def caveats(row: Row) -> list[str]:
     return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
 
 
+def judged_caveats(row: Row) -> list[str]:
+    """Those of them that are about the judge and its verdicts, not about training."""
+    found = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
+    return [note for note in [*found, _place_note(row)] if note]
+
+
 def _length_notes(row: Row) -> list[str]:
     """A line for each policy whose lead over the references is gone at equal length."""
     found = []

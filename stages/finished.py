@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.settings.stages import STAGES
+from stages.settings.stages import STAGES, inputs_of, is_part
 from stages.system.files import file_hash, hash_files, read_json
 
 MOST_SHOWN = 4  # differences that one line names
@@ -133,8 +133,11 @@ def differing_settings(config: Config, stage: str) -> list[str]:
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """What a stage would be made from now: each input's identity, None if it is missing."""
     row = STAGES[stage]
-    inputs = {name: identity(config, name, stage) for name in row.inputs}
-    joined = {name: identity(config, name, stage) for name in row.joined_by}
+    released = bool(config.released.policy)
+    inputs = {name: identity(config, name, stage) for name in inputs_of(stage, released)}
+    joined = {
+        name: identity(config, name, stage) for name in row.joined_by if is_part(name, released)
+    }
     there = {name: found for name, found in joined.items() if found is not None}
     return inputs | there | data_inputs(config, stage) | gold_inputs(config, stage)
 

@@ -15,6 +15,7 @@ from typing import Any
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
 from stages.settings.ppo import Ppo
+from stages.settings.released import Released
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -55,6 +56,7 @@ __all__ = [
     "Memory",
     "Optimizer",
     "Ppo",
+    "Released",
     "Rm",
     "Sft",
     "UserError",
@@ -91,6 +93,7 @@ class Config:
     ppo: Ppo = field(default_factory=Ppo)
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
+    released: Released = field(default_factory=Released)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
     checks: Checks = field(default_factory=Checks)
