@@ -14,10 +14,16 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, GPTNeoXModel
 
-from stages.finished import read_manifest
+from eval.controls import judge_controls
+from eval.judge import judge_summaries
+from eval.summaries import write_summaries
+from eval.win_rate import measure_win_rates
+from reports.run_page import write_report
+from stages.finished import read_manifest, stage_folder
 from stages.learning.models import load_reward_model, score_responses
 from stages.learning.released import load_released_reward_model, read_weights
 from stages.pipeline import wanted_stages
+from stages.released import take_released
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.system.files import read_lines
@@ -99,9 +105,9 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     ours, mean = load_released_reward_model(whole / "normalize/model")
     assert mean is None  # ours already
     assert ours.config.num_labels == 1
-    with pytest.raises(UserError, match="config.json is missing"):
+    with pytest.raises(UserError, match=r"config\.json is missing"):
         load_released_reward_model(tmp_path)
-    with pytest.raises(UserError, match="wrong folder"):
+    with pytest.raises(UserError, match="holds no reward model: that is"):
         load_released_reward_model(whole / "sft/model")
     folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
     weights = read_weights(folder)
@@ -123,6 +129,24 @@ def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
         load_released_reward_model(folder)
+
+
+def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole.parents[1], tmp_path / "runs", copy_function=os.link)
+    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    shutil.copy(whole / "normalize/model/tokenizer.json", folder)
+    shutil.copy(whole / "normalize/model/tokenizer_config.json", folder)
+    monkeypatch.chdir(tmp_path)
+    overrides = (*SETTINGS, "judge.kind=reward_model", "judge.model=paper")
+    config = make_config("tiny", name="resumed", overrides=overrides)
+    results = judge_summaries(config)
+    assert results["judge"]["name"] == "gold reward model in folder paper, not an LLM"
+    assert "NOT KNOWN" in results["judge"]["note"]
+    written = {row["id"]: row for row in read_lines(whole / "summaries/ppo.jsonl")}
+    rows = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+    for row in (one for one in rows if one["policy"] == "ppo"):  # it is the run's own, converted
+        expected = written[row["id"]]["reference_score"]
+        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -176,15 +200,22 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     assert "nothing to do" in again.stdout, again.stderr
 
 
-def test_a_policy_without_a_reward_model_has_no_scores(judged, tmp_path):
+def test_a_policy_without_a_reward_model_has_no_scores(judged, tmp_path, monkeypatch):
     folder, words, _ = judged
     shutil.copytree(folder / "policy", tmp_path / "policy")
-    made = make(tmp_path, "eval", "POLICY=policy", "NAME=bare", words[0])
-    assert made.returncode == 0, made.stderr
-    run = tmp_path / "runs/bare/seed44413"
+    base = "runs/bare/seed44413/base"
+    shutil.copytree(folder / "runs/released-policy/seed44413/base", tmp_path / base)
+    shutil.copytree(folder / "runs/cache", tmp_path / "runs/cache")
+    monkeypatch.chdir(tmp_path)
+    overrides = ("released.policy=policy", *words[0].removeprefix("SET=").split())
+    config = make_config("tiny", name="bare", overrides=overrides)
+    for stage in (take_released, write_summaries, judge_summaries, judge_controls):
+        stage(config)
+    measure_win_rates(config)
+    write_report(config)
+    run = Path(base).parent
     assert {row["score"] for row in read_lines(run / "summaries/released.jsonl")} == {None}
-    page = (run / "report/facts/bare-seed44413.md").read_text()
-    assert "No reward model was given" in page
+    assert "No reward model was given" in (run / "report/facts/bare-seed44413.md").read_text()
     manifest = read_manifest(run / "summaries") or {}
     assert set(manifest["inputs"]) == {"base", "released"}
 
@@ -205,7 +236,7 @@ def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, s
 
 
 def test_a_reward_model_alone_and_a_stage_without_its_policy_are_refused():
-    with pytest.raises(UserError, match="come with released.policy"):
+    with pytest.raises(UserError, match=r"come with released\.policy"):
         make_config("tiny", name="x", overrides=("released.reward_model=folder",))
     with pytest.raises(UserError, match="add POLICY="):
         wanted_stages(make_config("tiny"), ["released"])

@@ -20,13 +20,14 @@ from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Reply, Row
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
-from stages.learning.models import load_reward_model, load_tokenizer, score_responses
+from stages.learning.models import load_tokenizer, score_responses
+from stages.learning.released import load_released_reward_model
 from stages.posts.halves import in_half
 from stages.posts.readers import POST_TEMPLATE
 from stages.posts.tokens import pad_left, pad_right, plain_encoder, query_tokens
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
-from stages.system.files import read_json, read_lines
+from stages.system.files import read_lines
 
 KIND = "gold_reward_model"
 HELD_OUT = ("accuracy", "accuracy_low", "accuracy_high", "pairs")
@@ -137,8 +138,8 @@ class GoldJudge:
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
-        _refuse_labels(self.gold.folder)
-        self.model = load_reward_model(self.gold.folder).to(self.accelerator.device).eval()
+        model, _ = load_released_reward_model(self.gold.folder)
+        self.model = model.to(self.accelerator.device).eval()
         self.tokenizer = load_tokenizer(self.gold.folder)
         self.encode = plain_encoder(self.tokenizer)
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
@@ -231,12 +232,3 @@ class GoldJudge:
     def _known(self, query: str, summary: str) -> float | None:
         score = self.scores[query, summary]
         return None if isnan(score) else score
-
-
-def _refuse_labels(folder: Path) -> None:
-    """Raise UserError where a folder's model gives more than one number a token."""
-    labels = (read_json(folder / "config.json") or {}).get("id2label")
-    if labels is None or len(labels) != 1:
-        raise UserError(
-            f"{folder} holds no reward model: an AutoModelForTokenClassification with one label"
-        )

@@ -36,7 +36,12 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     if saved is None:
         raise UserError(f"{folder} holds no reward model: config.json is missing")
     if "base_config" not in saved and "base_model" not in saved:
-        return load_reward_model(folder), None
+        if len(saved.get("id2label", ())) != 1:
+            raise UserError(
+                f"{folder} holds no reward model: that is an AutoModelForTokenClassification with"
+                " one label, or a released ScalarModel"
+            )
+        return load_reward_model(folder).eval(), None
     weights = read_weights(folder)
     missing = {f"{HEAD}weight", f"{HEAD}bias"} - weights.keys()
     if missing:
