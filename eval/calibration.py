@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.controls import OWN_TEXTS_ONLY
+from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import config_with_cap, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
@@ -47,10 +47,10 @@ def calibrate(config: Config) -> dict[str, Any]:
 
     Raises UserError for a judge that knows no new texts, and where the labels cannot be read.
     """
-    if config.judge.kind == OWN_TEXTS_ONLY:
+    if knows_own_texts_only(config.judge):
         raise UserError(
             f"judge.kind={OWN_TEXTS_ONLY} knows its own run's texts only and cannot be calibrated:"
-            " choose another judge.kind"
+            " choose another judge.kind, or another run's reward model by judge.model"
         )
     source = world_folder(config) if config.data.source == TOY else config.data.source
     bad = BadRows(config.data.on_bad_row)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from reports import page, paper, plots, verdict
-from reports.collect import Record, hashes, load_run, row
+from reports.collect import Record, hashes, is_released, judged_row, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.sections import dpo, judge, made_with, samples
+from reports.sections import dpo, judge, length, made_with, released, samples, scores
 from reports.verdict import MISSING, STRENGTH, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
@@ -66,9 +66,14 @@ def write_report(config: Config) -> str:
         run.inputs = inputs_now(config, "report")
         stem = f"{record.name}-seed{record.seed}"
         title = f"Run {record.name}, seed {record.seed}"
-        path = page.write(run.partial, stem, title, blocks(record))
-        numbers = row(record)
-        text = headline(numbers, run.folder / path.name)
+        if is_released(record):
+            numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+            path = page.write(run.partial, stem, title, released_blocks(record, numbers))
+            text = released_headline(numbers, run.folder / path.name)
+        else:
+            numbers = row(record)
+            path = page.write(run.partial, stem, title, blocks(record))
+            text = headline(numbers, run.folder / path.name)
         write_text(run.partial / "headline.txt", text)
         write_json(run.partial / "numbers.json", numbers)
         run.finish({})
@@ -83,6 +88,7 @@ def blocks(record: Record) -> list[Block]:
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
+        *scores.blocks(record),
         *judge.blocks(record, numbers),
         *_curves(record),
         *_reward_model(record),
@@ -95,12 +101,49 @@ def blocks(record: Record) -> list[Block]:
     ]
 
 
+def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
+    """The page of a policy that others trained: what there is of the other page."""
+    header, rows = result_rows(numbers)
+    return [
+        *released.summary(record, numbers),
+        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        Heading("Result"),
+        Table(header, rows, _result_caption(numbers), strong=True),
+        *scores.blocks(record),
+        *judge.blocks(record, numbers),
+        *samples.blocks(record),
+        *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
+        *made_with.settings_tables(record.settings),
+        *made_with.provenance(record, hashes(record)),
+    ]
+
+
+def released_headline(numbers: dict[str, Any], path: Path) -> str:
+    """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
+    title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
+    caveats = verdict.judged_caveats(numbers)
+    return "\n".join(
+        (
+            *wrapped(f"{title} {verdict.judge(numbers)}"),
+            "",
+            *_table(*result_rows(numbers)),
+            "",
+            *_table(*judge.short_rows(numbers)),
+            "",
+            *(line for text in caveats for line in wrapped(text, "- ")),
+            "",
+            "report:",
+            f"{path}\n",
+        )
+    )
+
+
 def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the result table, for the page and for the terminal."""
     header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
     reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
     rows = [[*reference, number(numbers["reference/score"]), MISSING]]
-    distances = {"sft": 0.0, "ppo": numbers["kl"]}
+    distances = {"sft": 0.0, "ppo": numbers.get("kl")}
     for policy in numbers["policies"]:
         rows.append(
             [
@@ -268,6 +311,8 @@ def _reward_model(record: Record) -> list[Block]:
         news = found["cnndm"]
         row_ = [percent(news["accuracy"]), whole(news["pairs"])]
         tables.append(Table(("news articles", "accuracy", "pairs"), [["CNN/DM", *row_]]))
+    names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
+    scorers = {names[one]: record.results(one) for one in names if one in record.manifests}
     entry = paper.load()["rm_calibration"]
     size = paper.size_of(record.preset)
     shares = entry["share"].get(size, ())
@@ -281,6 +326,7 @@ def _reward_model(record: Record) -> list[Block]:
     return [
         Heading("Reward model"),
         Text(text),
+        *length.blocks(scorers),
         *tables,
         _figure("calibration", caption, [calibration], wide=1.4, high=1.2),
         _normalization(record),

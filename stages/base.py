@@ -8,7 +8,6 @@ trained on the preset's own posts. Tokens are cached by content and shared betwe
 import hashlib
 import json
 import os
-import random
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from stages.learning.heads import require_heads
 from stages.learning.loop import stream_seed
 from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
+from stages.posts.drawn import drawn_rows
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.readers import (
     COMPARISONS,
@@ -110,23 +110,6 @@ def read_rows(config: Config) -> Rows:
     if articles:
         located[CNNDM] = articles
     return Rows(located=located, bad=bad, published=published)
-
-
-def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
-    """The rows of each split that the settings use, in their order.
-
-    The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
-    Raises UserError if a split has fewer rows than are asked for.
-    """
-    drawn = dict(located)
-    for name, count in data.rows.items():
-        there = len(located[name])
-        if count > there:
-            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
-        if count:
-            places = sorted(random.Random(name).sample(range(there), count))
-            drawn[name] = [located[name][place] for place in places]
-    return drawn
 
 
 def positions_of(model: torch.nn.Module) -> int:

@@ -67,7 +67,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         _counts(numbers),
         *rates({one.upper(): _given(numbers, one) for one in numbers["policies"]}),
         _leanings_table(numbers),
-        _differences(numbers),
+        *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
         Heading("Calibration of the judge"),

@@ -13,6 +13,7 @@ TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
+ALL_PAIRS = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,8 @@ class Data:
     """Training posts that are used, drawn alike for every seed; 0: all."""
     validation_posts: int = 0
     """Held-out posts that are used, drawn alike for every seed; 0: all."""
+    ppo_posts: int = 0
+    """Posts without a summary that are used, drawn alike for every seed; 0: all."""
     train_comparisons: int = 0
     """Training pairs that are used, drawn alike for every seed; 0: all."""
     validation_comparisons: int = 0
@@ -105,6 +108,7 @@ class Data:
         return {
             "sft_train": self.train_posts,
             "sft_validation": self.validation_posts,
+            "ppo_train": self.ppo_posts,
             "comparisons_train": self.train_comparisons,
             "comparisons_validation": self.validation_comparisons,
         }
@@ -167,10 +171,14 @@ class Rm:
     """Passes over the training pairs."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
+    pairs: str = ALL_PAIRS
+    """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
+    `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
         in_range(self, "rm", "dropout", 0, 0.9)
+        one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
 
 
 @dataclass(frozen=True, kw_only=True)
