@@ -34,6 +34,7 @@ from stages.posts.tokens import (
     tokenize_posts,
 )
 from stages.settings.config import HUB, Data, UserError
+from stages.system.files import read_lines
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -253,6 +254,30 @@ def test_words_are_counted_by_the_tokenizer_and_not_by_letters():
 
     fields = {"title": "one two", "post": "three four\nfive six seven"}
     assert fit_query(words, "{title} {post}", fields, "post", 4)[1] == [3, 3, 5, 4]
+
+
+def one_at_a_time(encode, fields, limit):
+    """OpenAI's loop as it stands: a line, or one character, and everything is encoded again."""
+    fields = dict(fields)
+    while len(tokens := encode(POST_TEMPLATE.format(**fields))) > limit:
+        text = fields["post"]
+        newline = text.rfind("\n")
+        fields["post"] = text[:newline] if newline >= 0 else text[:-1]
+    return tokens
+
+
+@pytest.mark.parametrize("limit", [100, 160])
+def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, limit):
+    encode = plain_encoder(load_tokenizer(shared / "tokenizer"))
+    rows = read_lines(shared / "tldr-human/sft_validation.jsonl")[:8]
+    lengths = set()
+    for row in rows:
+        fields = {name: row[name] for name in ("subreddit", "title", "post")}
+        fields["post"] = fields["post"].replace("\n", " ")  # characters alone are left to cut
+        found = fit_query(lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit)
+        assert found[1] == one_at_a_time(lambda text: encode([text])[0], fields, limit)
+        lengths.add(len(found[1]))
+    assert lengths == {limit}
 
 
 def test_the_prompt_is_the_papers():

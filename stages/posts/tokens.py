@@ -5,7 +5,9 @@ Source: Huang et al. 2024, details 2 to 5 and appendix on data; the truncation i
 """
 
 import json
+import re
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,21 +98,36 @@ def fit_query(
     The field is cut at its last newline, or loses one character where it has none; then everything
     is encoded again. Title and subreddit are never cut. Raises ValueError where even the empty
     field leaves too many tokens. Source: Huang et al. 2024, detail 2, a port of OpenAI's task code.
+    differs: characters that cannot be enough are not taken off one at a time (`_too_long`).
     """
-    fields = dict(fields)
-    filled = template.format(**fields)
-    tokens = encode(filled)
+
+    def fill(text: str) -> tuple[str, list[int]]:
+        filled = template.format(**{**fields, cut: text})
+        return filled, encode(filled)
+
+    text = fields[cut]
+    filled, tokens = fill(text)
     while len(tokens) > limit:
-        text = fields[cut]
         if not text:
             raise ValueError(
                 f"{len(tokens)} tokens remain with an empty {cut}; the limit is {limit}"
             )
         newline = text.rfind("\n")
-        fields[cut] = text[:newline] if newline >= 0 else text[:-1]
-        filled = template.format(**fields)
-        tokens = encode(filled)
+        if newline < 0:
+            text = text[: _too_long(text, lambda part: len(fill(part)[1]) > limit)]
+        text = text[:newline] if newline >= 0 else text[:-1]
+        filled, tokens = fill(text)
     return filled, tokens
+
+
+def _too_long(text: str, over: Callable[[str], bool]) -> int:
+    """Characters of the fewest whole words of a text that are over the limit, found by halving.
+
+    Whatever follows whole words adds tokens to theirs, so nothing longer can fit.
+    """
+    ends = [word.end() for word in re.finditer(r"\S+", text)] or [len(text)]
+    first = bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: over(text[:end]))
+    return ends[first] if over(text[: ends[first]]) else len(text)
 
 
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:

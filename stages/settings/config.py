@@ -133,9 +133,6 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
-    # Runs that are older than this setting learned all pairs, and stay valid.
-    if "rm" in sections and config.rm.pairs == ALL_PAIRS:
-        del sections["rm"]["pairs"]
     if "dpo" in sections and config.rm.pairs != ALL_PAIRS:
         sections["rm"] = {"pairs": config.rm.pairs}
     if stage not in config.lora.adapted_stages:
