@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stages.posts.hub import read_hub
 from stages.settings.config import HUB, Data, UserError
 
 POSTS = ("sft_train", "sft_validation")
@@ -33,7 +34,7 @@ def read_source(data: Data, folder: str) -> Iterator[tuple[str, list[Located]]]:
 
 def read_split(data: Data, folder: str, split: str) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
-    located = list(_read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
+    located = list(read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
     check = check_post if split in POSTS else check_comparison
     for where, row in located:
         check(where, row)
@@ -69,22 +70,6 @@ def _parse_line(where: str, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
     return row
-
-
-def _read_hub(data: Data, split: str) -> Iterator[Located]:
-    from datasets import load_dataset
-
-    kind, part = split.split("_")
-    source = data.sft_dataset if kind == "sft" else data.comparisons_dataset
-    path, _, revision = source.partition("@")
-    path, _, configuration = path.partition(":")
-    try:
-        loaded = load_dataset(path, configuration or None, split=part, revision=revision or None)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"hub data {source}, split {part}, does not load: {reason}") from None
-    for number, row in enumerate(loaded, start=1):
-        yield f"{source}[{part}]:{number}", dict(row)
 
 
 def check_post(where: str, row: dict[str, Any]) -> None:

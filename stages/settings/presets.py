@@ -82,6 +82,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=192, num_layers=6),
     "posts": posts,
+    "pythia-14m": lambda: paper("14m", microbatch_size=64, forward_batch_size=256),
     "pythia-70m": lambda: paper("70m", microbatch_size=64, forward_batch_size=256),
     "pythia-160m": lambda: paper("160m", microbatch_size=64, forward_batch_size=256),
     "pythia-410m": lambda: paper("410m", microbatch_size=32, forward_batch_size=128),
