@@ -88,6 +88,7 @@ def blocks(record: Record) -> list[Block]:
         *_reward_model(record),
         *dpo.blocks(record),
         *samples.blocks(record),
+        *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
         *made_with.provenance(record, hashes(record)),

@@ -154,3 +154,23 @@ def add_pythia(hub: Hub, tokenizer: Files, files: Files, gated: bool = False) ->
     repository = hub.add("models", PYTHIA, gated=gated)
     repository.commit({".gitattributes": b"", "README.md": b"# Pythia\n", **tokenizer, **files})
     return repository
+
+
+def small_tokenizer(rows: Rows, folder: Path) -> Files:
+    """A tokenizer of at most 500 tokens with GPT-NeoX's special ones: EOS is 0, padding is 1."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|endoftext|>", "<|padding|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([row["post"] for row in rows], trainer)
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

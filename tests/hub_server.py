@@ -214,7 +214,9 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.hub.repository(kind, name)
         if repository.gated:
             known = self.headers.get("Authorization")
-            raise RefusedError(403 if known else 401, "GatedRepo", f"Access to {name} is restricted.")
+            raise RefusedError(
+                403 if known else 401, "GatedRepo", f"Access to {name} is restricted."
+            )
         sha, files = repository.resolve(revision)
         if path not in files:
             raise RefusedError(404, "EntryNotFound", "Entry not found")
