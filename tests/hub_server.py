@@ -65,6 +65,8 @@ class Hub:
     """By kind and id: `datasets/openai/summarize_from_feedback`."""
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
+    broken: bool = False
+    """Whether every answer is that the server has an error."""
     cuts: dict[str, int] = field(default_factory=dict)
     """File name -> how often its connection ends halfway; after that it is served whole."""
 
@@ -168,6 +170,8 @@ class Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         parts = [unquote(part) for part in address.path.strip("/").split("/")]
         try:
+            if self.hub.broken:
+                raise RefusedError(503, "", "Service Unavailable")
             if parts[0] == "storage":
                 self.send_file(parts[-1], self.hub.large_file(parts[1]), {})
             elif parts[:2] == ["api", "resolve-cache"]:

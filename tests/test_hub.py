@@ -7,6 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +21,7 @@ from reports.sections import made_with
 from stages.posts import toy
 from stages.settings.presets import PRESETS
 from tests import hub_repositories as layouts
-from tests.hub_server import Hub, serving
+from tests.hub_server import Files, Hub, serving
 
 ROOT = Path(__file__).parents[1]
 SHAPE = {
@@ -53,8 +56,8 @@ def model_files():
     return layouts.pythia_files(**SHAPE)
 
 
-@pytest.fixture
-def hub(tokenizer_files, model_files):
+@contextmanager
+def small_hub(tokenizer_files: Files, model_files: Files) -> Iterator[Hub]:
     """A hub with small repositories of the real layouts."""
     with serving() as hub:
         layouts.add_posts(hub, TRAIN, HELD_OUT, HELD_OUT[:2])
@@ -63,37 +66,57 @@ def hub(tokenizer_files, model_files):
         yield hub
 
 
-@pytest.fixture
-def client(hub, tmp_path):
-    """Runs Python code, or a module if it is given as words, with an empty cache at first."""
+@dataclass(frozen=True)
+class Client:
+    """Runs Python code, or a module if it is given as words, in a folder with a cache below it."""
 
-    def run(code: str | list[str], **environment: str) -> SimpleNamespace:
+    hub: Hub
+    folder: Path
+
+    def __call__(self, code: str | list[str], **environment: str) -> SimpleNamespace:
         words = ["-c", code] if isinstance(code, str) else ["-m", *code]
-        inherited = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-        own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-        hub.requests.clear()
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        own = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.folder / "home")}
+        self.hub.requests.clear()
         done = subprocess.run(
             [sys.executable, *words],
-            env=inherited | own | environment,
-            cwd=tmp_path,
+            env=inherited | own | {"PYTHONPATH": str(ROOT)} | environment,
+            cwd=self.folder,
             text=True,
             capture_output=True,
             check=False,
         )
-        return SimpleNamespace(
-            code=done.returncode, out=done.stdout, errors=done.stderr.splitlines(), all=done.stderr
-        )
+        return SimpleNamespace(code=done.returncode, out=done.stdout, errors=done.stderr)
 
-    return run
+
+@pytest.fixture
+def hub(tokenizer_files, model_files):
+    with small_hub(tokenizer_files, model_files) as hub:
+        yield hub
+
+
+@pytest.fixture
+def client(hub, tmp_path):
+    return Client(hub, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer_files, model_files, tmp_path_factory):
+    """A folder in which `make data` ran from an empty cache; with what it printed, as `said`."""
+    with small_hub(tokenizer_files, model_files) as hub:
+        client = Client(hub, tmp_path_factory.mktemp("made"))
+        done = run_base(client)
+        assert done.code == 0, done.errors
+        yield SimpleNamespace(hub=hub, client=client, folder=client.folder, said=done.out)
 
 
 def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
     return hub.repositories[name].branches[branch]
 
 
-def run_base(client, *more: str, **environment: str) -> SimpleNamespace:
+def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
     """`make data` as Make calls it."""
-    words = ["stages.pipeline", "data", *NAMED, *SETTINGS, *more]
+    words = ["stages.pipeline", "data", *options, *NAMED, *SETTINGS]
     return client(words, **environment)
 
 
@@ -117,7 +140,7 @@ assert "torch" not in sys.modules
 def fetched(client, source: str = layouts.PYTHIA, **environment: str) -> str:
     """The folder of a fetched model, or the error; one line in any case."""
     found = client(FETCH.format(source=source), **environment)
-    assert found.code == 0, found.all
+    assert found.code == 0, found.errors
     assert found.out.count("\n") == 1
     return found.out.strip()
 
@@ -146,7 +169,7 @@ def test_the_plain_clients_take_the_stand_in_for_a_hub(hub, client):
     commit = commit_of(hub, f"models/{layouts.PYTHIA}")
     names = {"pairs": layouts.COMPARISONS, "posts": layouts.POSTS, "model": layouts.PYTHIA}
     found = client(PLAIN_CLIENTS.format(commit=commit, **names))
-    assert found.code == 0, found.all
+    assert found.code == 0, found.errors
     sizes, choices, specials = json.loads(found.out)
     assert sizes == {"train": 24, "validation": 6, "test": 2}
     assert choices == [row["choice"] for row in HELD_OUT_PAIRS]
@@ -163,7 +186,7 @@ print(json.dumps(dict(read_source(Data(), "hub"))))
 
 def test_the_presets_data_sets_load_with_every_row(client):
     found = client(READ)
-    assert found.code == 0, found.all
+    assert found.code == 0, found.errors
     splits = json.loads(found.out)
     expected = {
         "sft_train": TRAIN,
@@ -215,55 +238,54 @@ def test_weights_are_fetched_once_and_in_one_format(hub, client):
 # -- one commit ------------------------------------------------------------------------------------
 
 
-def test_make_data_records_commits_and_nothing_after_it_needs_the_hub(hub, client, tmp_path):
-    done = run_base(client)
-    assert done.code == 0, done.all
+def test_make_data_records_the_commits_and_says_them_on_the_page(made):
     commits = {
-        "data.sft_dataset": commit_of(hub, f"datasets/{layouts.POSTS}"),
+        "data.sft_dataset": commit_of(made.hub, f"datasets/{layouts.POSTS}"),
         "data.comparisons_dataset": commit_of(
-            hub, f"datasets/{layouts.COMPARISONS}", layouts.CONVERTED
+            made.hub, f"datasets/{layouts.COMPARISONS}", layouts.CONVERTED
         ),
-        "base.checkpoint": commit_of(hub, f"models/{layouts.PYTHIA}"),
+        "base.checkpoint": commit_of(made.hub, f"models/{layouts.PYTHIA}"),
     }
-    results = manifest(tmp_path)["results"]
+    results = manifest(made.folder)["results"]
     assert {one["setting"]: one["commit"] for one in results["hub"]} == commits
     assert results["tokens"]["comparisons_train"]["rows"] == len(PAIRS)
     for setting, commit in commits.items():
-        assert any(setting in line and commit[:10] in line for line in done.out.splitlines())
+        assert any(setting in line and commit[:10] in line for line in made.said.splitlines())
     page = str(made_with.from_hub(results))
     assert all(commit in page for commit in commits.values())
 
-    # Another seed, with no network: the same commits, and nobody is asked.
-    offline = run_base(client, "--seed", "7", HF_HUB_OFFLINE="1")
-    assert offline.code == 0, offline.all
-    assert hub.requests == []
-    assert manifest(tmp_path, 7)["results"] == results
-    assert manifest(tmp_path, 7)["content"] == manifest(tmp_path)["content"]
+
+def test_after_make_data_another_seed_needs_no_network_and_begins_alike(made):
+    offline = run_base(made.client, "--seed", "7", HF_HUB_OFFLINE="1")
+    assert offline.code == 0, offline.errors
+    assert made.hub.requests == []
+    for key in ("results", "content"):
+        assert manifest(made.folder, 7)[key] == manifest(made.folder)[key]
 
 
-def test_a_revision_that_moved_is_said_and_the_first_commit_stays(
-    hub, client, tmp_path, tokenizer_files
-):
+MOVED = """
+from stages.system.hub import fetch_model, model_source, moved
+fetched = fetch_model(model_source("base.checkpoint", {source!r}))
+print(fetched.commit)
+print(moved(fetched))
+"""
+
+
+def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client, tokenizer_files):
     first = commit_of(hub, f"models/{layouts.PYTHIA}")
-    folder = fetched(client)
-    assert Path(folder).name == first
+    code = MOVED.format(source=layouts.PYTHIA)
+    assert client(code).out.splitlines() == [first, "None"]
     other = layouts.pythia_files(seed=2, **SHAPE)
     second = layouts.add_pythia(hub, tokenizer_files, other).branches["main"]
-    assert fetched(client) == folder
-    done = run_base(client)
-    said = [line for line in done.out.splitlines() if "has moved" in line]
-    assert len(said) == 1
-    assert said[0].startswith(f"base.checkpoint: model {layouts.PYTHIA}: revision main has moved")
-    assert second in said[0]
-    assert first[:10] in said[0]
-    base = tmp_path / "runs/walk/seed44413/base"
-    used = load_file(base / "model/model.safetensors")["gpt_neox.embed_in.weight"]
-    published = load(
-        hub.repositories[f"models/{layouts.PYTHIA}"].commits[first]["model.safetensors"]
-    )
-    assert torch.equal(used, published["gpt_neox.embed_in.weight"].float())
+    used, said = client(code).out.splitlines()
+    assert used == first
+    assert said.startswith(f"base.checkpoint: model {layouts.PYTHIA}: revision main has moved")
+    assert second in said
+    assert first[:10] in said
+    assert client(code, HF_ENDPOINT="http://127.0.0.1:1").out.splitlines() == [first, "None"]
     # A commit in the setting is taken as it is.
-    assert Path(fetched(client, f"{layouts.PYTHIA}@{second}")).name == second
+    exact = MOVED.format(source=f"{layouts.PYTHIA}@{second}")
+    assert client(exact).out.splitlines() == [second, "None"]
 
 
 # -- what goes wrong: one line that names the setting and the mend ---------------------------------
@@ -293,18 +315,30 @@ def test_a_gated_model_is_one_line_with_its_page(hub, client):
         assert f"{hub.url}/{layouts.PYTHIA}" in said
 
 
-def test_without_network_or_cache_the_line_says_where_to_run_what(client):
+def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
         said = fetched(client, **environment)
         assert said.startswith(
             f"error: base.checkpoint: model {layouts.PYTHIA} is not in the hub's"
         )
         assert said.endswith("run `make data PRESET=...` where there is a network")
+    hub.broken = True
+    said = fetched(client)
+    assert "503" in said
+    assert said.endswith("run `make data PRESET=...` where there is a network")
 
 
-def test_without_network_what_is_in_the_cache_is_used(client):
+HF_DOWNLOAD = f"import huggingface_hub; huggingface_hub.snapshot_download({layouts.PYTHIA!r})"
+
+
+def test_without_network_what_is_in_the_cache_is_used(hub, client, tmp_path):
     folder = fetched(client)
     for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
+        assert fetched(client, **environment) == folder
+    # So is what another program has put there, of which nothing is recorded.
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
+        (tmp_path / "runs/hub.json").unlink()
+        assert client(HF_DOWNLOAD).code == 0
         assert fetched(client, **environment) == folder
 
 
@@ -325,17 +359,28 @@ def test_a_download_that_is_always_cut_off_is_one_line(hub, client):
     assert (Path(fetched(client)) / "model.safetensors").exists()
 
 
-def test_a_data_set_without_the_split_or_configuration_is_one_line(client):
-    done = run_base(
-        client, f"data.comparisons_dataset={layouts.COMPARISONS}:pairs@{layouts.CONVERTED}"
-    )
-    assert done.code == 2
-    assert done.errors[-1].startswith(
-        f"error: data.comparisons_dataset: dataset {layouts.COMPARISONS}, split train, does not"
-    )
-    script = run_base(client, f"data.comparisons_dataset={layouts.COMPARISONS}")
-    assert script.code == 2
-    assert script.errors[-1].startswith("error: data.comparisons_dataset: ")
+READ_PAIRS = """
+from stages.posts.readers import read_split
+from stages.settings.checks import UserError
+from stages.settings.config import Data
+for name in {names!r}:
+    try:
+        read_split(Data(comparisons_dataset=name), "hub", "comparisons_train")
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_data_set_without_the_configuration_or_rows_is_one_line(client):
+    no_such = f"{layouts.COMPARISONS}:pairs@{layouts.CONVERTED}"
+    found = client(READ_PAIRS.format(names=[no_such, layouts.COMPARISONS, "openai/nothing"]))
+    assert found.code == 0, found.errors
+    configuration, script, nothing = found.out.splitlines()
+    label = "data.comparisons_dataset: dataset"
+    assert configuration.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
+    assert "pairs" in configuration
+    assert script.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
+    assert nothing.startswith(f"{label} openai/nothing is neither a folder here nor on the hub")
 
 
 # -- the whole way ---------------------------------------------------------------------------------
@@ -359,19 +404,19 @@ def test_the_published_shape_has_the_published_number_of_parameters():
     assert count == 14_067_712
 
 
-def test_every_stage_to_the_page_runs_from_the_hubs_files(client, tmp_path, monkeypatch):
-    done = run_base(client)
-    assert done.code == 0, done.all
-    # From here on in this process, where HF_HUB_OFFLINE is set.
+def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch):
+    # In this process HF_HUB_OFFLINE is set.
     from eval import controls, judge, summaries, win_rate
     from reports import run_page
     from stages import normalize, ppo, reward, sft
 
-    monkeypatch.chdir(tmp_path)
+    made.hub.requests.clear()
+    monkeypatch.chdir(made.folder)
     stages = (sft, reward, normalize, ppo, summaries, judge, controls, win_rate, run_page)
     for module in stages:
         module.main([*NAMED, *SETTINGS])
-    page = (tmp_path / "runs/walk/seed44413").glob("report/*/walk-seed44413.md")
-    text = next(page).read_text(encoding="utf-8")
-    for one in manifest(tmp_path)["results"]["hub"]:
+    assert made.hub.requests == []
+    pages = (made.folder / "runs/walk/seed44413").glob("report/*/walk-seed44413.md")
+    text = next(pages).read_text(encoding="utf-8")
+    for one in manifest(made.folder)["results"]["hub"]:
         assert one["commit"] in text

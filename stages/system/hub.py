@@ -27,6 +27,9 @@ OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
 BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+# Errors that come before the first byte, by name: their module differs between versions.
+UNREACHABLE = {"LocalEntryNotFoundError", "ConnectError", "ConnectTimeout", "ProxyError"}
+UNREACHABLE |= {"HfHubHTTPError", "OfflineModeIsEnabled"}
 NETWORK = "run `make data PRESET=...` where there is a network"
 LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
 
@@ -98,6 +101,8 @@ def dataset_source(setting: str, text: str) -> Source:
     """The source that `id[:configuration][@revision]` names; a folder may stand for the id."""
     path, _, revision = text.partition("@")
     name, _, configuration = path.partition(":")
+    if Path(text).is_dir():
+        name, configuration, revision = text, "", ""
     return Source(
         setting=setting,
         kind="dataset",
@@ -134,8 +139,10 @@ def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     commit = _commit_of(source)
     with _one_line(source):
         from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
+        logging.set_verbosity_error()  # it tells of each retry, and `_one_line` of the last
         if not sys.stderr.isatty():
             disable_progress_bars()
         # Subfolders of a model hold other formats of the same weights.
@@ -263,17 +270,9 @@ def _reason(source: Source, error: Exception) -> str:
     if constants.is_offline_mode():
         return f" is not in the hub's cache, and HF_HUB_OFFLINE is set: {NETWORK}"
     why = _first_line(error)
-    if _is_cut(error):
-        return f": the download was cut off ({why}): the same command goes on from there"
-    return (
-        f" is not in the hub's cache, and {constants.ENDPOINT} does not answer ({why}): {NETWORK}"
-    )
-
-
-def _is_cut(error: Exception) -> bool:
-    """Whether a transfer ended before its file did."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return "RemoteProtocolError" in names or "Consistency check failed" in str(error)
+    if UNREACHABLE & {kind.__name__ for kind in type(error).__mro__}:
+        return f" is not in the hub's cache, and {constants.ENDPOINT} fails ({why}): {NETWORK}"
+    return f": the download was cut off ({why}): the same command goes on from there"
 
 
 def _first_line(error: Any) -> str:
