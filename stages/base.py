@@ -84,7 +84,7 @@ def fetch_all(config: Config) -> list[Fetched]:
         print(f"fetch {source.label}", flush=True)
         fetched.append(fetch(source))
         took = time.monotonic() - started
-        print(f"fetch {source.label}: {fetched[-1].size}, {took:.0f} s", flush=True)
+        print(f"  {fetched[-1].size}, {took:.0f} s", flush=True)
         news = moved(fetched[-1])
         if news:
             print(news, flush=True)

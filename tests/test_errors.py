@@ -96,7 +96,7 @@ def test_a_missing_earlier_stage_names_the_make_command(folder, capsys):
     message = error_of(capsys, ppo)
     assert "make" in message
     assert "DATA=data" in message
-    assert "make sft" in error_of(capsys, sft)
+    assert "make data" in error_of(capsys, sft)
 
 
 def test_a_tokenizer_whose_pad_is_its_eos_is_refused(folder, capsys):
@@ -139,4 +139,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         base.main(["--preset", "pythia-70m"])
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("error: hub data vwxyzjn/summarize_from_feedback_tldr_3_filtered")
+    posts = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
+    assert message.startswith(f"error: data.sft_dataset: dataset {posts} is not in the hub's cache")

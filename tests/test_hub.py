@@ -1,41 +1,29 @@
-"""The hub, walked with the unmodified clients against a local one (`tests/hub_server.py`).
-
-The clients read HF_ENDPOINT when they are imported, so what asks the hub is a process of its own.
-"""
+"""The hub, walked with the unmodified clients against a local one (`tests/hub_server.py`)."""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load, load_file
+from safetensors.torch import load
 
 from reports.sections import made_with
-from stages.posts import toy
 from stages.settings.presets import PRESETS
 from tests import hub_repositories as layouts
-from tests.hub_server import Files, Hub, serving
+from tests.hub_client import (
+    HELD_OUT,
+    HELD_OUT_PAIRS,
+    PAIRS,
+    TRAIN,
+    Client,
+    commit_of,
+    fetched,
+    small_hub,
+    small_model,
+    small_tokenizer,
+)
 
-ROOT = Path(__file__).parents[1]
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 512,
-    "max_position_embeddings": 256,
-}
-TRAIN = [toy.make_post(f"toy1-train-{n}") for n in range(24)]
-HELD_OUT = [toy.make_post(f"toy1-validation-{n}") for n in range(6)]
-PAIRS = [toy.make_comparison(row, "1", "train") for row in TRAIN]
-HELD_OUT_PAIRS = [toy.make_comparison(row, "1", "valid1") for row in HELD_OUT]
 NAMED = "--preset pythia-14m --name walk --set".split()
 SETTINGS = """
     data.max_query_tokens=160 data.max_summary_tokens=60 data.max_query_summary_tokens=220
@@ -46,52 +34,9 @@ SETTINGS = """
 """.split()
 
 
-@pytest.fixture(scope="module")
-def tokenizer_files(tmp_path_factory):
-    return layouts.small_tokenizer(TRAIN, tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def model_files():
-    return layouts.pythia_files(**SHAPE)
-
-
-@contextmanager
-def small_hub(tokenizer_files: Files, model_files: Files) -> Iterator[Hub]:
-    """A hub with small repositories of the real layouts."""
-    with serving() as hub:
-        layouts.add_posts(hub, TRAIN, HELD_OUT, HELD_OUT[:2])
-        layouts.add_comparisons(hub, PAIRS, HELD_OUT_PAIRS)
-        layouts.add_pythia(hub, tokenizer_files, model_files)
-        yield hub
-
-
-@dataclass(frozen=True)
-class Client:
-    """Runs Python code, or a module if it is given as words, in a folder with a cache below it."""
-
-    hub: Hub
-    folder: Path
-
-    def __call__(self, code: str | list[str], **environment: str) -> SimpleNamespace:
-        words = ["-c", code] if isinstance(code, str) else ["-m", *code]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        own = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.folder / "home")}
-        self.hub.requests.clear()
-        done = subprocess.run(
-            [sys.executable, *words],
-            env=inherited | own | {"PYTHONPATH": str(ROOT)} | environment,
-            cwd=self.folder,
-            text=True,
-            capture_output=True,
-            check=False,
-        )
-        return SimpleNamespace(code=done.returncode, out=done.stdout, errors=done.stderr)
-
-
 @pytest.fixture
-def hub(tokenizer_files, model_files):
-    with small_hub(tokenizer_files, model_files) as hub:
+def hub():
+    with small_hub() as hub:
         yield hub
 
 
@@ -101,17 +46,13 @@ def client(hub, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made(tokenizer_files, model_files, tmp_path_factory):
+def made(tmp_path_factory):
     """A folder in which `make data` ran from an empty cache; with what it printed, as `said`."""
-    with small_hub(tokenizer_files, model_files) as hub:
+    with small_hub() as hub:
         client = Client(hub, tmp_path_factory.mktemp("made"))
         done = run_base(client)
         assert done.code == 0, done.errors
         yield SimpleNamespace(hub=hub, client=client, folder=client.folder, said=done.out)
-
-
-def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
-    return hub.repositories[name].branches[branch]
 
 
 def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
@@ -123,26 +64,6 @@ def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
 def manifest(tmp_path: Path, seed: int = 44413) -> dict:
     path = tmp_path / f"runs/walk/seed{seed}/base/manifest.json"
     return dict(json.loads(path.read_text()))
-
-
-FETCH = """
-import sys
-from stages.settings.checks import UserError
-from stages.system.hub import fetch_model, model_source
-try:
-    print(fetch_model(model_source("base.checkpoint", {source!r})).folder)
-except UserError as error:
-    print("error:", error)
-assert "torch" not in sys.modules
-"""
-
-
-def fetched(client, source: str = layouts.PYTHIA, **environment: str) -> str:
-    """The folder of a fetched model, or the error; one line in any case."""
-    found = client(FETCH.format(source=source), **environment)
-    assert found.code == 0, found.errors
-    assert found.out.count("\n") == 1
-    return found.out.strip()
 
 
 # -- the stand-in is a hub, and loading goes as said -----------------------------------------------
@@ -200,18 +121,16 @@ def test_the_presets_data_sets_load_with_every_row(client):
 
 
 @pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
-def test_old_buffers_are_no_weights_and_float16_is_read_as_float32(
-    hub, client, tmp_path, tokenizer_files, model_files, kind
-):
+def test_old_buffers_are_no_weights_and_float16_is_read_as_float32(hub, client, kind):
     other = {"model.safetensors", "pytorch_model.bin"} - {kind}
-    files = {name: one for name, one in model_files.items() if name not in other}
-    layouts.add_pythia(hub, tokenizer_files, files)
+    files = {name: one for name, one in small_model().items() if name not in other}
+    layouts.add_pythia(hub, small_tokenizer(), files)
     folder = Path(fetched(client))
-    assert {one.name for one in folder.iterdir()} == {"config.json", kind, *tokenizer_files}
+    assert {one.name for one in folder.iterdir()} == {"config.json", kind, *small_tokenizer()}
 
     from stages.learning.models import load_policy, load_tokenizer
 
-    published = load(model_files["model.safetensors"])
+    published = load(small_model()["model.safetensors"])
     assert any(name.endswith("rotary_emb.inv_freq") for name in published)
     for name, weight in load_policy(folder).state_dict().items():
         assert weight.dtype == torch.float32
@@ -249,8 +168,7 @@ def test_make_data_records_the_commits_and_says_them_on_the_page(made):
     results = manifest(made.folder)["results"]
     assert {one["setting"]: one["commit"] for one in results["hub"]} == commits
     assert results["tokens"]["comparisons_train"]["rows"] == len(PAIRS)
-    for setting, commit in commits.items():
-        assert any(setting in line and commit[:10] in line for line in made.said.splitlines())
+    assert all(setting in made.said and one in made.said for setting, one in commits.items())
     page = str(made_with.from_hub(results))
     assert all(commit in page for commit in commits.values())
 
@@ -271,12 +189,11 @@ print(moved(fetched))
 """
 
 
-def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client, tokenizer_files):
+def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client):
     first = commit_of(hub, f"models/{layouts.PYTHIA}")
     code = MOVED.format(source=layouts.PYTHIA)
     assert client(code).out.splitlines() == [first, "None"]
-    other = layouts.pythia_files(seed=2, **SHAPE)
-    second = layouts.add_pythia(hub, tokenizer_files, other).branches["main"]
+    second = layouts.add_pythia(hub, small_tokenizer(), small_model(seed=2)).branches["main"]
     used, said = client(code).out.splitlines()
     assert used == first
     assert said.startswith(f"base.checkpoint: model {layouts.PYTHIA}: revision main has moved")
@@ -286,101 +203,6 @@ def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client, t
     # A commit in the setting is taken as it is.
     exact = MOVED.format(source=f"{layouts.PYTHIA}@{second}")
     assert client(exact).out.splitlines() == [second, "None"]
-
-
-# -- what goes wrong: one line that names the setting and the mend ---------------------------------
-
-
-def test_a_repository_or_revision_that_is_not_there_is_one_line(client):
-    nowhere = fetched(client, "EleutherAI/pythia-15m")
-    assert nowhere.startswith(
-        "error: base.checkpoint: model EleutherAI/pythia-15m is neither a folder"
-    )
-    assert "correct the id" in nowhere
-    unknown = fetched(client, f"{layouts.PYTHIA}@step7")
-    assert unknown.startswith(
-        f"error: base.checkpoint: model {layouts.PYTHIA} has no revision step7"
-    )
-    assert unknown.endswith("correct what stands after @")
-    gone = "0" * 40
-    assert f"has no revision {gone}" in fetched(client, f"{layouts.PYTHIA}@{gone}")
-    assert "nor a hub id: correct it" in fetched(client, "/no/such/folder")
-
-
-def test_a_gated_model_is_one_line_with_its_page(hub, client):
-    hub.repositories[f"models/{layouts.PYTHIA}"].gated = True
-    for environment in ({}, {"HF_TOKEN": "hf_of_a_stranger"}):
-        said = fetched(client, **environment)
-        assert said.startswith(f"error: base.checkpoint: model {layouts.PYTHIA} is gated")
-        assert f"{hub.url}/{layouts.PYTHIA}" in said
-
-
-def test_without_network_or_cache_the_line_says_where_to_run_what(hub, client):
-    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
-        said = fetched(client, **environment)
-        assert said.startswith(
-            f"error: base.checkpoint: model {layouts.PYTHIA} is not in the hub's"
-        )
-        assert said.endswith("run `make data PRESET=...` where there is a network")
-    hub.broken = True
-    said = fetched(client)
-    assert "503" in said
-    assert said.endswith("run `make data PRESET=...` where there is a network")
-
-
-HF_DOWNLOAD = f"import huggingface_hub; huggingface_hub.snapshot_download({layouts.PYTHIA!r})"
-
-
-def test_without_network_what_is_in_the_cache_is_used(hub, client, tmp_path):
-    folder = fetched(client)
-    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
-        assert fetched(client, **environment) == folder
-    # So is what another program has put there, of which nothing is recorded.
-    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}):
-        (tmp_path / "runs/hub.json").unlink()
-        assert client(HF_DOWNLOAD).code == 0
-        assert fetched(client, **environment) == folder
-
-
-def test_a_download_cut_off_is_gone_on_with(hub, client, model_files):
-    hub.cuts["model.safetensors"] = 1  # the client itself asks for the rest
-    assert load_file(Path(fetched(client)) / "model.safetensors").keys()
-    assert sum("/storage/" in one for one in hub.requests) == 2
-
-
-def test_a_download_that_is_always_cut_off_is_one_line(hub, client):
-    hub.cuts["model.safetensors"] = 100
-    said = fetched(client)
-    assert said.startswith(
-        f"error: base.checkpoint: model {layouts.PYTHIA}: the download was cut off"
-    )
-    assert said.endswith("the same command goes on from there")
-    hub.cuts.clear()
-    assert (Path(fetched(client)) / "model.safetensors").exists()
-
-
-READ_PAIRS = """
-from stages.posts.readers import read_split
-from stages.settings.checks import UserError
-from stages.settings.config import Data
-for name in {names!r}:
-    try:
-        read_split(Data(comparisons_dataset=name), "hub", "comparisons_train")
-    except UserError as error:
-        print(error)
-"""
-
-
-def test_a_data_set_without_the_configuration_or_rows_is_one_line(client):
-    no_such = f"{layouts.COMPARISONS}:pairs@{layouts.CONVERTED}"
-    found = client(READ_PAIRS.format(names=[no_such, layouts.COMPARISONS, "openai/nothing"]))
-    assert found.code == 0, found.errors
-    configuration, script, nothing = found.out.splitlines()
-    label = "data.comparisons_dataset: dataset"
-    assert configuration.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
-    assert "pairs" in configuration
-    assert script.startswith(f"{label} {layouts.COMPARISONS}, split train, does not load: ")
-    assert nothing.startswith(f"{label} openai/nothing is neither a folder here nor on the hub")
 
 
 # -- the whole way ---------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 MARKS = "ok done, old stale, run running, half interrupted, fail failed, - missing"
 GOAL_LINES = {
-    "data": "posts, tokenizer and checkpoint alone; then no network is needed",
+    "data": "posts, tokenizer, checkpoint; from then on offline",
     "sft": "supervised fine-tuning on the reference summaries",
     "rm": "the reward model, and its normalization",
     "ppo": "PPO against the reward model",

@@ -7,6 +7,7 @@ there, so that HF_HUB_OFFLINE=1 changes nothing. `id@commit` in a setting is the
 
 import errno
 import fcntl
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
 ANSWER_SECONDS = 10.0
 ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 # Errors that come before the first byte, by name: their module differs between versions.
-UNREACHABLE = {"LocalEntryNotFoundError", "ConnectError", "ConnectTimeout", "ProxyError"}
-UNREACHABLE |= {"HfHubHTTPError", "OfflineModeIsEnabled"}
+UNREACHABLE = {
+    *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError"),
+    *("ConnectError", "ConnectTimeout", "ProxyError"),
+}
 NETWORK = "run `make data PRESET=...` where there is a network"
 LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
 
@@ -71,10 +74,10 @@ class Fetched:
 
     @property
     def size(self) -> str:
-        """Its commit and its files' size, for people."""
+        """Its files and its commit, for people."""
         files = [one for one in self.folder.rglob("*") if one.is_file()]
         megabytes = sum(one.stat().st_size for one in files) / 1e6
-        return f"{len(files)} files, {megabytes:.1f} MB, commit {self.commit[:SHORT] or '-'}"
+        return f"{len(files)} files, {megabytes:.1f} MB, at commit {self.commit or '-'}"
 
     @property
     def record(self) -> dict[str, str]:
@@ -139,10 +142,10 @@ def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
     commit = _commit_of(source)
     with _one_line(source):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        logging.set_verbosity_error()  # it tells of each retry, and `_one_line` of the last
+        # The client tells of each retry; `_one_line` tells of the last.
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         if not sys.stderr.isatty():
             disable_progress_bars()
         # Subfolders of a model hold other formats of the same weights.

@@ -1,0 +1,89 @@
+"""The preset pythia-14m from an empty cache to its page, through `make` and a hub on this machine.
+
+    python -m tests.hub_walk [FOLDER]
+
+The checkpoint has the published shape and random weights, the tokenizer is Pythia's, the posts and
+comparisons are a few dozen rows of ../shared/tldr-human. First `make data` fetches everything, then
+the hub is closed and every other stage runs with HF_HUB_OFFLINE=1. What it shows is that the way is
+open; the numbers on its page mean nothing. Minutes on one core.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests import hub_repositories as layouts
+from tests.hub_server import serving
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+SETTINGS = """
+    sft.batch_size=16 rm.batch_size=16 ppo.batch_size=16 ppo.total_episodes=32
+    eval.posts=8 judge.kind=reward_model checks.control_posts=4 data.max_query_tokens=256
+    memory.mixed_precision=no memory.microbatch_size=4 memory.forward_batch_size=8
+    memory.cpu_threads=1
+""".split()
+ASKED = ["PRESET=pythia-14m", "NAME=hub-walk", f"SET={' '.join(SETTINGS)}"]
+LONGEST = 40  # words of a summary; longer ones would need data.max_summary_tokens
+POSTS, HELD_OUT_POSTS, PAIRS, HELD_OUT_PAIRS = 48, 12, 48, 24
+
+
+def short_rows(name: str, count: int) -> list[dict[str, Any]]:
+    """The first rows of a shared file whose summaries are neither empty nor long."""
+    found: list[dict[str, Any]] = []
+    with (SHARED / "tldr-human" / f"{name}.jsonl").open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            texts = [one["text"] for one in row.get("summaries", ())] or [row["summary"]]
+            if all(0 < len(text.split()) < LONGEST for text in texts):
+                found.append(row)
+            if len(found) == count:
+                break
+    return found
+
+
+def make(folder: Path, *goals: str, **environment: str) -> None:
+    """Run `make` with runs below the folder; say how long it took. Raises where it fails."""
+    here = [
+        "--no-print-directory",
+        "-f",
+        str(ROOT / "Makefile"),
+        "VENV=",
+        f"PYTHON={sys.executable}",
+    ]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    own = {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "home")}
+    print(f"\n$ {' '.join(f'{key}={value}' for key, value in environment.items())} make", *goals)
+    started = time.monotonic()
+    command = ["make", *here, *goals, *ASKED]
+    subprocess.run(command, cwd=folder, env=inherited | own | environment, check=True)
+    print(f"-- {' '.join(goals)}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Walk it; the pages stay in FOLDER."""
+    arguments = sys.argv[1:] if argv is None else argv
+    folder = Path(arguments[0] if arguments else tempfile.mkdtemp(prefix="hub-walk-"))
+    if not SHARED.is_dir():
+        raise SystemExit(f"error: {SHARED} with posts and tokenizer is not here")
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"walking in {folder}")
+    with serving() as hub:
+        held_out = short_rows("sft_validation", HELD_OUT_POSTS)
+        layouts.add_posts(hub, short_rows("sft_train", POSTS), held_out, held_out[:2])
+        pairs = short_rows("comparisons_train", PAIRS)
+        layouts.add_comparisons(hub, pairs, short_rows("comparisons_validation", HELD_OUT_PAIRS))
+        tokenizer = layouts.neox_tokenizer(SHARED / "tokenizer")
+        layouts.add_pythia(hub, tokenizer, layouts.pythia_files())
+        make(folder, "data", HF_ENDPOINT=hub.url)
+        print(f"the hub was asked {len(hub.requests)} times")
+    make(folder, "sft", "rm", "ppo", "eval", HF_HUB_OFFLINE="1")
+    make(folder, "data", "SEED=7", HF_HUB_OFFLINE="1")
+
+
+if __name__ == "__main__":
+    main()
