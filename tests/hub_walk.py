@@ -5,7 +5,7 @@
 The checkpoint has the published shape and random weights, the tokenizer is Pythia's, the posts and
 comparisons are a few dozen rows of ../shared/tldr-human. First `make data` fetches everything, then
 the hub is closed and every other stage runs with HF_HUB_OFFLINE=1. What it shows is that the way is
-open; the numbers on its page mean nothing. Minutes on one core.
+open; the numbers on its page mean nothing. Some minutes on one core.
 """
 
 import json
@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 SETTINGS = """
     sft.batch_size=16 rm.batch_size=16 ppo.batch_size=16 ppo.total_episodes=32
-    eval.posts=8 judge.kind=reward_model checks.control_posts=4 data.max_query_tokens=256
+    eval.posts=8 judge.kind=reward_model checks.control_posts=4 data.max_query_tokens=128
     memory.mixed_precision=no memory.microbatch_size=4 memory.forward_batch_size=8
     memory.cpu_threads=1
 """.split()
 ASKED = ["PRESET=pythia-14m", "NAME=hub-walk", f"SET={' '.join(SETTINGS)}"]
 LONGEST = 40  # words of a summary; longer ones would need data.max_summary_tokens
-POSTS, HELD_OUT_POSTS, PAIRS, HELD_OUT_PAIRS = 48, 12, 48, 24
+POSTS, HELD_OUT_POSTS, PAIRS, HELD_OUT_PAIRS = 32, 8, 32, 16
 
 
 def short_rows(name: str, count: int) -> list[dict[str, Any]]:
