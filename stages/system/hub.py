@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,23 +142,30 @@ def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
         return Fetched(source=source, folder=Path(source.name), commit="")
     commit = _commit_of(source)
     with _one_line(source):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils.tqdm import disable_progress_bars
+        folder = _snapshot(source.name, source.kind, commit, patterns)
+    return Fetched(source=source, folder=folder, commit=commit)
 
-        # The client tells of each retry; `_one_line` tells of the last.
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        if not sys.stderr.isatty():
-            disable_progress_bars()
-        # Subfolders of a model hold other formats of the same weights.
-        elsewhere = ["*/*"] if source.kind == "model" else None
-        folder = snapshot_download(
-            source.name,
-            repo_type=source.kind,
-            revision=commit,
-            allow_patterns=list(patterns),
-            ignore_patterns=elsewhere,
-        )
-    return Fetched(source=source, folder=Path(folder), commit=commit)
+
+@cache
+def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> Path:
+    """The folder of a commit's files in the hub's cache; one process looks once."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    # The client tells of each retry; `_one_line` tells of the last.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    # Subfolders of a model hold other formats of the same weights.
+    elsewhere = ["*/*"] if kind == "model" else None
+    folder = snapshot_download(
+        name,
+        repo_type=kind,
+        revision=commit,
+        allow_patterns=list(patterns),
+        ignore_patterns=elsewhere,
+    )
+    return Path(folder)
 
 
 def _commit_of(source: Source) -> str:
