@@ -36,7 +36,7 @@ HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
-GOALS := base sft rm normalize ppo dpo eval judge-calibration ablations
+GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings install check test chaos publish scaling versus \
 	verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help

@@ -147,6 +147,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
+    "pythia-14m": lambda: paper("14m", microbatch_size=64, forward_batch_size=256),
     "pythia-70m": lambda: paper("70m", microbatch_size=64, forward_batch_size=256),
     "pythia-160m": lambda: paper("160m", microbatch_size=64, forward_batch_size=256),
     "pythia-410m": lambda: paper("410m", microbatch_size=32, forward_batch_size=128),
