@@ -84,7 +84,7 @@ def test_a_step_of_the_reward_model_raises_what_people_chose_above_what_they_did
             for index in (row["choice"], 1 - row["choice"])
         )
         losses.append(-F.logsigmoid(chosen - rejected))
-    (sum(losses) / len(losses)).backward()
+    torch.stack(losses).mean().backward()
     with torch.no_grad():
         for parameter in by_hand.parameters():
             parameter -= 0.1 * parameter.grad
