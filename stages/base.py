@@ -78,7 +78,7 @@ def make_base(config: Config) -> None:
         limits = split_limits(config.data, positions_of(model))
         link_tokens(tokenizer, rows, limits, run.partial / "data")
         save_model(model, tokenizer, run.partial / "model")
-        from_hub = [one.record for one in fetched if one.commit]
+        from_hub = [one.record for one in fetched]
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
@@ -92,7 +92,7 @@ def make_base(config: Config) -> None:
 
 
 def fetch_all(config: Config) -> list[Fetched]:
-    """Fetch everything that the stage takes from elsewhere, and say what and how much.
+    """Fetch everything that the stage takes from the hub, and say what and how much.
 
     Raises UserError for what the hub or its cache does not give.
     """
@@ -105,6 +105,8 @@ def fetch_all(config: Config) -> list[Fetched]:
         todo.append((fetch_model, _checkpoint(config)))
     fetched = []
     for fetch, source in todo:
+        if source.is_folder:
+            continue
         started = time.monotonic()
         print(f"fetch {source.label}", flush=True)
         fetched.append(fetch(source))
