@@ -246,6 +246,9 @@ class Memory:
     """`bf16` on a GPU; `no`: float32."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
+    frozen_dtype: str = "float32"
+    """Precision in which networks that never learn are held (PPO's ref_policy and reward model):
+    `float32` or `bf16`, which takes half the memory."""
     cpu_threads: int = 0
     """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
     threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
@@ -259,3 +262,4 @@ class Memory:
         positive(self, "memory", "microbatch_size", "forward_batch_size")
         at_least_0(self, "memory", "cpu_threads", "save_minutes")
         one_of(self, "memory", "mixed_precision", ("no", "bf16"))
+        one_of(self, "memory", "frozen_dtype", ("float32", "bf16"))
