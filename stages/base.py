@@ -8,6 +8,7 @@ trained on the preset's own posts. Tokens are cached by content and shared betwe
 import hashlib
 import json
 import os
+import random
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from stages.learning.heads import require_heads
 from stages.learning.loop import stream_seed
 from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.posts.readers import SPLITS, Located, format_post, is_cnndm, read_source
@@ -40,7 +42,7 @@ from stages.posts.world import fresh_folder, put_folder, world_folder
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
-from stages.settings.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, UserError
+from stages.settings.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
@@ -51,12 +53,29 @@ def make_base(config: Config) -> None:
     """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
     with open_stage(config, "base") as run:
         source = world_folder(config) if config.data.source == TOY else config.data.source
-        located = dict(read_source(config.data, str(source)))
+        located = drawn_rows(config.data, dict(read_source(config.data, str(source))))
         tokenizer = make_tokenizer(config, located["sft_train"])
         link_tokens(config, tokenizer, located, run.partial / "data")
         model = make_model(config, tokenizer)
         save_model(model, tokenizer, run.partial / "model")
         run.finish(describe(run, model, tokenizer))
+
+
+def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
+    """The rows of each split that the settings use, in their order.
+
+    The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
+    Raises UserError if a split has fewer rows than are asked for.
+    """
+    drawn = dict(located)
+    for name, count in data.rows.items():
+        there = len(located[name])
+        if count > there:
+            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
+        if count:
+            places = sorted(random.Random(name).sample(range(there), count))
+            drawn[name] = [located[name][place] for place in places]
+    return drawn
 
 
 def describe(
@@ -101,6 +120,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     base = config.base
     if base.checkpoint != RANDOM:
         model = load_policy(base.checkpoint)
+        require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
                 f"tokenizer has {tokenizer.pad_token_id} tokens, {base.checkpoint} only "

@@ -213,7 +213,7 @@ def split_logprobs(
     def measure(rows: list[int]) -> list[list[float]]:
         return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
 
-    size = config.memory.forward_batch_size
+    size = config.memory.microbatch_size  # logits of all response tokens, as in training
     logprobs = over_pairs(accelerator, split, size, label, measure, keep)
     return torch.tensor(logprobs, dtype=torch.float64)
 

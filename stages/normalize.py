@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.learning.heads import shift_scores
 from stages.learning.loop import chunks, make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model, score_responses
 from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right
@@ -36,8 +37,7 @@ def normalize(config: Config) -> None:
         reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
         size, keep = config.memory.forward_batch_size, run.resume
         before = reference_scores(accelerator, reward_model, train, size, "reference scores", keep)
-        with torch.no_grad():
-            reward_model.classifier.bias -= before.mean().to(reward_model.classifier.bias)
+        shift_scores(reward_model, -before.mean().item())
         if accelerator.is_main_process:
             save_model(reward_model, tokenizer, run.partial / "model")
         accelerator.wait_for_everyone()

@@ -13,6 +13,7 @@ have changed, the stage is made again and the old one moves aside.
 import argparse
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,7 +198,7 @@ class Maker:
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = STAGES[stage]
-        launch = shlex.split(self.how.launch) if row.computes else []
+        launch = launcher(self.how.launch) if row.computes else []
         capped = "judge" in row.sections and self.how.max_cost
         start = [*(launch or [sys.executable]), "-m", "stages.running.start", row.module]
         words = [*start, *cell.asked.arguments]
@@ -227,6 +228,21 @@ class Maker:
 
         with ThreadPoolExecutor(self.how.jobs) as pool:
             return list(pool.map(one, cells))
+
+
+def launcher(line: str) -> list[str]:
+    """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
+
+    Raises UserError if there is no such program.
+    """
+    words = shlex.split(line)
+    if not words:
+        return []
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if program is None:
+        raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
+    return [program, *words[1:]]
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:

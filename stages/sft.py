@@ -124,7 +124,8 @@ def validation_loss(
     lengths = [sequence_length(split, row) for row in range(len(split))]
     mine = local_share(range(len(split)), accelerator)
     total = 0.0
-    for part in parts_by_length(accelerator, lengths, config.memory.forward_batch_size):
+    # A microbatch, because logits of all positions exist here as they do in training.
+    for part in parts_by_length(accelerator, lengths, config.memory.microbatch_size):
         total += summed_loss(policy, split, part, on_query, device).item()
     total, count = global_sum(accelerator, total, counted_tokens(split, mine, on_query))
     return total / count

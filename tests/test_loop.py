@@ -2,6 +2,8 @@
 
 import math
 import random
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -11,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from stages.learning import loop
 from stages.learning.loop import (
@@ -35,6 +39,8 @@ from stages.learning.loop import (
 from stages.posts.tokens import Ragged, make_ragged
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, UserError
+from stages.system.machine import has_bf16_units
+from tests.conftest import ROOT
 
 
 class Process(SimpleNamespace):
@@ -201,10 +207,35 @@ def test_the_accelerator_sets_every_global_seed():
     assert all(one != two for one, two in zip(drawn(2), first, strict=True))
 
 
-def test_bf16_without_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="bf16 but there is no GPU"):
-        make_accelerator(make_config("pythia-70m"))
+BF16_HERE = """
+from stages.learning import loop
+from stages.settings.command_line import make_config
+loop.has_bf16_units = lambda: {units}
+print(loop.make_accelerator(make_config("pythia-70m")).mixed_precision)
+"""
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_bf16_on_a_cpu_is_allowed_and_one_line_says_where_it_is_slow(units):
+    words = [sys.executable, "-c", BF16_HERE.format(units=units)]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == "bf16"
+    assert ("no bf16 units" in found.stderr) == (not units)
+
+
+def test_bf16_units_are_read_from_what_the_system_says_of_its_cpu(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : avx512f avx512_bf16 amx_bf16\n")
+    assert has_bf16_units(cpuinfo)
+    cpuinfo.write_text("flags : avx2 avx512f\n")
+    assert not has_bf16_units(cpuinfo)
+
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
+def test_an_engine_that_would_step_at_every_microbatch_is_refused(monkeypatch, kind):
+    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType(kind))
+    with pytest.raises(UserError, match=f"LAUNCH starts {kind}"):
+        make_accelerator(make_config("tiny"))
 
 
 # -- responses -------------------------------------------------------------------------------------

@@ -357,14 +357,40 @@ def test_the_pad_token_is_new_and_the_next_free_id(tokenizer, tokenizer_folder):
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize(("key", "value"), [("pad_token", "<|endoftext|>"), ("eos_token", None)])
-def test_a_tokenizer_that_pads_with_eos_or_has_none_is_refused(
-    tokenizer_folder, tmp_path, key, value
-):
-    folder = tmp_path / "tokenizer"
+def configured(tokenizer_folder, folder, **changes):
+    """A copy of the tokenizer with other entries in its tokenizer_config.json."""
     shutil.copytree(tokenizer_folder, folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.parametrize("pad", ["<|endoftext|>", "!"])
+def test_a_pad_token_of_our_own_is_added_where_the_tokenizer_pads_with_a_real_one(
+    tokenizer_folder, tmp_path, pad
+):
+    """With EOS, as chat models do, and with an id among the others, as GPT-NeoX's own (id 1)."""
+    folder = configured(tokenizer_folder, tmp_path / "tokenizer", pad_token=pad)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.pad_token == "[PAD]"
+    assert tokenizer.pad_token_id == max(tokenizer.get_vocab().values())
+    assert tokenizer.pad_token_id == load_tokenizer(tokenizer_folder).pad_token_id
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_vocabulary_that_has_a_pad_of_that_name_gets_another(tokenizer_folder, tmp_path):
+    tokenizer = load_tokenizer(tokenizer_folder)
+    theirs = tokenizer.pad_token_id
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<last>"]})
+    tokenizer.save_pretrained(tmp_path)
+    found = load_tokenizer(tmp_path)
+    assert found.pad_token == "[PAD][PAD]"
+    assert found.pad_token_id == theirs + 2
+
+
+def test_a_tokenizer_without_eos_is_refused(tokenizer_folder, tmp_path):
+    folder = configured(tokenizer_folder, tmp_path / "tokenizer", eos_token=None)
     with pytest.raises(UserError, match="EOS") as refusal:
         load_tokenizer(folder)
     assert "\n" not in str(refusal.value)

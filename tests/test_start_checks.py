@@ -19,7 +19,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
 from tests.conftest import ppo_state, rolled_out, state_of
 
-TOLERANCE = 1e-3
+BOUNDS = start_checks.BOUNDS["float32"]
 
 
 @pytest.fixture
@@ -46,24 +46,24 @@ def ratio(networks, start):
     policy, reward_model, _, pad_id = networks
     trained = PolicyAndCritic(policy, reward_model)
     with torch.no_grad():
-        start_checks.check_ratio(trained, start, Ppo().temperature, pad_id, TOLERANCE)
+        start_checks.check_ratio(trained, start, Ppo().temperature, pad_id, BOUNDS)
 
 
 def test_nothing_is_refused_where_everything_holds(networks, start):
     _, reward_model, eos_id, pad_id = networks
     ratio(networks, start)
-    start_checks.check_kl(start, TOLERANCE)
-    start_checks.check_critic(start, eos_id, TOLERANCE)
+    start_checks.check_kl(start, BOUNDS)
+    start_checks.check_critic(start, eos_id, BOUNDS)
     start_checks.check_scores_at_eos(start, eos_id)
     with torch.no_grad():
-        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, TOLERANCE)
+        start_checks.check_padding(reward_model, start.queries, start.responses, pad_id, BOUNDS)
     assert start.response_mask.sum() == 5
 
 
 def test_a_reference_that_is_another_model_is_caught(start):
     other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
     with pytest.raises(UserError, match=r"KL.*by 0\.01.*Stage at fault: sft"):
-        start_checks.check_kl(other, TOLERANCE)
+        start_checks.check_kl(other, BOUNDS)
 
 
 def test_dropout_left_on_is_caught_by_the_ratio(networks, start):
@@ -75,7 +75,7 @@ def test_dropout_left_on_is_caught_by_the_ratio(networks, start):
 def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
     other = replace(start, values=start.values + 0.5)
     with pytest.raises(UserError, match=r"critic.*0\.5.*Stage at fault: normalize"):
-        start_checks.check_critic(other, networks[2], TOLERANCE)
+        start_checks.check_critic(other, networks[2], BOUNDS)
 
 
 def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):
@@ -93,11 +93,11 @@ def test_padding_that_is_seen_is_caught(networks, start):
     _, reward_model, _, pad_id = networks
 
     class Unmasked(torch.nn.Module):
-        def forward(self, input_ids, attention_mask, position_ids):
+        def forward(self, input_ids, **others):
             return reward_model(input_ids=input_ids)
 
     with torch.no_grad(), pytest.raises(UserError, match=r"pads change a score.*fault: rm"):
-        start_checks.check_padding(Unmasked(), start.queries, start.responses, pad_id, TOLERANCE)
+        start_checks.check_padding(Unmasked(), start.queries, start.responses, pad_id, BOUNDS)
 
 
 def test_known_answers_are_replayed_and_a_changed_model_is_caught(
@@ -110,12 +110,12 @@ def test_known_answers_are_replayed_and_a_changed_model_is_caught(
         scores = score_responses(reward_model, start.queries, start.responses, pad_id)
     path = tmp_path / "known.json"
     start_checks.save_known_answers(path, queries, responses, scores)
-    start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
+    start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, BOUNDS)
     bias = reward_model.classifier.bias
     try:
         bias.data += 0.1
         with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
-            start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, TOLERANCE)
+            start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, BOUNDS)
     finally:
         bias.data -= 0.1
 
@@ -123,7 +123,7 @@ def test_known_answers_are_replayed_and_a_changed_model_is_caught(
 def test_nan_is_never_small(start):
     other = replace(start, ref_logprobs=start.ref_logprobs * float("nan"))
     with pytest.raises(UserError, match="KL"):
-        start_checks.check_kl(other, TOLERANCE)
+        start_checks.check_kl(other, BOUNDS)
 
 
 def test_a_statistic_that_is_not_finite_stops_before_the_step():

@@ -4,6 +4,7 @@ loop         seeds, optimizer, schedules, batches, sampling
 state        all that a loop must save to go on
 checkpoints  that state on disk
 models       load, save, run, sample
+heads        the scalar head of a reward model, in any family
 lora         small matrices beside frozen weights
 likelihood   the SFT loss
 preferences  held-out comparisons, ranked

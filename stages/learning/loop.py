@@ -8,6 +8,7 @@ update number alone. Batch means are taken over the global batch.
 import hashlib
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -25,24 +26,44 @@ from stages.learning.models import sample
 from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.kept import KeptRows
 from stages.settings.config import Config, Memory, Optimizer, UserError
+from stages.system.machine import has_bf16_units
 from stages.system.progress import progress
 from stages.system.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
+SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator, with seeds and threads set. Raises UserError for bf16 without a GPU."""
-    bf16 = config.memory.mixed_precision == "bf16"
-    if bf16 and not torch.cuda.is_available():
-        raise UserError("memory.mixed_precision is bf16 but there is no GPU: set it to no")
+    """The accelerator, with seeds and threads set. Raises UserError for an engine that shards."""
     if config.memory.cpu_threads:
         torch.set_num_threads(config.memory.cpu_threads)
     seed = stream_seed(config.seed, "global")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    return Accelerator(mixed_precision=config.memory.mixed_precision)
+    accelerator = Accelerator(mixed_precision=config.memory.mixed_precision)
+    _refuse_sharding(accelerator)
+    if accelerator.mixed_precision == "bf16" and accelerator.is_main_process:
+        _say_where_bf16_is_slow(accelerator.device)
+    return accelerator
+
+
+def _refuse_sharding(accelerator: Accelerator) -> None:
+    """Under these engines each microbatch would silently take an optimizer step of its own."""
+    if accelerator.distributed_type in SHARDING:
+        raise UserError(
+            f"LAUNCH starts {accelerator.distributed_type.value}, which is not supported: take "
+            "`accelerate launch --multi_gpu`, and lora.rank or memory.* where memory is short"
+        )
+
+
+def _say_where_bf16_is_slow(device: torch.device) -> None:
+    if device.type == "cpu" and not has_bf16_units():
+        print(
+            "note: this CPU has no bf16 units: memory.mixed_precision=bf16 works here, slowly",
+            file=sys.stderr,
+        )
 
 
 def stream_seed(seed: int, purpose: str, step: int = 0) -> int:

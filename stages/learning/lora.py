@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from stages.learning.heads import head_name, head_of
 from stages.learning.loop import stream_seed
 from stages.settings.config import Config, Lora, UserError
 
-HEAD = "classifier"
 ALL_LINEAR = "all-linear"
 
 
@@ -33,12 +33,12 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
     lora = config.lora
     if stage not in lora.adapted_stages:
         return
-    peft = _peft(lora)
+    peft, head = _peft(lora), head_name(model)
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=_targets(lora),
-        exclude_modules=[HEAD] if hasattr(model, HEAD) else None,
+        exclude_modules=[head] if head else None,
     )
     with torch.random.fork_rng():
         torch.manual_seed(stream_seed(config.seed, f"{stage} adapter {part}"))
@@ -47,8 +47,8 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
         except ValueError as error:
             first = str(error).splitlines()[0].split(". ")[0]
             raise UserError(f"lora.target_modules: {first}") from None
-    if hasattr(model, HEAD):
-        model.classifier.requires_grad_(True)
+    if head:
+        head_of(model).requires_grad_(True)
 
 
 def merge(model: nn.Module) -> None:

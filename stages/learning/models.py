@@ -1,9 +1,10 @@
 """Models: load, save, run, sample. The policy is an `AutoModelForCausalLM`; the reward model and
 the critic are an `AutoModelForTokenClassification` with one label, a scalar for every token, whose
-head bias carries the reward normalization. Both open with plain transformers.
+head bias carries the reward normalization. Both open with plain transformers. Any causal family
+that has both classes will do.
 
-[PAD] has no row in the embedding: padded slots hold id 0 and are masked out of attention (Huang et
-al. 2024, detail 3). Position ids count real tokens only, so padding on either side changes rounding
+[PAD] is never embedded: padded slots hold id 0 and are masked out of attention (Huang et al. 2024,
+detail 3). Position ids count real tokens only, so padding on either side changes rounding
 at most.
 """
 
@@ -26,19 +27,21 @@ from transformers.cache_utils import DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from stages.functional import first_true_index, token_logprobs
+from stages.learning.heads import head_name, in_float32, reset_head
 from stages.settings.config import UserError
 
 LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 PAD_TOKEN = "[PAD]"
-HEAD = {"classifier.weight", "classifier.bias"}
-LM_HEAD = {"embed_out.weight", "lm_head.weight"}
+LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer with [PAD] added as the next free id; its pad is never its EOS.
+    """The tokenizer with a [PAD] of our own as its last id, whatever pad it has had.
 
-    Raises UserError if pad and EOS are one token (masking pads would hide every EOS from the
-    loss and the model would never learn to stop), or if there is no EOS.
+    Were the pad the EOS, as in many chat models, masking pads would hide every EOS from the loss
+    and the model would never learn to stop. Were it another real token, sampling would leave out
+    all ids above it. Raises UserError if the tokenizer does not load or has no EOS.
+    Source: Huang et al. 2024, detail 3.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source))
@@ -47,13 +50,16 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         raise UserError(f"tokenizer {source} does not load: {first_line}") from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise UserError(
-            f"tokenizer {source}: its pad token is its EOS token {tokenizer.eos_token!r}: remove "
-            "pad_token from tokenizer_config.json, a [PAD] of its own is added"
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
+    vocabulary = tokenizer.get_vocab()
+    last = max(vocabulary.values())
+    if tokenizer.pad_token_id == last and tokenizer.pad_token.startswith(PAD_TOKEN):
+        return tokenizer  # saved by an earlier stage
+    name = PAD_TOKEN
+    while name in vocabulary:  # an encoder's own [PAD], which is a token among others here
+        name += PAD_TOKEN
+    tokenizer.add_special_tokens({"pad_token": name})
+    if tokenizer.pad_token_id <= last:
+        raise UserError(f"tokenizer {source} has gaps in its ids: no id is free for {PAD_TOKEN}")
     return tokenizer
 
 
@@ -65,6 +71,8 @@ def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConf
     for name in config.to_dict():
         if ("dropout" in name or "pdrop" in name) and isinstance(getattr(config, name), float):
             setattr(config, name, probability)
+    # Where this is not set, most families put a dropout of 0.1 before a token-classification head.
+    config.classifier_dropout = probability
     return config
 
 
@@ -79,25 +87,21 @@ def load_reward_model(source: str | Path, dropout: float = 0.0) -> PreTrainedMod
     """A saved reward model or critic in float32; loading is strict."""
     model, info = _load(AutoModelForTokenClassification, source, dropout, num_labels=1)
     _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    in_float32(model)
     return model
 
 
 def new_reward_model(
     policy_folder: Path, generator: torch.Generator, dropout: float = 0.0
 ) -> PreTrainedModel:
-    """A reward model on the policy's backbone with a fresh head.
-
-    The head's weights are Normal(0, 1 / sqrt(hidden_size + 1)), its bias is 0.
-    Source: Huang et al. 2024, detail 11.
-    """
-    model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, num_labels=1)
-    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
-    _refuse_weights(policy_folder, missing - HEAD, unexpected - LM_HEAD)
-    head: nn.Linear = model.classifier
-    deviation = 1 / (model.config.hidden_size + 1) ** 0.5
-    with torch.no_grad():
-        head.weight.normal_(0, deviation, generator=generator)
-        head.bias.zero_()
+    """A reward model on the policy's backbone, with a new head (`reset_head`)."""
+    changes = {"num_labels": 1, "token_classification_bias": True}  # some families could omit it
+    model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, **changes)
+    ours = {f"{head_name(model)}.{one}" for one in ("weight", "bias")}
+    unexpected = set(info["unexpected_keys"]) - LM_HEAD
+    _refuse_weights(policy_folder, set(info["missing_keys"]) - ours, unexpected)
+    reset_head(model, generator)
+    in_float32(model)
     return model
 
 
@@ -110,7 +114,7 @@ def _load(
         model, info = auto.from_pretrained(
             str(source), config=config, dtype=torch.float32, output_loading_info=True
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"model {source} does not load: {str(error).splitlines()[0]}") from None
     return model, info
 
@@ -193,7 +197,8 @@ def response_logprobs(
 
 def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
     """The reward model's scalar at every token: [B, L] -> [B, L]. Only at EOS is it a score."""
-    scalars = reward_model(**model_inputs(tokens, attention_mask)).logits.squeeze(-1)
+    inputs = model_inputs(tokens, attention_mask)
+    scalars = reward_model(**inputs, use_cache=False).logits.squeeze(-1)
     return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.finished import read_manifest
+from stages.learning.heads import head_name, in_float32, shift_scores
 from stages.learning.loop import make_optimizer, stream, use_gradient_checkpointing
 from stages.learning.lora import WithoutAdapter, adapt
 from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model, new_reward_model
@@ -51,13 +52,13 @@ def load_models(
     groups = parameter_groups(networks, ppo)
     optimizer = make_optimizer(groups, ppo.learning_rate, run.config.optimizer)
     trained, optimizer = accelerator.prepare(networks, optimizer)
-    reward_model = load_scorer(run).to(accelerator.device)
+    reward_model = freeze(load_scorer(run), memory.frozen_dtype).to(accelerator.device)
     models = Models(
         trained=trained,
         policy=networks.policy,
         critic=networks.critic,
         ref_policy=load_reference(run, networks.policy),
-        reward_model=reward_model.eval().requires_grad_(False),
+        reward_model=reward_model,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
@@ -68,15 +69,23 @@ def load_reference(run: Run, policy: PreTrainedModel) -> nn.Module:
     """The SFT model, frozen: a copy of its own, or the adapted policy with its adapter off."""
     if "ppo" in run.config.lora.adapted_stages:
         return WithoutAdapter(policy)
-    reference = load_policy(run.require("sft") / "model").to(policy.device)
-    return reference.eval().requires_grad_(False)
+    reference = load_policy(run.require("sft") / "model")
+    return freeze(reference, run.config.memory.frozen_dtype).to(policy.device)
+
+
+def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    """A model that never learns, held in `float32` or `bf16`; a scalar head stays in float32."""
+    if dtype == "bf16":
+        model.to(torch.bfloat16)
+        if head_name(model):
+            in_float32(model)
+    return model.eval().requires_grad_(False)
 
 
 def load_scorer(run: Run, dropout: float = 0.0) -> PreTrainedModel:
     """The normalised reward model. With detail 15 switched off, its arbitrary mean is put back."""
     model = load_reward_model(run.require("normalize") / "model", dropout)
-    with torch.no_grad():
-        model.classifier.bias += reward_shift(run)
+    shift_scores(model, reward_shift(run))
     return model
 
 

@@ -6,6 +6,7 @@ trains. These checks cost one small batch and stop the run with a diagnosis befo
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,11 +23,38 @@ from stages.rl.networks import Models
 from stages.settings.config import Config, UserError
 from stages.system.files import write_json
 
-# Largest difference, in nats or reward units. Float32 differs by rounding only; bfloat16 keeps
-# three digits, and one token's log-probability moves by some hundredths with the batch's shape.
-TOLERANCES = {"no": 1e-3, "bf16": 0.25}
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How far two ways to compute the same numbers may differ, in nats or reward units."""
+
+    mean: float
+    """Of the absolute differences, at most."""
+    high: float
+    """Their `quantile`, at most."""
+    quantile: float
+
+
+# Float32 differs by rounding only. BF16 keeps three digits, and of thousands of tokens some are
+# always far off, so a high quantile is bounded instead of the largest difference. Measured at
+# temperature 0.7 on healthy models, the largest of three: one batch against one row at a time,
+# sampler against whole pass, weights held in bf16 against autocast.
+#     random GPT-NeoX 14M   mean 0.002  quantile 0.008  largest 0.008
+#     random GPT-NeoX 70M   mean 0.005  quantile 0.016  largest 0.017
+#     SmolLM2-135M          mean 0.047  quantile 0.209  largest 0.277
+# The bounds are twice the last line's.
+BOUNDS = {
+    "float32": Bounds(mean=1e-3, high=1e-3, quantile=1.0),
+    "bf16": Bounds(mean=0.1, high=0.5, quantile=0.99),
+}
 KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
+
+
+def precision(config: Config) -> str:
+    """The key of BOUNDS for a run: bf16 as soon as anything that is compared is in bf16."""
+    chosen = config.memory.mixed_precision, config.memory.frozen_dtype, config.ppo.logprob_dtype
+    return "bf16" if "bf16" in chosen else "float32"
 
 
 @torch.no_grad()
@@ -44,24 +72,24 @@ def check_start(
     Raises UserError that says what does not hold, by how much, and which stage is at fault.
     """
     ppo = config.ppo
-    tolerance = TOLERANCES["bf16" if ppo.logprob_dtype == "bf16" else config.memory.mixed_precision]
+    bounds = BOUNDS[precision(config)]
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     first = torch.arange(min(config.memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
     with accelerator.autocast():
-        replay_known_answers(models.reward_model, *known, tokenizer, tolerance)
-        check_padding(models.reward_model, some.queries, some.responses, pad_id, tolerance)
+        replay_known_answers(models.reward_model, *known, tokenizer, bounds)
+        check_padding(models.reward_model, some.queries, some.responses, pad_id, bounds)
         check_scores_at_eos(some, eos_id)
-        check_kl(some, tolerance)
+        check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         models.trained.train(mode=not ppo.dropout)
-        check_ratio(models.trained, some, ppo.temperature, pad_id, tolerance)
+        check_ratio(models.trained, some, ppo.temperature, pad_id, bounds)
         if ppo.critic_init == "reward_model":
-            check_critic(some, eos_id, tolerance)
+            check_critic(some, eos_id, bounds)
 
 
 def check_ratio(
-    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, tolerance: float
+    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, bounds: Bounds
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
     query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
@@ -70,39 +98,39 @@ def check_ratio(
     logits, _ = trained(tokens, real, length)
     new_logprobs = token_logprobs(logits, tokens[:, -length:], temperature)
     _require_small(
-        _largest(new_logprobs - rollout.logprobs, rollout.response_mask),
-        tolerance,
+        (new_logprobs - rollout.logprobs)[rollout.response_mask],
+        bounds,
         "the first ratio is not 1",
         "ppo: sampling and learning see different models (dropout left on, or padding)",
     )
 
 
-def check_kl(rollout: Rollout, tolerance: float) -> None:
+def check_kl(rollout: Rollout, bounds: Bounds) -> None:
     """Policy and ref_policy must be the same before the first update."""
     _require_small(
-        _largest(rollout.logprobs - rollout.ref_logprobs, rollout.response_mask),
-        tolerance,
+        (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask],
+        bounds,
         "KL(policy, ref_policy) is not 0",
         "sft: policy and ref_policy were not loaded from the same weights",
     )
 
 
-def check_critic(rollout: Rollout, eos_id: int, tolerance: float) -> None:
+def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds) -> None:
     """The critic at the EOS token must say what the reward model says there."""
     after_eos = rollout.response_mask.sum(dim=1)
     last = rollout.responses.gather(1, (after_eos - 1).unsqueeze(1)).squeeze(1)
     ended = (last == eos_id) & (after_eos < rollout.responses.shape[1])
     values = rollout.values.gather(1, after_eos.clamp(max=rollout.values.shape[1] - 1)[:, None])
     _require_small(
-        _largest(values.squeeze(1) - rollout.scores, ended),
-        tolerance,
+        (values.squeeze(1) - rollout.scores)[ended],
+        bounds,
         "the critic differs from the reward model",
         "normalize: the critic was not loaded from the normalised reward model",
     )
 
 
 def check_padding(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, tolerance: float
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, bounds: Bounds
 ) -> None:
     """A score must not depend on how many pads stand on either side."""
     plain = score_responses(reward_model, queries, responses, pad_id)
@@ -112,8 +140,8 @@ def check_padding(
         for padded in (left, right):
             difference = score_responses(reward_model, *padded, pad_id) - plain
             _require_small(
-                difference.abs().max().item(),
-                tolerance,
+                difference,
+                bounds,
                 f"{pads} more pads change a score",
                 "rm: padding is not masked, or pad and EOS are one token",
             )
@@ -143,7 +171,7 @@ def replay_known_answers(
     path: Path,
     shift: float,
     tokenizer: PreTrainedTokenizerBase,
-    tolerance: float,
+    bounds: Bounds,
 ) -> None:
     """The loaded reward model must give the scores that it was saved with, plus `shift`."""
     answers = json.loads(path.read_text(encoding="utf-8"))
@@ -153,20 +181,20 @@ def replay_known_answers(
     expected = torch.tensor([one["score"] + shift for one in answers], device=device)
     difference = score_responses(reward_model, queries, responses, pad_id) - expected
     _require_small(
-        difference.abs().max().item(),
-        tolerance,
+        difference,
+        bounds,
         "the reward model does not give the scores it was saved with",
         "normalize: its weights or a library's numerics have changed",
     )
 
 
-def _largest(difference: Tensor, mask: Tensor) -> float:
-    counted = difference[mask].abs()
-    return counted.max().item() if len(counted) else 0.0
-
-
-def _require_small(difference: float, tolerance: float, what: str, fault: str) -> None:
-    if not difference <= tolerance:  # a NaN is not small either
+def _require_small(difference: Tensor, bounds: Bounds, what: str, fault: str) -> None:
+    distances = difference.abs().double()
+    if not len(distances):
+        return
+    mean, high = distances.mean().item(), distances.quantile(bounds.quantile).item()
+    if not (mean <= bounds.mean and high <= bounds.high):  # a NaN is not small either
         raise UserError(
-            f"step 0: {what} (by {difference:.3g}, at most {tolerance}). Stage at fault: {fault}"
+            f"step 0: {what} (by {mean:.3g} on average, at most {bounds.mean}; by {high:.3g} at "
+            f"quantile {bounds.quantile}, at most {bounds.high}). Stage at fault: {fault}"
         )

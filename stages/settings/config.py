@@ -104,6 +104,15 @@ SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_datac
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
+# Settings that came later, with the value that says what was done before they came. At this value
+# they are not recorded, so that what was finished without them stays finished.
+CAME_LATER: dict[tuple[str, str], Any] = {
+    ("memory", "frozen_dtype"): "float32",
+    ("data", "train_posts"): 0,
+    ("data", "validation_posts"): 0,
+    ("data", "train_comparisons"): 0,
+    ("data", "validation_comparisons"): 0,
+}
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
@@ -121,7 +130,11 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     else:
         del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
-        sections["memory"] = {name: getattr(config.memory, name) for name in NUMERICS}
+        numerics = (*NUMERICS, "frozen_dtype") if "ppo" in row.sections else NUMERICS
+        sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
+    for (section, name), before in CAME_LATER.items():
+        if sections.get(section, {}).get(name) == before:
+            del sections[section][name]
     return {"seed": config.seed, **sections}
 
 

@@ -69,6 +69,14 @@ class Data:
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    train_posts: int = 0
+    """Training posts that are used, drawn alike for every seed; 0: all."""
+    validation_posts: int = 0
+    """Held-out posts that are used, drawn alike for every seed; 0: all."""
+    train_comparisons: int = 0
+    """Training pairs that are used, drawn alike for every seed; 0: all."""
+    validation_comparisons: int = 0
+    """Held-out pairs that are used, drawn alike for every seed; 0: all."""
     max_query_tokens: int = 512
     """Longest query, tokens; a longer post is cut."""
     max_summary_tokens: int = 53
@@ -84,6 +92,18 @@ class Data:
         for one in fields(self):
             if one.name.startswith("max_"):
                 positive(self, "data", one.name)
+            elif isinstance(one.default, int):
+                at_least_0(self, "data", one.name)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The most rows that are used of each split; 0: all."""
+        return {
+            "sft_train": self.train_posts,
+            "sft_validation": self.validation_posts,
+            "comparisons_train": self.train_comparisons,
+            "comparisons_validation": self.validation_comparisons,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +263,10 @@ class Memory:
     forward_batch_size: int = 32
     """Sequences per pass without gradients (sampling, scoring, evaluation) on one device."""
     mixed_precision: str = "bf16"
-    """`bf16` on a GPU; `no`: float32."""
+    """`bf16`: matrix products in bf16; weights, heads, softmax, losses and statistics in float32;
+    `no`: all in float32."""
+    frozen_dtype: str = "float32"
+    """What PPO's ref_policy and reward model are held in: `bf16` halves their memory."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
     frozen_dtype: str = "float32"

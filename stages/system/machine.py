@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
 
@@ -43,6 +44,14 @@ def device_name() -> str:
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
     return f"CPU, {os.cpu_count()} cores{threads}"
+
+
+def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU multiplies bf16 numbers itself; True where the system does not say."""
+    try:
+        return "bf16" in cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
 
 
 def peak_memory_gib() -> float:
