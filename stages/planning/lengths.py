@@ -67,7 +67,7 @@ def lengths_of(config: Config) -> Lengths:
     query = longest * share if data.source == TOY else min(QUERY_TOKENS, longest)
     summary = min(SUMMARY_TOKENS, data.max_summary_tokens * share)
     return Lengths(
-        rows=_rows_of(config),
+        rows=_used_rows(config),
         query=query,
         summary=summary,
         compared=min(COMPARED_TOKENS, data.max_comparison_tokens * share),
@@ -77,6 +77,12 @@ def lengths_of(config: Config) -> Lengths:
         longest_sft=data.max_query_summary_tokens,
         longest_pair=data.max_query_comparison_tokens,
     )
+
+
+def _used_rows(config: Config) -> dict[str, int]:
+    """Rows of every split, no more than the settings use."""
+    rows, most = _rows_of(config), config.data.rows
+    return {name: min(count, most.get(name) or count) for name, count in rows.items()}
 
 
 def _rows_of(config: Config) -> dict[str, int]:

@@ -46,9 +46,12 @@ class Meter:
         self.wait()
         return result, self._highest() - self.before
 
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What some work returns, and its seconds."""
-        give_back_at_once(False)
+    def timed(self, work: Callable[[], T], last: bool = True) -> tuple[T, float]:
+        """What some work returns, and its seconds.
+
+        After the last peak the process may keep freed memory, as a real run does: it is faster.
+        """
+        give_back_at_once(not last)
         self.wait()
         started = time.perf_counter()
         result = work()
@@ -87,10 +90,14 @@ def _status(name: str) -> int:
 
 
 def give_back_at_once(small: bool) -> None:
-    """Whether freed memory leaves the process at once, where the C library is glibc."""
+    """Whether freed memory leaves the process at once, where the C library is glibc.
+
+    What was freed before leaves it now.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, SMALL if small else LARGE)
+        libc.malloc_trim(0)
 
 
 def warm_up(device: torch.device) -> None:
@@ -105,6 +112,13 @@ def warm_up(device: torch.device) -> None:
             y = scaled_dot_product_attention(y, y, y, attn_mask=mask)
         torch.autograd.backward(y.float().logsumexp(-1).sum())
         optimizer.step()
+
+
+def hold(model: nn.Module) -> None:
+    """Have every weight in memory: on a CPU a file's pages count only once they are read."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.sum().item()
 
 
 def matrix_rate(device: torch.device, half: bool) -> float:

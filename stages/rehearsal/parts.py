@@ -15,6 +15,7 @@ import torch
 
 from eval.summaries import longest
 from stages import dpo, reward, sft
+from stages.learning.heads import shift_scores
 from stages.learning.likelihood import sequence_length
 from stages.learning.loop import (
     Sampling,
@@ -30,7 +31,7 @@ from stages.normalize import keep_known_answers, reference_scores
 from stages.planning.shapes import shape_of
 from stages.planning.work import training_factor
 from stages.rehearsal.bench import PARTS_TIMED, Bench, RehearsalRun, make_bench
-from stages.rehearsal.meter import matrix_rate
+from stages.rehearsal.meter import hold, matrix_rate
 from stages.rehearsal.ppo import rehearse_ppo
 from stages.rehearsal.texts import longest_rows, rows_of, typical_rows, write_texts
 from stages.rehearsal.weights import weights_for
@@ -50,25 +51,28 @@ def rehearse_sft(bench: Bench) -> None:
     policy, optimizer = accelerator.prepare(policy, optimizer)
     run = RehearsalRun(config, "sft", bench.folder)
     state = bench.state(run, policy, optimizer, len(train), config.sft.batch_size)
-    size, lengths = (
-        config.memory.microbatch_size,
-        [sequence_length(train, i) for i in range(len(train))],
-    )
+    size = config.memory.microbatch_size
+    lengths = [sequence_length(train, row) for row in range(len(train))]
     worst, typical = longest_rows(lengths, 2 * size), typical_rows(lengths, size, PARTS_TIMED)
     sft.take_step(state, train, typical[:1])
+    held_out = rows_of(train, worst[:size]), rows_of(train, typical)
     _, peak = meter.peak(lambda: sft.take_step(state, train, worst))
-    loss, seconds = meter.timed(lambda: sft.take_step(state, train, typical))
+    bench.note("sft step", peak=peak, longest=lengths[worst[0]])
+    _, peak = meter.peak(lambda: sft.validation_loss(accelerator, policy, held_out[0], config))
+    bench.note("sft validation", peak=peak, longest=lengths[worst[0]])
     some = [lengths[row] for row in typical]
     logits = sum(some) / len(some) if config.sft.loss_on_query else bench.setting.lengths.summary
-    flops = training_factor(bench.setting, "sft") * bench.flops(some, logits)
-    bench.note("sft step", peak=peak, seconds=seconds, tokens=sum(some), flops=flops, loss=loss)
-    bench.note("sft step", longest=lengths[worst[0]])
-    held_out = rows_of(train, worst[:size]), rows_of(train, typical)
-    _, peak = meter.peak(lambda: sft.validation_loss(accelerator, policy, held_out[0], config))
+    once = bench.flops(some, logits)
+    _, seconds = meter.timed(lambda: sft.take_step(state, train, typical))
+    flops = training_factor(bench.setting, "sft") * once
+    bench.note("sft step", seconds=seconds, tokens=sum(some), flops=flops)
     _, seconds = meter.timed(lambda: sft.validation_loss(accelerator, policy, held_out[1], config))
-    flops = bench.flops(some, logits)
-    bench.note("sft validation", peak=peak, seconds=seconds, tokens=sum(some), flops=flops)
-    bench.note("sft validation", longest=lengths[worst[0]])
+    bench.note("sft validation", seconds=seconds, tokens=sum(some), flops=once)
+
+
+def _one_typical(lengths: list[int], size: int) -> list[int]:
+    """The rows of one forward pass of middle length."""
+    return typical_rows(lengths, size, 1)
 
 
 def rehearse_rm(bench: Bench) -> None:
@@ -87,22 +91,20 @@ def rehearse_rm(bench: Bench) -> None:
     worst, typical = longest_rows(lengths, 2 * size), typical_rows(lengths, size, PARTS_TIMED)
     reward.take_step(state, train, typical[:1])
     _, peak = meter.peak(lambda: reward.take_step(state, train, worst))
-    _, seconds = meter.timed(lambda: reward.take_step(state, train, typical))
-    some = [lengths[row] for row in typical for _ in range(2)]
-    factor = training_factor(bench.setting, "rm")
-    flops = factor * bench.flops(some, 0)
-    bench.note("rm step", peak=peak, seconds=seconds, tokens=sum(some), flops=flops)
+    bench.note("rm step", peak=peak, longest=lengths[worst[0]])
     trained = bench.accelerator.unwrap_model(network)
     size = max(1, config.memory.forward_batch_size // 2)
-    worst, typical = longest_rows(lengths, size), typical_rows(lengths, size, 1)
-    some = [lengths[row] for row in typical for _ in range(2)]
-    split = rows_of(train, worst)
+    split, few = (rows_of(train, kind(lengths, size)) for kind in (longest_rows, _one_typical))
     _, peak = meter.peak(lambda: reward.evaluate(state, trained, split, "longest"))
-    part = rows_of(train, typical)
-    _, seconds = meter.timed(lambda: reward.evaluate(state, trained, part, "typical"))
-    bench.note("rm validation", peak=peak, seconds=seconds, tokens=sum(some))
-    bench.note("rm validation", flops=bench.flops(some, 0), longest=lengths[worst[0]])
-    bench.note("rm step", longest=lengths[worst[0]])
+    bench.note("rm validation", peak=peak, longest=lengths[worst[0]])
+    _, seconds = meter.timed(lambda: reward.take_step(state, train, typical))
+    some = [lengths[row] for row in typical for _ in range(2)]
+    flops = training_factor(bench.setting, "rm") * bench.flops(some, 0)
+    bench.note("rm step", seconds=seconds, tokens=sum(some), flops=flops)
+    _, seconds = meter.timed(lambda: reward.evaluate(state, trained, few, "typical"))
+    some = [pair_length(few, row) for row in range(len(few)) for _ in range(2)]
+    flops = bench.flops(some, 0)
+    bench.note("rm validation", seconds=seconds, tokens=sum(some), flops=flops)
     merge(trained)
     trained.save_pretrained(bench.folder / "rm" / "model")
 
@@ -126,9 +128,7 @@ def rehearse_normalize(bench: Bench) -> None:
     tokens = [lengths[row] for row in typical]
     bench.note("references", peak=peak, seconds=seconds, tokens=sum(tokens))
     bench.note("references", flops=bench.flops(tokens, 0), longest=lengths[worst[0]])
-    *_, head = (one for name, one in scorer.named_parameters() if name.endswith("bias"))
-    with torch.no_grad():
-        head -= scores.mean().to(head)
+    shift_scores(scorer, -scores.mean().item())
     folder = bench.folder / "normalize"
     scorer.save_pretrained(folder / "model")
     keep_known_answers(folder, scorer, few)
@@ -145,7 +145,7 @@ def rehearse_dpo(bench: Bench) -> None:
     worst, typical = longest_rows(lengths, 2 * size), typical_rows(lengths, size, PARTS_TIMED)
     split = rows_of(train, [*typical, *worst])
     measured, seconds = meter.timed(
-        lambda: dpo.split_logprobs(accelerator, policy, split, config, "rehearsal")
+        lambda: dpo.split_logprobs(accelerator, policy, split, config, "rehearsal"), last=False
     )
     tokens = [pair_length(split, row) for row in range(len(split)) for _ in range(2)]
     flops = bench.flops(tokens, bench.setting.lengths.compared)
@@ -175,6 +175,7 @@ def rehearse_summaries(bench: Bench) -> None:
     train = bench.split("sft_train")
     scorer = load_reward_model(bench.folder / "normalize" / "model").to(accelerator.device).eval()
     policy = load_policy(bench.weights).to(accelerator.device).eval()
+    hold(scorer)
     size = config.memory.forward_batch_size
     lengths = train.columns["queries"].lengths().tolist()
     worst, typical = longest_rows(lengths, size), typical_rows(lengths, size, 1)
@@ -196,7 +197,6 @@ def rehearse_summaries(bench: Bench) -> None:
     flops = bench.flops(tokens, sum(map(len, drawn)) / len(drawn))
     bench.note("summaries", peak=peak, seconds=seconds, tokens=sum(tokens), flops=flops)
     bench.note("summaries", longest=lengths[worst[0]], drawn=sum(map(len, drawn)))
-    bench.note("summaries", reward_model=scorer.config.model_type)
 
 
 REHEARSALS: dict[str, Callable[[Bench], None]] = {

@@ -12,6 +12,7 @@ from stages.planning.memory import Setting
 from stages.planning.work import work_of
 from stages.posts.tokens import Ragged
 from stages.rehearsal.bench import Bench, RehearsalRun
+from stages.rehearsal.meter import hold
 from stages.rehearsal.texts import longest_rows, rows_of, typical_rows
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit
@@ -39,6 +40,8 @@ def rehearse_ppo(bench: Bench) -> None:
     config = _smaller(bench.config, size)
     run = RehearsalRun(config, "ppo", bench.folder)
     models, optimizer = load_models(run, bench.accelerator, bench.ids)
+    for frozen in (models.ref_policy, models.reward_model):
+        hold(frozen)
     state = bench.state(run, models.trained, optimizer, size, size)
     worst = rows_of(train, longest_rows(lengths, size)).columns["queries"]
     few = rows_of(train, typical_rows(lengths, size, 1)).columns["queries"]

@@ -269,9 +269,6 @@ class Memory:
     """What PPO's ref_policy and reward model are held in: `bf16` halves their memory."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass: less memory, more time."""
-    frozen_dtype: str = "float32"
-    """Precision in which networks that never learn are held (PPO's ref_policy and reward model):
-    `float32` or `bf16`, which takes half the memory."""
     cpu_threads: int = 0
     """Threads of one process on a CPU; 0: torch's choice, as many as there are cores. The number of
     threads changes rounding, and PPO amplifies it: treat it like another seed. A run repeats to the
