@@ -61,7 +61,7 @@ plan:
 	@$(PYTHON) -B -m stages.planning.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \
 		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 rehearse: $(INSTALLED)
-	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(ON)
+	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -170,6 +170,7 @@ def saved_per_token(shape: Shape, half: bool) -> float:
     the kernel and as the next layer lays it out), and the MLP before and after its activation.
     Llama: the inputs of both norms, and these normed, in float32; one cast a linear layer; queries,
     keys and values for all heads; attention's output; four tensors of the MLP.
+    Both are tested against autograd. GPT-2 and Gemma are taken for the one that they resemble.
     """
     hidden, heads, wide = shape.hidden, shape.attention, shape.intermediate
     statistics = 16 + FULL * shape.heads

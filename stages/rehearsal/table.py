@@ -153,5 +153,7 @@ def whole_lines(setting: Setting, found: Found, price: float) -> list[str]:
             f"a checkpoint of PPO: {saved['bytes'] / 1e9:.2f} GB, saved in "
             f"{saved['seconds']:.1f} s, checked and loaded in {saved['load_seconds']:.1f} s"
         )
+    elif "failed" in saved:
+        lines.append(f"a checkpoint of PPO: {saved['failed']}")
     checks = found.get("start checks", {}).get("said", "not reached")
     return [*lines, f"start checks in this precision: {checks}"]

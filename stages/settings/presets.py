@@ -109,7 +109,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "pythia-410m": lambda: paper("410m", microbatch_size=16, forward_batch_size=128),
     "pythia-1b": lambda: paper("1b", microbatch_size=8, forward_batch_size=64),
     "pythia-1.4b": lambda: paper("1.4b", microbatch_size=4, forward_batch_size=64),
-    "pythia-2.8b": lambda: paper("2.8b", microbatch_size=2, forward_batch_size=32),
+    "pythia-2.8b": lambda: paper("2.8b", microbatch_size=4, forward_batch_size=32),
     "pythia-6.9b": lambda: paper(
         "6.9b", microbatch_size=2, forward_batch_size=16, gradient_checkpointing=True
     ),
