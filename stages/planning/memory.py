@@ -28,6 +28,8 @@ MOMENTS = 8  # bytes of Adam's two moments of one parameter
 # exponential of that copy in `logsumexp` (one more), and in the backward pass needs
 # (x - lse), its exponential and the product with the gradient beside the copy.
 LOSS_FORWARD = 3 * FULL
+# A network that the accelerator has not wrapped gives bf16 logits: 2 bytes in place of 4.
+PLAIN_FORWARD = LOSS_FORWARD - FULL + HALF
 LOSS_BACKWARD = 4 * FULL
 # PPO's statistics beside the loss: logits, scaled logits, logits / temperature, its softmax, and
 # the product of the last two in `entropy`.
@@ -327,18 +329,20 @@ def _head_gradient(setting: Setting, learned: Sequence[Network]) -> float:
 
 
 def passing(
-    setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int], index: int = 0
+    setting: Setting,
+    networks: Sequence[Network],
+    batch: tuple[int, int, int],
+    per_logit: float = LOSS_FORWARD,
 ) -> Bytes:
-    """The worst moment of a pass without gradients through `networks[index]`; the others and the
+    """The worst moment of a pass without gradients through the first network; the others and the
     optimizer's moments are held beside it.
     """
     sequences, tokens, positions = batch
     base = held(setting, networks, gradients=False)
-    casts = setting.half * networks[index].cast_bytes(recomputed=True)
+    casts = setting.half * networks[0].cast_bytes(recomputed=True)
     count = sequences * positions * setting.shape.vocabulary
     layers = passing_activations(setting, sequences, tokens)
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
-    per_logit = LOSS_FORWARD - (HALF if setting.half else 0)
     moments = [
         replace(base, moment="layers", copies=casts, activations=layers),
         replace(base, moment="logits", copies=casts, activations=last, logits=per_logit * count),
@@ -346,15 +350,13 @@ def passing(
     return max(moments, key=lambda one: one.total)
 
 
-def sampling(
-    setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int], index: int = 0
-) -> Bytes:
-    """The worst moment of sampling from `networks[index]`; `batch` is sequences, tokens of a query,
+def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int]) -> Bytes:
+    """The worst moment of sampling from the first network; `batch` is sequences, tokens of a query,
     tokens of a response.
     """
     sequences, query, response = batch
     base = held(setting, networks, gradients=False)
-    casts = setting.half * networks[index].cast_bytes(recomputed=True)
+    casts = setting.half * networks[0].cast_bytes(recomputed=True)
     token = cache_per_token(setting.shape, setting.half) * sequences
     draws = DRAWING * sequences * setting.shape.vocabulary
     growing = token * (query + response) / setting.shape.layers

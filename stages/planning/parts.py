@@ -9,6 +9,8 @@ from dataclasses import replace
 from stages.planning.cards import Card
 from stages.planning.memory import (
     ENTROPY,
+    LOSS_FORWARD,
+    PLAIN_FORWARD,
     Bytes,
     Network,
     Setting,
@@ -118,7 +120,12 @@ def _rollout(setting: Setting) -> Bytes:
     size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
     moments = [
         sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary)),
-        passing(setting, networks, (size, lengths.longest_episode, lengths.longest_summary)),
+        passing(
+            setting,
+            networks,
+            (size, lengths.longest_episode, lengths.longest_summary),
+            per_logit=PLAIN_FORWARD if setting.half else LOSS_FORWARD,
+        ),
     ]
     casts = setting.half * sum(one.cast_bytes(recomputed=True) for one in networks[:2])
     return max((replace(one, copies=casts) for one in moments), key=lambda one: one.total)
