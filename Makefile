@@ -18,6 +18,8 @@ GPUS ?=
 MFU ?=
 PRESETS ?=
 PRICE_PER_HOUR ?=
+POLICY ?=
+REWARD_MODEL ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,9 +31,11 @@ option = $(if $(2),--$(1) $(2))
 DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
 RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
+RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
+	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)")
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
-	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(SET))
+	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
 HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY) \
 	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
@@ -78,9 +82,9 @@ versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
-POLICY ?= ppo_1.3b
+JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
-	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(POLICY) \
+	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
 		$(call option,tokenizer,$(TOKENIZER))
 publish: $(INSTALLED)
 	@$(PY) -m reports.publish $(call option,names,$(NAME)) $(call option,judge,$(JUDGE))

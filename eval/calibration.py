@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.controls import OWN_TEXTS_ONLY
+from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import config_with_cap, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.formulas import Interval, clustered_share, cohens_kappa, corrected_rate
 from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
-from stages.posts.readers import Located, format_post, is_cnndm, read_split
+from stages.posts.bad_rows import BadRows
+from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
 from stages.posts.world import world_folder
 from stages.running.kept import write_rows
 from stages.runs import open_stage
@@ -46,15 +47,17 @@ def calibrate(config: Config) -> dict[str, Any]:
 
     Raises UserError for a judge that knows no new texts, and where the labels cannot be read.
     """
-    if config.judge.kind == OWN_TEXTS_ONLY:
+    if knows_own_texts_only(config.judge):
         raise UserError(
             f"judge.kind={OWN_TEXTS_ONLY} knows its own run's texts only and cannot be calibrated:"
-            " choose another judge.kind"
+            " choose another judge.kind, or another run's reward model by judge.model"
         )
     source = world_folder(config) if config.data.source == TOY else config.data.source
-    located = read_split(config.data, str(source), LABELS)
+    bad = BadRows(config.data.on_bad_row)
+    located = read_split(config.data, str(source), LABELS, bad)
     pairs = sample_pairs(located, config.checks.calibration_pairs, config.seed)
     with open_stage(config, "calibration") as run:
+        bad.write(run.partial)
         judge = make_judge(config, {})
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
         answered = with_answers(pairs, judgements)
@@ -64,12 +67,13 @@ def calibrate(config: Config) -> dict[str, Any]:
             "judge": asdict(judge.about),
             "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
             "of_pairs": len(located),
+            "skipped_rows": len(bad.skipped),
         }
         run.finish(results)
     return results
 
 
-PAIR_KEYS = ("id", "post", "with_reference", "label", "answer", "confidence")
+PAIR_KEYS = ("id", "post", "with_reference", "label", "answer", "strength")
 
 
 def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
@@ -96,7 +100,7 @@ def _pair(name: str, row: dict[str, Any]) -> Row:
         "reference": row["summaries"][1 - mine]["text"].strip(),
         "with_reference": one_reference,
         "label": row["choice"] == mine,
-        "confidence": (row.get("extra") or {}).get("confidence"),
+        "strength": label_strength(row),
     }
 
 
@@ -131,7 +135,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "specificity": _agreement([pair for pair in error_pairs(judged) if not pair["label"]]),
         "with_reference": all(pair["with_reference"] for pair in error_pairs(judged)),
         "error_pairs": len(error_pairs(judged)),
-        "by_confidence": _by_confidence(judged),
+        "by_strength": _by_strength(judged),
         "statistics": analyse(verdict_table(judgements, texts)),
         "human_ceiling": list(HUMAN_CEILING),
     }
@@ -164,12 +168,12 @@ def _kappa(decided: Sequence[Row]) -> float | None:
     return cohens_kappa(labels, answers)
 
 
-def _by_confidence(pairs: Sequence[Row]) -> dict[str, Any]:
+def _by_strength(pairs: Sequence[Row]) -> dict[str, Any]:
     groups = defaultdict(list)
     for pair in pairs:
-        if pair["confidence"] is not None:
-            groups[pair["confidence"]].append(pair)
-    return {str(confidence): _agreement(groups[confidence]) for confidence in sorted(groups)}
+        if pair["strength"] is not None:
+            groups[pair["strength"]].append(pair)
+    return {str(strength): _agreement(groups[strength]) for strength in sorted(groups)}
 
 
 def error_pairs(judged: Sequence[Row]) -> list[Row]:

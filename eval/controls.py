@@ -19,7 +19,7 @@ from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.table import analyse, verdict_table
 from stages.runs import open_stage
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config, Judge, UserError, fail
 
 SELF = "reference"
 CONTROLS = {
@@ -31,7 +31,7 @@ CONTROLS = {
 }
 QUERY = re.compile(r"SUBREDDIT: .*?\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)", re.DOTALL)
 EVEN = 0.5
-# This judge knows only the texts that the run scored.
+# This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
 OWN_TEXTS_ONLY = "reward_model"
 
 
@@ -55,7 +55,12 @@ def judge_controls(config: Config) -> dict[str, Any]:
 def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
     """The controls that the judge of a config can be asked about, of as many posts as it says."""
     rows = control_rows(list(posts[: config.checks.control_posts]))
-    return {SELF: rows[SELF]} if config.judge.kind == OWN_TEXTS_ONLY else rows
+    return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
+
+
+def knows_own_texts_only(judge: Judge) -> bool:
+    """Whether a judge has recorded scores alone and can judge no other text."""
+    return judge.kind == OWN_TEXTS_ONLY and not judge.gold
 
 
 def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:

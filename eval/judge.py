@@ -3,7 +3,8 @@
     python -m eval.judge --preset tiny --seed 44413
     python -m eval.judge --preset posts --max-cost 5 --set judge.kind=openai
 
-writes one row per question to `judgements.jsonl`.
+writes one row per question to `judgements.jsonl`, and a gold reward model's scores to
+`gold_scores.jsonl`.
 """
 
 import argparse
@@ -16,7 +17,8 @@ from typing import Any
 from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.judge import OpenAIJudge
-from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Row
+from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Row, Scoring
+from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -36,6 +38,9 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
         results = summarize(judge.about, judgements)
+        if isinstance(judge, Scoring):
+            write_rows(run, "gold_scores.jsonl", judge.scores_of(policies))
+            results["gold"] = judge.facts
         run.finish(results)
     return results
 
@@ -59,10 +64,14 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     """The judge that the settings name. Raises UserError if the key for its server is missing."""
     if config.judge.kind == "facts":
         return FactsJudge()
+    if config.judge.gold:
+        from eval.judges.gold import GoldJudge  # needs torch
+
+        return GoldJudge(config)
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
     if config.judge.kind == "local":
-        from eval.judges.local import LocalJudge  # needs torch, which no other judge does
+        from eval.judges.local import LocalJudge  # needs torch
 
         return LocalJudge(config.judge.model, config.memory.forward_batch_size)
     return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")

@@ -1,10 +1,12 @@
-"""Summaries of held-out posts by the SFT policy, the PPO policy and, if there is one, DPO's.
+"""Summaries of held-out posts by the SFT policy, the PPO policy and, if there is one, DPO's; or by
+a released policy alone.
 
 There is one row per post. A summary is sampled at eval.temperature and cut after EOS; the run's own
 reward model scores it and the reference. A judge sees only what is written here.
 Source: Huang et al. 2024, section E.1.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import Config, UserError
-from stages.settings.stages import POLICY_STAGES, STAGES
+from stages.settings.stages import POLICY_STAGES, STAGES, inputs_of, is_part
 
 
 def write_summaries(config: Config) -> None:
@@ -29,9 +31,7 @@ def write_summaries(config: Config) -> None:
     accelerator = make_accelerator(config)
     with open_stage(config, "summaries", accelerator.is_main_process) as run:
         posts = held_out(run, config.eval.posts)
-        normalized = run.require("normalize")
-        tokenizer = load_tokenizer(normalized / "model")
-        reward_model = load_reward_model(normalized / "model").to(accelerator.device).eval()
+        tokenizer, reward_model = scorer_of(run, accelerator)
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
         scorer = run, accelerator, reward_model, posts
         reference_scores = score_all(*scorer, references, "score references")
@@ -57,11 +57,25 @@ def write_summaries(config: Config) -> None:
         run.finish(results)
 
 
+def scorer_of(
+    run: Run, accelerator: Accelerator
+) -> tuple[PreTrainedTokenizerBase, nn.Module | None]:
+    """The run's tokenizer and reward model; a released policy may come without the latter."""
+    made_by = "released" if run.config.released.policy else "normalize"
+    folder = run.require(made_by)
+    scorer = folder / ("reward_model" if made_by == "released" else "model")
+    tokenizer = load_tokenizer(folder / "model")
+    if not scorer.is_dir():
+        return tokenizer, None
+    return tokenizer, load_reward_model(scorer).to(accelerator.device).eval()
+
+
 def policies_of(config: Config) -> list[str]:
     """The stages whose policies are compared: an optional one joins the others once it was made."""
-    row = STAGES["summaries"]
-    made = {one for one in row.joined_by if read_manifest(stage_folder(config, one)) is not None}
-    return [name for name in POLICY_STAGES if name in {*row.inputs, *made}]
+    released = bool(config.released.policy)
+    joined = {one for one in STAGES["summaries"].joined_by if is_part(one, released)}
+    made = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
+    return [one for one in POLICY_STAGES if one in {*inputs_of("summaries", released), *made}]
 
 
 def longest(config: Config, name: str) -> int:
@@ -86,12 +100,14 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
 def score_all(
     run: Run,
     accelerator: Accelerator,
-    reward_model: nn.Module,
+    reward_model: nn.Module | None,
     posts: TokenizedSplit,
     responses: list[list[int]],
     label: str,
-) -> list[float]:
-    """The normalised reward of each response, read at its last token."""
+) -> Sequence[float | None]:
+    """The normalised reward of each response, read at its last token; None without a model."""
+    if reward_model is None:
+        return [None] * len(posts)
 
     def score(rows: list[int]) -> list[float]:
         queries = pad_left([posts.columns["queries"][row] for row in rows], -1)
@@ -110,9 +126,9 @@ def score_all(
 def make_rows(
     posts: TokenizedSplit,
     responses: list[list[int]],
-    scores: list[float],
+    scores: Sequence[float | None],
     references: list[list[int]],
-    reference_scores: list[float],
+    reference_scores: Sequence[float | None],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
     """One row per post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
@@ -133,16 +149,16 @@ def make_rows(
     ]
 
 
-def describe(rows: list[dict[str, Any]]) -> dict[str, float]:
+def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over all posts; the share of distinct n-grams is that of all summaries together.
 
     ROUGE as fractions, tokens with EOS, scores in reward units, and the share of the title's words
     that a summary repeats.
     """
-    means = {
-        key: sum(row[key] for row in rows) / len(rows)
-        for key in ("tokens", "score", "reference_score")
-    }
+    means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}
+    for key in ("score", "reference_score"):  # a released policy may come without a reward model
+        known = [row[key] for row in rows if row[key] is not None]
+        means[key] = sum(known) / len(known) if known else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
     texts = [row["summary"] for row in rows]
     copied = [copied_title_words(row["query"], row["summary"]) for row in rows]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.controls import OWN_TEXTS_ONLY, outcome, rows_for
+from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
 from eval.judge import capped, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
@@ -62,7 +62,7 @@ def compare(
     check_posts(left, right)
     config = versus_config(left, right, overrides)
     config = replace(config, judge=capped(config.judge, max_cost))
-    if config.judge.kind == OWN_TEXTS_ONLY:
+    if knows_own_texts_only(config.judge):
         check_scores(left, right)
     rows = pair_rows(left, right)
     with open_stage(config, "versus") as run:
@@ -119,7 +119,8 @@ def check_posts(a: Side, b: Side) -> None:
 
 def check_scores(a: Side, b: Side) -> None:
     """Raise UserError unless one reward model scored both sides."""
-    scored_by = [(read_manifest(side.folder) or {})["inputs"].get("normalize") for side in (a, b)]
+    read = [(read_manifest(side.folder) or {})["inputs"] for side in (a, b)]
+    scored_by = [inputs.get("normalize", inputs.get("released")) for inputs in read]
     if scored_by[0] != scored_by[1]:
         raise UserError(
             f"judge.kind={OWN_TEXTS_ONLY}: {a.label} and {b.label} were scored by two reward"

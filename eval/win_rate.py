@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
+from eval.rates.scores import proxy_and_gold
 from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
 from stages.finished import read_manifest
 from stages.running.kept import write_rows
@@ -45,7 +46,8 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
     Raises UserError where judgements are missing, or none of them is usable.
     """
     with open_stage(config, "win_rate") as run:
-        texts = summary_texts(run.require("summaries"))
+        summaries = run.require("summaries")
+        texts = summary_texts(summaries)
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
@@ -69,15 +71,32 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
                 for earlier, later in combinations(scores, 2)
             },
         }
+        gold = folder / "gold_scores.jsonl"
+        if gold.exists():
+            proxy = {path.stem: read_lines(path) for path in written_by_policy(summaries)}
+            results["scores"] = proxy_and_gold(proxy, rows_by_policy(read_lines(gold)))
         run.finish(results)
     return results
+
+
+def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each policy, which their `policy` names."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["policy"], []).append(row)
+    return found
+
+
+def written_by_policy(folder: Path) -> list[Path]:
+    """The files of the stage `summaries`, one a policy."""
+    return sorted(folder.glob("*.jsonl"))
 
 
 def summary_texts(folder: Path) -> dict[str, dict[str, tuple[str, str]]]:
     """For each policy and post id its summary and the reference, as the judge saw them."""
     return {
         path.stem: {row["id"]: (row["summary"], row["reference"]) for row in read_lines(path)}
-        for path in sorted(folder.glob("*.jsonl"))
+        for path in written_by_policy(folder)
     }
 
 

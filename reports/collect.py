@@ -28,13 +28,14 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
-from stages.settings.stages import POLICY_STAGES
+from stages.settings.stages import POLICY_STAGES, is_part
 from stages.settings.stages import STAGES as TABLE
 from stages.system.files import file_hash, read_json, read_lines, write_json
 from stages.system.machine import code_version
 
 SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
+RELEASED = "released"  # the policy of a run that trains none
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
     f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
@@ -149,7 +150,12 @@ def _is_rate(key: str) -> bool:
 
 
 def row(record: Record) -> dict[str, Any]:
-    """The numbers of one run that a report shows or compares."""
+    """The numbers of one run that a report shows or compares.
+
+    Raises UserError for a run of a released policy, which has no training to show.
+    """
+    if is_released(record):
+        raise UserError(f"{record.name} judges a released policy: only its own page shows it")
     base, reward, ppo = (record.results(stage) for stage in ("base", "rm", "ppo"))
     tokens = base.get("tokens", {})
     return {
@@ -161,7 +167,10 @@ def row(record: Record) -> dict[str, Any]:
         "real_posts": record.settings["data"]["source"] != TOY,
         "parameters": base["parameters"],
         "sft_rows": tokens.get("sft_train", {}).get("rows"),
-        "comparisons": tokens.get("comparisons_train", {}).get("rows"),
+        # A run that is older than `rm.pairs` learned all of them.
+        "comparisons": reward.get(
+            "training_pairs", tokens.get("comparisons_train", {}).get("rows")
+        ),
         "accuracy": reward["accuracy"],
         "accuracy_low": reward["accuracy_low"],
         "accuracy_high": reward["accuracy_high"],
@@ -170,12 +179,21 @@ def row(record: Record) -> dict[str, Any]:
         "kl": ppo["objective/kl"],
         "scores": ppo["objective/scores"],
         "max_tokens": record.settings["data"]["max_summary_tokens"],
-        **_judge_row(record),
-        **{
-            f"{policy}/{key}": value
-            for policy in policies_of(record)
-            for key, value in _policy_row(record, policy).items()
-        },
+        **judged_row(record),
+    }
+
+
+def is_released(record: Record) -> bool:
+    """Whether a run judges a policy that others trained."""
+    return RELEASED in record.manifests
+
+
+def judged_row(record: Record) -> dict[str, Any]:
+    """The numbers of the evaluation alone, of whatever policies were judged."""
+    return _judge_row(record) | {
+        f"{policy}/{key}": value
+        for policy in policies_of(record)
+        for key, value in _policy_row(record, policy).items()
     }
 
 
@@ -185,7 +203,8 @@ def _judge_row(record: Record) -> dict[str, Any]:
         pair: found | {"headline": all(_is_headline(wins, one) for one in pair.split("-"))}
         for pair, found in wins["differences"].items()
     }
-    main = differences["ppo-sft"]
+    main = differences.get("ppo-sft", {"headline": False})
+    last = summaries["policies"][policies_of(record)[-1]]
     return {
         "policies": policies_of(record),
         "judge": wins["judge"]["name"],
@@ -204,7 +223,7 @@ def _judge_row(record: Record) -> dict[str, Any]:
         "difference_high": main["high"] if main["headline"] else None,
         "difference_p_value": main["p_value"] if main["headline"] else None,
         "reference/tokens": summaries["reference_tokens"],
-        "reference/score": summaries["policies"]["ppo"]["reference_score"],
+        "reference/score": last["reference_score"],
     }
 
 
@@ -347,14 +366,16 @@ def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for stage, folder in folders.items():
         saved = read_json(folder / "config.json")
-        sections = (*TABLE[stage].sections, *(("memory",) if stage == "ppo" else ()))
+        sections = (*TABLE[stage].sections, *(("memory",) if stage in ("ppo", RELEASED) else ()))
         found |= {section: saved[section] for section in sections if section in saved}
     return found
 
 
 def _part_of_the_run(config: Config) -> dict[str, Path]:
     """The folders of a run's stages, without optional ones whose policies were not summarised."""
-    folders = {stage: stage_folder(config, stage) for stage in STAGES}
+    released = bool(config.released.policy)
+    parts = [stage for stage in STAGES if is_part(stage, released)]
+    folders = {stage: stage_folder(config, stage) for stage in parts}
     summarised = (read_manifest(folders["summaries"]) or {}).get("inputs", {})
     return {
         stage: folder

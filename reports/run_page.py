@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from reports import page, paper, plots, verdict
-from reports.collect import Record, hashes, load_run, row
+from reports.collect import Record, hashes, is_released, judged_row, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.sections import dpo, judge, made_with, samples
-from reports.verdict import MISSING, interval, number, percent, whole
+from reports.sections import dpo, judge, length, made_with, released, samples, scores
+from reports.verdict import MISSING, STRENGTH, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
@@ -41,7 +41,7 @@ DPO_PANELS = (
 SHARES = ("policy/eos_rate", "policy/clipfrac_avg", "rewards/accuracies")
 RM_GROUPS = (
     ("by_split", "split"),
-    ("by_confidence", "confidence"),
+    ("by_strength", STRENGTH),
     ("by_batch", "batch"),
     ("by_policies", "pair of policies"),
 )
@@ -66,9 +66,14 @@ def write_report(config: Config) -> str:
         run.inputs = inputs_now(config, "report")
         stem = f"{record.name}-seed{record.seed}"
         title = f"Run {record.name}, seed {record.seed}"
-        path = page.write(run.partial, stem, title, blocks(record))
-        numbers = row(record)
-        text = headline(numbers, run.folder / path.name)
+        if is_released(record):
+            numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+            path = page.write(run.partial, stem, title, released_blocks(record, numbers))
+            text = released_headline(numbers, run.folder / path.name)
+        else:
+            numbers = row(record)
+            path = page.write(run.partial, stem, title, blocks(record))
+            text = headline(numbers, run.folder / path.name)
         write_text(run.partial / "headline.txt", text)
         write_json(run.partial / "numbers.json", numbers)
         run.finish({})
@@ -83,10 +88,29 @@ def blocks(record: Record) -> list[Block]:
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
+        *scores.blocks(record),
         *judge.blocks(record, numbers),
         *_curves(record),
         *_reward_model(record),
         *dpo.blocks(record),
+        *samples.blocks(record),
+        *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
+        *made_with.rows(record.results("base")),
+        *made_with.settings_tables(record.settings),
+        *made_with.provenance(record, hashes(record)),
+    ]
+
+
+def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
+    """The page of a policy that others trained: what there is of the other page."""
+    header, rows = result_rows(numbers)
+    return [
+        *released.summary(record, numbers),
+        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        Heading("Result"),
+        Table(header, rows, _result_caption(numbers), strong=True),
+        *scores.blocks(record),
+        *judge.blocks(record, numbers),
         *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings),
@@ -94,12 +118,32 @@ def blocks(record: Record) -> list[Block]:
     ]
 
 
+def released_headline(numbers: dict[str, Any], path: Path) -> str:
+    """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
+    title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
+    caveats = verdict.judged_caveats(numbers)
+    return "\n".join(
+        (
+            *wrapped(f"{title} {verdict.judge(numbers)}"),
+            "",
+            *_table(*result_rows(numbers)),
+            "",
+            *_table(*judge.short_rows(numbers)),
+            "",
+            *(line for text in caveats for line in wrapped(text, "- ")),
+            "",
+            "report:",
+            f"{path}\n",
+        )
+    )
+
+
 def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the result table, for the page and for the terminal."""
     header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
     reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
     rows = [[*reference, number(numbers["reference/score"]), MISSING]]
-    distances = {"sft": 0.0, "ppo": numbers["kl"]}
+    distances = {"sft": 0.0, "ppo": numbers.get("kl")}
     for policy in numbers["policies"]:
         rows.append(
             [
@@ -225,9 +269,15 @@ def _curves(record: Record) -> list[Block]:
             f"Supervised fine-tuning and the reward model. {lines}",
             [plots.lines("SFT loss, nats per token", loss), *reward_panels],
         ),
-        _figure("ppo", f"PPO, update by update. {lines}", ppo_panels),
+        _figure("ppo", f"PPO, update by update{_queries(record)}. {lines}", ppo_panels),
         *_dpo_curves(record),
     ]
+
+
+def _queries(record: Record) -> str:
+    """Where PPO's queries came from, if not from the posts of SFT."""
+    split = record.results("ppo").get("queries_from", "sft_train")
+    return "" if split == "sft_train" else f"; queries from {split.replace('_', ' ')}"
 
 
 def _dpo_curves(record: Record) -> list[Block]:
@@ -261,6 +311,8 @@ def _reward_model(record: Record) -> list[Block]:
         news = found["cnndm"]
         row_ = [percent(news["accuracy"]), whole(news["pairs"])]
         tables.append(Table(("news articles", "accuracy", "pairs"), [["CNN/DM", *row_]]))
+    names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
+    scorers = {names[one]: record.results(one) for one in names if one in record.manifests}
     entry = paper.load()["rm_calibration"]
     size = paper.size_of(record.preset)
     shares = entry["share"].get(size, ())
@@ -274,6 +326,7 @@ def _reward_model(record: Record) -> list[Block]:
     return [
         Heading("Reward model"),
         Text(text),
+        *length.blocks(scorers),
         *tables,
         _figure("calibration", caption, [calibration], wide=1.4, high=1.2),
         _normalization(record),
@@ -290,10 +343,14 @@ def _group_table(record: Record, key: str, what: str) -> Table:
     rows = [[n, percent(groups[n]["accuracy"]), whole(groups[n]["pairs"])] for n in names]
     header = [what, "accuracy", "pairs"]
     size = paper.size_of(record.preset)
-    if key == "by_confidence" and size:
+    if key == "by_strength":
+        caption = "1: slightly better, 4: far better."
+    if key == "by_strength" and size:
         theirs = paper.load()["rm_accuracy_by_confidence"]["mean"]
         header.append(f"paper {size.upper()}")
-        rows = [[*one, percent(theirs.get(one[0], {}).get(size))] for one in rows]
+        points = (theirs.get(str(5 + int(name)), {}) for name in names)
+        rows = [[*cells, percent(one.get(size))] for cells, one in zip(rows, points, strict=True)]
+        caption += " The paper's: where the second summary was chosen (its confidence 6 to 9)."
     return Table(header, rows, caption)
 
 

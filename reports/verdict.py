@@ -13,6 +13,7 @@ from eval.rates.table import MOST_UNJUDGED, leans
 
 Row = dict[str, Any]
 MISSING = "–"
+STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
 NO_GUESS = 0.5  # what a coin would get
 
 
@@ -98,6 +99,11 @@ def judge_note(row: Row) -> str | None:
         note += f" It is: {row['judge_note']}."
     if row["judge_kind"] == "reward_model":
         note += " If PPO wins, it optimised its reward; whether people would agree, nobody asked."
+    if row["judge_kind"] == "gold_reward_model":
+        note += (
+            " No policy was optimised against it. It was learned from labels of the same kind, so"
+            " it can share mistakes with the run's own."
+        )
     return note
 
 
@@ -187,6 +193,12 @@ def caveats(row: Row) -> list[str]:
     found = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
     found += [*_length_notes(row), _place_note(row)]
     return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
+
+
+def judged_caveats(row: Row) -> list[str]:
+    """Those of them that are about the judge and its verdicts, not about training."""
+    found = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
+    return [note for note in [*found, _place_note(row)] if note]
 
 
 def _length_notes(row: Row) -> list[str]:

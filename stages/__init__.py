@@ -1,4 +1,4 @@
-"""The pipeline of RLHF on TL;DR in eight lines; the first six are the stages of this package:
+"""The pipeline of RLHF on TL;DR in nine lines; the first seven are the stages of this package:
 
 base       the checkpoint, the tokenizer and the tokenised posts that a preset starts from
 sft        supervised fine-tuning on the reference summaries
@@ -6,6 +6,7 @@ reward     a reward model from pairwise comparisons, read at the EOS token
 normalize  the reward of a human summary becomes 0; the critic is a copy of the result
 ppo        the policy learns to write what the reward model likes, held near the SFT model
 dpo        a second policy from the same comparisons, without a reward model
+released   a policy that others trained, in place of the six before
 eval       summaries of held-out posts, a judge's verdicts, win rates with intervals
 reports    one page a run, sizes side by side
 

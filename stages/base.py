@@ -8,9 +8,9 @@ trained on the preset's own posts. Tokens are cached by content and shared betwe
 import hashlib
 import json
 import os
-import random
 import shutil
-from dataclasses import asdict
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,26 @@ from transformers import (
 from stages.learning.heads import require_heads
 from stages.learning.loop import stream_seed
 from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
-from stages.posts.readers import SPLITS, Located, format_post, is_cnndm, read_source
+from stages.posts.bad_rows import SKIPPED_FILE, BadRows
+from stages.posts.drawn import drawn_rows
+from stages.posts.published import beside_known, differences, kept_odd_rows
+from stages.posts.readers import (
+    COMPARISONS,
+    POSTS,
+    PPO_TRAIN,
+    Located,
+    format_post,
+    is_cnndm,
+    read_source,
+)
 from stages.posts.tokens import (
     CNNDM,
     CNNDM_LIMITS,
+    FAR_OVER,
     Limits,
     length_report,
     load_split,
+    over_limit,
     save_split,
     tokenize_comparisons,
     tokenize_posts,
@@ -43,53 +56,121 @@ from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.system.files import read_lines
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 def make_base(config: Config) -> None:
     """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
     with open_stage(config, "base") as run:
-        source = world_folder(config) if config.data.source == TOY else config.data.source
-        located = drawn_rows(config.data, dict(read_source(config.data, str(source))))
-        tokenizer = make_tokenizer(config, located["sft_train"])
-        link_tokens(config, tokenizer, located, run.partial / "data")
+        rows = read_rows(config)
+        tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
+        limits = split_limits(config.data, positions_of(model))
+        link_tokens(tokenizer, rows, limits, run.partial / "data")
         save_model(model, tokenizer, run.partial / "model")
-        run.finish(describe(run, model, tokenizer))
+        results = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "vocabulary": len(tokenizer),
+            "source": config.data.source,
+            **describe(run, rows, limits),
+        }
+        for line in remarks(results, run.folder / "data" / SKIPPED_FILE):
+            print(line, file=sys.stderr, flush=True)
+        run.finish(results)
 
 
-def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
-    """The rows of each split that the settings use, in their order.
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What was read, before it is tokenised."""
 
-    The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
-    Raises UserError if a split has fewer rows than are asked for.
-    """
-    drawn = dict(located)
-    for name, count in data.rows.items():
-        there = len(located[name])
-        if count > there:
-            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
-        if count:
-            places = sorted(random.Random(name).sample(range(there), count))
-            drawn[name] = [located[name][place] for place in places]
-    return drawn
+    located: dict[str, list[Located]]
+    """By the name of the tokenised split; pairs about news articles are a split of their own."""
+    bad: BadRows
+    published: dict[str, Any]
+    """Rows beside the known number of rows, for published data sets."""
 
 
-def describe(
-    run: Run, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, Any]:
-    """The stage's results: sizes and lengths."""
-    folder = run.partial / "data"
-    names = sorted(path.stem for path in folder.glob("*.safetensors"))
+def read_rows(config: Config) -> Rows:
+    """The rows that the settings use, checked."""
+    source = world_folder(config) if config.data.source == TOY else config.data.source
+    bad = BadRows(config.data.on_bad_row)
+    located = dict(read_source(config.data, str(source), bad))
+    published = beside_known(config.data, located)
+    located = drawn_rows(config.data, located)
+    # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
+    articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
+    for name in COMPARISONS:
+        located[name] = [one for one in located[name] if not is_cnndm(one[1])]
+        if not located[name]:
+            raise UserError(f"{name} is about news articles alone: add comparisons of posts")
+    if articles:
+        located[CNNDM] = articles
+    return Rows(located=located, bad=bad, published=published)
+
+
+def positions_of(model: torch.nn.Module) -> int:
+    """How many tokens a model can take; without bound if its config names no limit."""
+    config: Any = model.config
+    config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
+
+
+def split_limits(data: Data, positions: int) -> dict[str, Limits]:
+    """The limits of each tokenised split."""
+    posts = Limits(
+        query=data.max_query_tokens,
+        response=data.max_summary_tokens,
+        query_response=data.max_query_summary_tokens,
+        setting="data.max_summary_tokens",
+        sampled=data.max_summary_tokens,
+        positions=positions,
+    )
+    pairs = Limits(
+        query=data.max_query_tokens,
+        response=data.max_comparison_tokens,
+        query_response=data.max_query_comparison_tokens,
+        setting="data.max_comparison_tokens",
+        positions=positions,
+    )
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "vocabulary": len(tokenizer),
-        "source": run.config.data.source,
-        "tokens": {name: length_report(load_split(folder, name)) for name in names},
+        **dict.fromkeys((*POSTS, PPO_TRAIN), posts),
+        **dict.fromkeys(COMPARISONS, pairs),
+        CNNDM: replace(CNNDM_LIMITS, positions=positions),
     }
+
+
+def describe(run: Run, rows: Rows, limits: dict[str, Limits]) -> dict[str, Any]:
+    """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
+    folder, tokens, counts = run.partial / "data", {}, {}
+    listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
+    left_out = {row["where"] for row in listed}
+    for name, located in rows.located.items():
+        split = load_split(folder, name)
+        tokens[name] = length_report(split)
+        skipped = sum(row["split"] == name for row in listed)
+        counts[name] = {"rows": len(split), "skipped": skipped, **over_limit(split, limits[name])}
+        if "chosen" in split.columns:
+            counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
+    return {"tokens": tokens, "rows": counts, "published": rows.published}
+
+
+def remarks(results: dict[str, Any], listed: Path) -> list[str]:
+    """What a user should know of the rows, one line each; `listed` is where skipped ones stand."""
+    lines = [
+        f"{name}: {found['over_limit']:,} of {found['rows']:,} rows are over a limit in "
+        f"data.max_*, by {found['most_over']:,} tokens at most; they are kept"
+        for name, found in results["rows"].items()
+        if found["over_limit"]
+    ]
+    skipped = sum(found["skipped"] for found in results["rows"].values())
+    if skipped:
+        lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {listed}")
+    changed = differences(results["published"])
+    return [*lines, *([changed] if changed else [])]
 
 
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
@@ -127,7 +208,9 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
                 f"{model.config.vocab_size} embeddings: give the checkpoint's own tokenizer"
             )
         return model
-    longest = max(config.data.max_query_tokens + config.data.max_summary_tokens, 2048)
+    data = config.data
+    longest_response = FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
+    longest = max(data.max_query_tokens + longest_response, 2048)
     torch.manual_seed(stream_seed(config.seed, "base"))
     return GPTNeoXForCausalLM(
         with_dropout(
@@ -158,16 +241,16 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
 
 
 def link_tokens(
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    located: dict[str, list[Located]],
-    target: Path,
+    tokenizer: PreTrainedTokenizerBase, rows: Rows, limits: dict[str, Limits], target: Path
 ) -> None:
     """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
-    cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(config, tokenizer, located)}"
+    cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(tokenizer, rows, limits)}"
     if not cache.exists():
         partial = fresh_folder(cache)
-        _tokenize_all(config, tokenizer, located, partial)
+        for name, located in rows.located.items():
+            tokenize = tokenize_comparisons if "comparisons" in name else tokenize_posts
+            save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), partial, name)
+        rows.bad.write(partial)
         put_folder(partial, cache)
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     target.mkdir()
@@ -178,48 +261,15 @@ def link_tokens(
             shutil.copy(path, target / path.name)
 
 
-def _tokenize_all(
-    config: Config,
-    tokenizer: PreTrainedTokenizerBase,
-    located: dict[str, list[Located]],
-    folder: Path,
-) -> None:
-    data = config.data
-    posts = Limits(
-        query=data.max_query_tokens,
-        response=data.max_summary_tokens,
-        query_response=data.max_query_summary_tokens,
-    )
-    pairs = Limits(
-        query=data.max_query_tokens,
-        response=data.max_comparison_tokens,
-        query_response=data.max_query_comparison_tokens,
-    )
-    for name in SPLITS:
-        if name.startswith("sft"):
-            split = tokenize_posts(located[name], tokenizer, posts, name)
-        else:
-            about_posts = [one for one in located[name] if not is_cnndm(one[1])]
-            if not about_posts:
-                raise UserError(f"{name} is about news articles alone: add comparisons of posts")
-            split = tokenize_comparisons(about_posts, tokenizer, pairs, name)
-        save_split(split, folder, name)
-    # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
-    articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
-    if articles:
-        save_split(tokenize_comparisons(articles, tokenizer, CNNDM_LIMITS, CNNDM), folder, CNNDM)
-
-
-def _tokens_key(
-    config: Config, tokenizer: PreTrainedTokenizerBase, located: dict[str, list[Located]]
-) -> str:
+def _tokens_key(tokenizer: PreTrainedTokenizerBase, rows: Rows, limits: dict[str, Limits]) -> str:
     digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
-    limits = {key: value for key, value in asdict(config.data).items() if key.startswith("max_")}
-    digest.update(json.dumps(limits, sort_keys=True).encode())
-    for name in SPLITS:
-        digest.update(name.encode())
-        for _, row in located[name]:
+    for name, located in rows.located.items():
+        digest.update(f"{name}{limits[name]}".encode())
+        for where, row in located:
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+            if rows.bad.skip:  # the list of skipped rows is part of what is cached
+                digest.update(where.encode())
+    digest.update(json.dumps(rows.bad.skipped).encode())
     return digest.hexdigest()[:16]
 
 

@@ -37,7 +37,13 @@ from stages.learning.loop import (
 )
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_policy, load_tokenizer, response_logprobs, save_model
-from stages.learning.preferences import over_pairs, pair_length, summarize_gaps
+from stages.learning.preferences import (
+    length_bias,
+    over_pairs,
+    pair_length,
+    summarize_gaps,
+    training_pairs,
+)
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
 from stages.running.start import run_stage
@@ -56,7 +62,7 @@ def train_dpo(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     with open_stage(config, "dpo", accelerator.is_main_process) as run:
-        splits = load_splits(run.require("base") / "data")
+        splits = load_splits(run.require("base") / "data", config.rm.pairs)
         check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
@@ -97,9 +103,13 @@ def train_dpo(config: Config) -> None:
         run.finish({**found["validation"], "cnndm": found.get(CNNDM)})
 
 
-def load_splits(data: Path) -> dict[str, TokenizedSplit]:
-    """The comparisons to learn (`train`), held-out ones, and those on news articles if any."""
-    splits = {one: load_split(data, f"comparisons_{one}") for one in ("train", "validation")}
+def load_splits(data: Path, pairs: str) -> dict[str, TokenizedSplit]:
+    """The reward model's comparisons (`train`), held-out ones, and those on news articles if any.
+
+    `pairs` as in `rm.pairs`.
+    """
+    validation = load_split(data, "comparisons_validation")
+    splits = {"train": training_pairs(data, pairs), "validation": validation}
     if (data / f"{CNNDM}.jsonl").exists():
         splits[CNNDM] = load_split(data, CNNDM)
     return splits
@@ -228,7 +238,7 @@ def evaluate(
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
     means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
-    return means | summarize_gaps(gaps, split.rows)
+    return means | summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.settings.stages import STAGES
-from stages.system.files import file_hash, read_json
+from stages.settings.stages import STAGES, inputs_of, is_part
+from stages.system.files import file_hash, hash_files, read_json
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
+GOLD = "gold reward model"  # as an input of the stages that ask it
 
 
 class Problem(NamedTuple):
@@ -40,6 +41,18 @@ def stage_folder(config: Config, stage: str) -> Path:
     name = config.upstream if config.upstream and row.shared else config.name
     folder = settings.RUNS / name / f"seed{config.seed}" / stage
     return folder / config.judge.folder if row.per_judge else folder
+
+
+def gold_folder(config: Config) -> Path:
+    """Where the reward model that `judge.model` names lies, whether it is there or not.
+
+    It is the `normalize` stage of a run (`name`: of this seed, `name/seed1`), or else the folder.
+    """
+    named = settings.RUNS / config.judge.gold
+    seed = named if named.name.startswith("seed") else named / f"seed{config.seed}"
+    folder = Path(config.judge.gold)
+    is_run = read_manifest(seed / "normalize") is not None or not folder.is_dir()
+    return seed / "normalize" if is_run else folder
 
 
 def partial_of(folder: Path) -> Path:
@@ -120,10 +133,13 @@ def differing_settings(config: Config, stage: str) -> list[str]:
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """What a stage would be made from now: each input's identity, None if it is missing."""
     row = STAGES[stage]
-    inputs = {name: identity(config, name, stage) for name in row.inputs}
-    joined = {name: identity(config, name, stage) for name in row.joined_by}
+    released = bool(config.released.policy)
+    inputs = {name: identity(config, name, stage) for name in inputs_of(stage, released)}
+    joined = {
+        name: identity(config, name, stage) for name in row.joined_by if is_part(name, released)
+    }
     there = {name: found for name, found in joined.items() if found is not None}
-    return inputs | there | data_inputs(config, stage)
+    return inputs | there | data_inputs(config, stage) | gold_inputs(config, stage)
 
 
 def inputs_now(config: Config, stage: str) -> dict[str, str]:
@@ -149,6 +165,17 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
         return {}
     paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
     return {"data": hash_of({path.name: file_hash(path) for path in paths})}
+
+
+def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
+    """A hash of the gold reward model that a stage asks, if it asks one; None if it is missing."""
+    if "judge" not in STAGES[stage].sections or not config.judge.gold:
+        return {}
+    folder = gold_folder(config)
+    manifest = read_manifest(folder)
+    if manifest is None and not (folder / "config.json").exists():
+        return {GOLD: None}
+    return {GOLD: str(manifest["content"]) if manifest else hash_of(hash_files(folder))}
 
 
 def damage(config: Config, stage: str) -> Problem | None:

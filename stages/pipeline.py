@@ -39,7 +39,7 @@ from stages.settings.ablations import ABLATIONS, settings_of_ablation
 from stages.settings.checks import unknown
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
-from stages.settings.stages import SHARED_SECTIONS, STAGES, with_inputs
+from stages.settings.stages import SHARED_SECTIONS, STAGES, inputs_of, is_part, with_inputs
 from stages.system.locks import held
 
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
@@ -88,18 +88,28 @@ class How:
 def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
     """The stages that lead to some goals, in order; an optional one joins if it was made before.
 
-    Raises UserError for an unknown goal.
+    Raises UserError for an unknown goal, and for training where a released policy is judged.
     """
-    wanted = set()
+    wanted, released = set(), bool(config.released.policy)
     for goal in goals:
         named = {name for name, one in STAGES.items() if goal in (name, one.goal)}
         if not named:
             raise unknown("goal", goal, (*GOALS, *STAGES))
-        wanted |= {goal} if goal in STAGES and goal not in GOALS else named
-    found = with_inputs(wanted)
-    joined = {one for name in found for one in STAGES[name].joined_by}
+        named = {goal} if goal in STAGES and goal not in GOALS else named
+        part = {name for name in named if is_part(name, released)}
+        if part != named and goal != "eval":
+            raise UserError(_no_part(goal, released))
+        wanted |= part
+    found = with_inputs(wanted, released)
+    joined = {one for name in found for one in STAGES[name].joined_by if is_part(one, released)}
     there = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
-    return with_inputs({*found, *there})
+    return with_inputs({*found, *there}, released)
+
+
+def _no_part(goal: str, released: bool) -> str:
+    if released:
+        return f"{goal} trains, and POLICY= is judged without training: leave out one of the two"
+    return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
 
 
 def refuse_or_move_aside(config: Config, stages: Sequence[str], how: How) -> None:
@@ -125,7 +135,8 @@ def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
     """The stages that would be made, and why; some depend on the outcome of an earlier one."""
     found: list[tuple[str, str]] = []
     for stage in stages:
-        read = (*STAGES[stage].inputs, *STAGES[stage].joined_by)
+        inputs = inputs_of(stage, bool(config.released.policy))
+        read = (*inputs, *STAGES[stage].joined_by)
         before = [name for name, _ in found if name in read]
         problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
         if problem == MISSING and partial.is_dir():
@@ -360,6 +371,8 @@ def make_goals(asked: Asked, args: argparse.Namespace) -> int:
     )
     with Maker(how) as maker:
         if "ablations" in args.goals:
+            if config_of(asked).released.policy:
+                raise UserError(_no_part("ablations", released=True))
             return make_ablations(maker, asked, args.seeds, args.ablations)
         cell = Cell(asked=asked, config=config_of(asked), goals=tuple(args.goals))
         return maker.make(cell)

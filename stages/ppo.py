@@ -17,6 +17,7 @@ process deals its own episodes into minibatches, as in Huang et al. 2024 (which 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from stages.learning.loop import (
 from stages.learning.lora import merge
 from stages.learning.models import load_tokenizer, save_model
 from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.readers import PPO_TRAIN
 from stages.posts.tokens import Ragged, TokenizedSplit, load_split
 from stages.rl.credit import credit, eos_trick
 from stages.rl.episodes import Episodes, Rollout, describe, describe_texts, log_samples
@@ -68,15 +70,16 @@ def train_ppo(config: Config) -> None:
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         check_batch("ppo", config.ppo.batch_size, config.ppo.batch_size, accelerator)
         check_minibatches(config.ppo, accelerator)
-        train = load_split(run.require("base") / "data", "sft_train")
+        splits = load_splits(run.require("base") / "data")
+        queries = splits[query_split(splits)].columns["queries"]
         tokenizer = load_tokenizer(run.require("sft") / "model")
         models, optimizer = load_models(run, accelerator, tokenizer)
-        state = make_state(run, accelerator, models, optimizer, len(train))
+        state = make_state(run, accelerator, models, optimizer, len(queries))
         state.load()
         for update in state.remaining("ppo"):
             rate, started = set_rate(state), time.monotonic()
             # 1. sample, 2. measure, 3. score
-            episodes, metrics = collect_episodes(state, models, train.columns["queries"])
+            episodes, metrics = collect_episodes(state, models, queries)
             rollout = credit(  # 4. shape, 5. credit
                 accelerator, episodes, config.ppo, models.pad_id, state.kl_coef
             )
@@ -86,14 +89,28 @@ def train_ppo(config: Config) -> None:
             if update == 0:
                 known = run.require("normalize") / KNOWN_ANSWERS, reward_shift(run)
                 check_start(accelerator, models, rollout, known, tokenizer, config)
-            ptx = pretraining(config, train, update)
+            ptx = pretraining(config, splits["sft_train"], update)
             metrics |= learn(state, models, rollout, ptx)  # 6. learn
             metrics["seconds/update"] = time.monotonic() - started
             run.log(update + 1, episode=(update + 1) * config.ppo.batch_size, **metrics)
             if update % config.ppo.samples_every == 0 or update + 1 == state.updates:
                 log_samples(run, rollout, tokenizer, update + 1)
             state.kl_coef = steer_kl(config.ppo, state.kl_coef, metrics["objective/kl"])
-        finish(state, tokenizer)
+        finish(state, tokenizer, query_split(splits))
+
+
+def load_splits(data: Path) -> dict[str, TokenizedSplit]:
+    """The posts with a reference and, where the data have them, posts for PPO alone."""
+    names = ("sft_train", PPO_TRAIN)
+    return {name: load_split(data, name) for name in names if (data / f"{name}.jsonl").exists()}
+
+
+def query_split(splits: dict[str, TokenizedSplit]) -> str:
+    """The split that queries are drawn from: `ppo_train` where there is one.
+
+    Stiennon et al. 2020 had other posts for PPO; Huang et al. 2024 reuse those of SFT (detail 21).
+    """
+    return PPO_TRAIN if PPO_TRAIN in splits else "sft_train"
 
 
 def check_minibatches(ppo: Ppo, accelerator: Accelerator) -> None:
@@ -229,7 +246,7 @@ def steer_kl(ppo: Ppo, kl_coef: float, kl: float) -> float:
     return functional.adapt_kl_coef(kl_coef, kl, ppo.kl_target, ppo.batch_size, ppo.kl_horizon)
 
 
-def finish(state: State, tokenizer: PreTrainedTokenizerBase) -> None:
+def finish(state: State, tokenizer: PreTrainedTokenizerBase, queries_from: str) -> None:
     """Save both networks as plain models and close the stage."""
     run, networks = state.run, state.accelerator.unwrap_model(state.trained)
     merge(networks.policy)
@@ -237,7 +254,8 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase) -> None:
     if run.main:
         save_model(networks.policy, tokenizer, run.partial / "model")
         save_model(networks.critic, tokenizer, run.partial / "critic")
-        run.finish(summarize(read_lines(run.partial / "metrics.jsonl"), run.config.ppo))
+        results = summarize(read_lines(run.partial / "metrics.jsonl"), run.config.ppo)
+        run.finish(results | {"queries_from": queries_from})
 
 
 def summarize(history: Sequence[dict[str, Any]], ppo: Ppo) -> dict[str, float]:

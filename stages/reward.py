@@ -32,7 +32,13 @@ from stages.learning.loop import (
 )
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_tokenizer, new_reward_model, save_model, token_scalars
-from stages.learning.preferences import over_pairs, pair_length, summarize_gaps
+from stages.learning.preferences import (
+    length_bias,
+    over_pairs,
+    pair_length,
+    summarize_gaps,
+    training_pairs,
+)
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_right
 from stages.running.start import run_stage
@@ -46,7 +52,7 @@ def train_reward_model(config: Config) -> None:
     with open_stage(config, "rm", accelerator.is_main_process) as run:
         data, sft = run.require("base") / "data", run.require("sft")
         tokenizer = load_tokenizer(sft / "model")
-        train = load_split(data, "comparisons_train")
+        train = training_pairs(data, config.rm.pairs)
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
         generator = stream(config.seed, "reward head")
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
@@ -85,7 +91,7 @@ def train_reward_model(config: Config) -> None:
             save_model(trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
         results = evaluate(state, trained, validation, "rm validation")
-        results["cnndm"] = None
+        results |= {"training_pairs": len(train), "cnndm": None}
         if (data / f"{CNNDM}.jsonl").exists():
             results["cnndm"] = evaluate(state, trained, load_split(data, CNNDM), "rm cnndm")
         run.finish(results)
@@ -137,7 +143,7 @@ def score_pairs(
 def evaluate(
     state: State, reward_model: nn.Module, split: TokenizedSplit, label: str
 ) -> dict[str, Any]:
-    """Loss and accuracy on held-out pairs: overall, by split, batch, confidence and policies."""
+    """Loss and accuracy on held-out pairs: overall, by split, batch, strength and policies."""
     accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
     reward_model.eval()
 
@@ -146,7 +152,8 @@ def evaluate(
         return (chosen - rejected).tolist()
 
     keep = state.run.resume
-    return summarize_gaps(over_pairs(accelerator, split, size, label, gaps, keep), split.rows)
+    found = over_pairs(accelerator, split, size, label, gaps, keep)
+    return summarize_gaps(found, split.rows) | {"length": length_bias(found, split)}
 
 
 def main(argv: list[str] | None = None) -> None:

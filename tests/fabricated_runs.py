@@ -31,16 +31,30 @@ def curves(stage):
 
 
 WRITTEN = {"rouge1": 0.5, "rouge2": 0.3, "eos_rate": 0.991, "reference_score": 0.017}
-GROUPS = {"6": {"accuracy": 0.75, "pairs": 1500}, "9": {"accuracy": 0.83, "pairs": 500}}
+GROUPS = {"1": {"accuracy": 0.75, "pairs": 1500}, "4": {"accuracy": 0.83, "pairs": 500}}
 POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
 PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
+ODD = {"over_limit": 27, "most_over": 4, "empty_summaries": 14, "equal_summaries": 3}
+COUNTED = {
+    "sft_train": {"rows": 16000, "skipped": 0, "over_limit": 0, "most_over": 0},
+    "comparisons_train": {"rows": 15000, "skipped": 2, "without_confidence": 158} | ODD,
+}
+PUBLISHED = {
+    "sft_train": {"rows": 16000, "known": 16000},
+    "comparisons_train": {"rows": 15002, "known": 15009},
+}
 RESULTS: dict[str, Any] = {
-    "base": {"vocabulary": 700, "tokens": {"sft_train": POSTS, "comparisons_train": PAIRS}},
+    "base": {
+        "vocabulary": 700,
+        "tokens": {"sft_train": POSTS, "comparisons_train": PAIRS},
+        "rows": COUNTED,
+        "published": PUBLISHED,
+    },
     "sft": {"loss/validation": 1.5, "rougeL": 0.4, "updates": 60},
     "rm": {
         "pairs": 2000,
         "loss": 0.47,
-        **dict.fromkeys(("by_split", "by_batch", "by_confidence", "by_policies"), GROUPS),
+        **dict.fromkeys(("by_split", "by_batch", "by_strength", "by_policies"), GROUPS),
         "cnndm": None,
         "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
     },
@@ -217,7 +231,7 @@ def calibrated(config, flags):
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
     results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "kappa": 0.5, "flags": flags}
-    results |= {"by_confidence": {"9": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
+    results |= {"by_strength": {"4": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"error_pairs": 200, "with_reference": True}
     write_manifest(config, "calibration", results)

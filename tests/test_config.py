@@ -119,7 +119,7 @@ def test_sizes_of_a_family_differ_in_nothing_but_base_and_memory(family):
 
 
 def test_a_preset_with_lora_differs_from_its_size_in_adapters_their_rate_and_memory_alone():
-    names = [name for name in PRESETS if PRESETS[name]().lora.rank]
+    names = [name for name in PRESETS if name[:6] == "pythia" and PRESETS[name]().lora.rank]
     assert len(names) >= 3
     for name in names:
         one, size = make_config(name), make_config("-".join(name.split("-")[:2]))

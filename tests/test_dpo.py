@@ -56,7 +56,7 @@ def pairs():
         "rejected": make_ragged(texts(1, 9, [EOS])),
     }
     rows = [
-        {"split": "valid", "batch": str(i % 2), "confidence": None, "policies": "a--b"}
+        {"split": "valid", "batch": str(i % 2), "strength": None, "policies": "a--b"}
         for i in range(11)
     ]
     return TokenizedSplit(columns=columns, rows=rows)

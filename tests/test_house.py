@@ -49,6 +49,7 @@ SIBLINGS = ("stages", "reports.sections", "reports.*_page")
 AT_STAGES_LEVEL = {"__init__.py", "README.md", "functional.py", "pipeline.py", "runs.py"}
 AT_STAGES_LEVEL |= {"finished.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
+AT_STAGES_LEVEL |= {"released.py"}
 AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
 AT_STAGES_LEVEL |= {"planning", "rehearsal"}
 

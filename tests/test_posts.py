@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,18 @@ from stages.posts.readers import (
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
-    length_report,
+    fit_query,
     load_split,
     make_ragged,
     pad_left,
     pad_right,
     plain_encoder,
-    query_tokens,
     save_split,
     tokenize_comparisons,
     tokenize_posts,
 )
 from stages.settings.config import HUB, Data, UserError
+from stages.system.files import read_lines
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -162,7 +161,6 @@ BAD_ROWS = {
     "no article": ("comparisons_validation", edited(ARTICLE, "info.article", None), "info.article"),
     "one summary": ("comparisons_train", PAIR | {"summaries": PAIR["summaries"][:1]}, "summaries"),
     "summary is text": ("comparisons_train", PAIR | {"summaries": ["a", "b"]}, "summaries[0]"),
-    "empty text": ("comparisons_train", edited(PAIR, "summaries.1.text", " "), "summaries[1].text"),
     "no policy": ("comparisons_train", edited(PAIR, "summaries.0.policy", None), "[0].policy"),
     "choice 2": ("comparisons_train", PAIR | {"choice": 2}, "field choice"),
     "choice null": ("comparisons_train", PAIR | {"choice": None}, "field choice"),
@@ -171,6 +169,8 @@ BAD_ROWS = {
     "choice text": ("comparisons_train", PAIR | {"choice": "1"}, "field choice"),
     "no batch": ("comparisons_validation", PAIR | {"batch": None}, "field batch"),
     "confidence": ("comparisons_train", edited(PAIR, "extra.confidence", "high"), "confidence"),
+    "confidence 10": ("comparisons_train", edited(PAIR, "extra.confidence", 10), "confidence"),
+    "confidence true": ("comparisons_train", edited(PAIR, "extra.confidence", True), "confidence"),
     "extra is text": ("comparisons_train", PAIR | {"extra": "sure"}, "extra"),
     "half a letter": ("sft_train", b"\xff\xfe".decode("latin1"), "JSON"),
 }
@@ -217,7 +217,8 @@ def letters(text: str) -> list[int]:
 def cut(post: str, limit: int, title: str = "T") -> str:
     fields = {"title": title, "post": post}
     before = dict(fields)
-    tokens = query_tokens(letters, "{title}|{post}|", fields, "post", limit)
+    text, tokens = fit_query(letters, "{title}|{post}|", fields, "post", limit)
+    assert letters(text) == tokens
     assert fields == before
     assert len(tokens) <= limit
     return "".join(map(chr, tokens))
@@ -252,7 +253,31 @@ def test_words_are_counted_by_the_tokenizer_and_not_by_letters():
         return [len(word) for word in text.split()]
 
     fields = {"title": "one two", "post": "three four\nfive six seven"}
-    assert query_tokens(words, "{title} {post}", fields, "post", 4) == [3, 3, 5, 4]
+    assert fit_query(words, "{title} {post}", fields, "post", 4)[1] == [3, 3, 5, 4]
+
+
+def one_at_a_time(encode, fields, limit):
+    """OpenAI's loop as it stands: a line, or one character, and everything is encoded again."""
+    fields = dict(fields)
+    while len(tokens := encode(POST_TEMPLATE.format(**fields))) > limit:
+        text = fields["post"]
+        newline = text.rfind("\n")
+        fields["post"] = text[:newline] if newline >= 0 else text[:-1]
+    return tokens
+
+
+@pytest.mark.parametrize("limit", [100, 160])
+def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, limit):
+    encode = plain_encoder(load_tokenizer(shared / "tokenizer"))
+    rows = read_lines(shared / "tldr-human/sft_validation.jsonl")[:8]
+    lengths = set()
+    for row in rows:
+        fields = {name: row[name] for name in ("subreddit", "title", "post")}
+        fields["post"] = fields["post"].replace("\n", " ")  # characters alone are left to cut
+        found = fit_query(lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit)
+        assert found[1] == one_at_a_time(lambda text: encode([text])[0], fields, limit)
+        lengths.add(len(found[1]))
+    assert lengths == {limit}
 
 
 def test_the_prompt_is_the_papers():
@@ -272,7 +297,7 @@ def test_queries_are_those_of_the_papers_code(shared):
         post, limit = posts[row["id"]], row["max_query_length"]
         fields = {name: post[name] for name in ("subreddit", "title", "post")}
         try:
-            tokens = query_tokens(
+            _, tokens = fit_query(
                 lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit
             )
         except ValueError:
@@ -319,7 +344,7 @@ def test_chosen_is_the_summary_that_choice_names(tokenizer):
         "id": "a1",
         "split": "valid2",
         "batch": "batch3",
-        "confidence": 8,
+        "strength": 3,
         "policies": "ref--sup1",
     }
 
@@ -331,43 +356,8 @@ def test_news_articles_are_known_by_their_batch_and_have_their_own_prompt(tokeni
     assert (CNNDM_LIMITS.query, CNNDM_LIMITS.response) == (1919, 155)
     split = tokenize_comparisons([("x:1", ARTICLE)], tokenizer, CNNDM_LIMITS, "news")
     query = tokenizer.decode(split.columns["queries"][0])
-    assert query == "Article:\nNews.\nMore.\n\nTL;DR:\n"
-
-
-def limits(**changed: int) -> Limits:
-    return replace(LIMITS, **changed)
-
-
-def test_rows_over_a_limit_are_refused_with_file_line_and_field(tokenizer):
-    located = [("f:1", POST | {"post": "x", "summary": "y"}), ("f:2", POST)]
-    joint = length_report(tokenize_posts(located, tokenizer, LIMITS, ""))["longest_query_summary"]
-    cases = {
-        r"f:1: field post cannot be cut to fit": limits(query=5),
-        r"f:2: field summary has \d+ tokens": limits(response=4),
-        r"f:2: post and summary have": limits(query_response=joint - 1),
-    }
-    for message, small in cases.items():
-        with pytest.raises(UserError, match=message) as refusal:
-            tokenize_posts(located, tokenizer, small, "posts")
-        one_line(refusal.value)
-    with pytest.raises(UserError, match=r"f:9: field summaries\[\].text has") as refusal:
-        tokenize_comparisons([("f:9", PAIR)], tokenizer, limits(response=3), "pairs")
-    one_line(refusal.value)
-
-
-def test_a_limit_counts_the_eos_and_may_be_met_exactly(tokenizer):
-    report = length_report(tokenize_posts([("f:1", POST)], tokenizer, LIMITS, "posts"))
-    exact = len(plain_encoder(tokenizer)([" " + POST["summary"]])[0]) + 1
-    assert report["longest_summary"] == exact
-    assert report["longest_query_summary"] == report["longest_query"] + exact
-    tokenize_posts([("f:1", POST)], tokenizer, limits(response=exact), "posts")
-    with pytest.raises(UserError):
-        tokenize_posts([("f:1", POST)], tokenizer, limits(response=exact - 1), "posts")
-    short = tokenize_posts(
-        [("f:1", POST)], tokenizer, limits(query=report["longest_query"] - 1), ""
-    )
-    expected = format_post(POST | {"post": "First part."})
-    assert short.rows[0]["query"] == expected
+    # The template ends in a newline; what is scored is the stripped query and the summary.
+    assert query == "Article:\nNews.\nMore.\n\nTL;DR:"
 
 
 # -- keeping and padding ---------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_hours_follow_from_measured_speeds_by_counting(measured):
     assert "ppo" not in hours_of(setting, {**found, "ppo learn": {"failed": "x"}})
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "posts"])
+@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().data.source])
 def test_all_work_of_a_run_has_a_part_that_measures_it(preset):
     config = make_config(preset)
     setting = Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config))

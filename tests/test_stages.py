@@ -91,7 +91,7 @@ def test_the_reward_model_learns(study):
     assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5
     assert results(study, "rm")["accuracy"] > 0.6
     groups = results(study, "rm")
-    for key in ("by_split", "by_batch", "by_confidence", "by_policies"):
+    for key in ("by_split", "by_batch", "by_strength", "by_policies"):
         assert sum(group["pairs"] for group in groups[key].values()) == groups["pairs"]
 
 
@@ -128,7 +128,7 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     assert found["accuracy"] > 0.55
     assert found["loss"] < math.log(2)
     assert found["margin"] == pytest.approx(found["rewards/chosen"] - found["rewards/rejected"])
-    for key in ("by_split", "by_batch", "by_confidence", "by_policies"):
+    for key in ("by_split", "by_batch", "by_strength", "by_policies"):
         groups = results(study, "rm")[key]
         assert {name: group["pairs"] for name, group in groups.items()} == {
             name: group["pairs"] for name, group in found[key].items()

@@ -211,12 +211,14 @@ def test_equal_summaries_are_chosen_by_a_fair_coin_and_order_gives_nothing_away(
     assert mean(chosen for _, chosen in VERDICTS) == pytest.approx(0.5, abs=0.03)
 
 
-def test_confidence_is_6_to_9_and_grows_with_the_gap():
-    by_confidence: dict[int, list[float]] = {}
-    for pair, (gap, _) in zip(PAIRS, VERDICTS, strict=True):
-        by_confidence.setdefault(pair["extra"]["confidence"], []).append(abs(gap))
-    assert sorted(by_confidence) == [6, 7, 8, 9]
-    means = [mean(by_confidence[level]) for level in range(6, 10)]
+def test_confidence_is_on_the_side_of_the_choice_and_its_strength_grows_with_the_gap():
+    by_strength: dict[int, list[float]] = {}
+    for pair, (gap, chosen) in zip(PAIRS, VERDICTS, strict=True):
+        confidence = pair["extra"]["confidence"]
+        assert (confidence > 5) == (pair["choice"] == 1) == chosen
+        by_strength.setdefault(abs(confidence - 5), []).append(abs(gap))
+    assert sorted(by_strength) == [1, 2, 3, 4]
+    means = [mean(by_strength[level]) for level in range(1, 5)]
     assert means == sorted(means)
 
 

@@ -5,6 +5,7 @@ both_orders   each pair asked twice, and kept
 prompt        the question to an LLM
 reply_parser  what its reply prefers
 offline       judges that are no LLM
+gold          another run's reward model
 local         a chat model in this process
 smollm        the smallest real chat model, for a server
 openai        any server that speaks the OpenAI protocol

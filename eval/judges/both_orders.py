@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
+from eval.judges.protocol import (
+    VERDICTS,
+    About,
+    Comparison,
+    Judge,
+    Keeping,
+    Reply,
+    Row,
+    judge_all,
+)
 from stages.running.kept import cut_file, whole_lines
 from stages.runs import Run
 
@@ -51,6 +60,8 @@ def _judge_tasks(
     if not todo:
         return judgements
     before = [*beside, *asked[:done]]
+    if isinstance(judge, Keeping):
+        judge.keep_in(run.resume)
     replies = judge_all(judge, asked[done:], run.config.judge.concurrency, before)
     for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
         run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from

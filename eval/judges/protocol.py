@@ -5,9 +5,10 @@ judges lean towards the text shown first. A reply that says nothing usable is `u
 coin flip and never a loss (the code of Huang et al. 2024 has both, section E.1).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 Row = dict[str, Any]
@@ -77,6 +78,26 @@ class Preparing(Protocol):
 
         `beside` was asked before and falls under the same cap on the cost.
         """
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A judge that computes for long, so that its finished parts must outlast an interruption."""
+
+    def keep_in(self, folder: Path) -> None:
+        """Called before `prepare`, with a folder that is removed when the stage has finished."""
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """A judge that gives each text a number, and says so beside its verdicts."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the judge's model, as plain data."""
+
+    def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
+        """Rows `policy`, `id`, `score`, `reference_score`, in the judge's own unit."""
 
 
 def judge_pair(judge: Judge, post_id: str, query: str, first: str, second: str) -> Reply:

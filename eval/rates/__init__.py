@@ -2,5 +2,6 @@
 
 formulas        means over posts, paired tests, agreement
 length_control  the win rate at equal length
+scores          mean scores of a proxy and a gold reward model
 table           every rate of a table of verdicts, with its interval
 """

@@ -11,7 +11,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.learning.intervals import wilson
+from stages.learning.intervals import Z, wilson
 from stages.settings.checks import UserError
 
 Floats = NDArray[np.float64]
@@ -53,6 +53,14 @@ def mean_of_posts(
     mean = float(values.mean())
     low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
     return Interval(estimate=mean, low=low, high=high, posts=len(values))
+
+
+def mean_with_error(values: Floats) -> Interval:
+    """The mean of one unbounded value per post, `m -+ z s / sqrt(n)`; no width for one post."""
+    mean = float(values.mean())
+    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    half = Z * spread / sqrt(len(values))
+    return Interval(estimate=mean, low=mean - half, high=mean + half, posts=len(values))
 
 
 def bootstrap(

@@ -7,7 +7,6 @@ counted in words, as in the published analysis of these verdicts. `eval.verdict_
 characters and tokens too, to show how much the unit matters.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 
 from eval.rates.formulas import Floats, clustered_share
 from stages.learning.intervals import Z
+from stages.learning.logit import clustered_logit, sigmoid
 
 BINS = 5
 LEAST_JUDGEMENTS = 30
-MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +73,9 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     b0, se = coefficients[0], errors[0]
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
     return {
-        "estimate": _sigmoid(b0),
-        "low": _sigmoid(b0 - Z * se),
-        "high": _sigmoid(b0 + Z * se),
+        "estimate": sigmoid(b0),
+        "low": sigmoid(b0 - Z * se),
+        "high": sigmoid(b0 + Z * se),
         "order_logits": _with_bounds(coefficients[1], errors[1]),
         "log_length_logits": _with_bounds(coefficients[2], errors[2]),
         "extrapolated": not edges[0] <= 0 <= edges[1],
@@ -100,30 +99,9 @@ def _no_answer(rows: VerdictTable) -> str:
 
 def _fit(rows: VerdictTable) -> tuple[Floats, Floats] | None:
     """Coefficients [3] and clustered standard errors [3]; None where there is no finite fit."""
-    from statsmodels.genmod.families import Binomial
-    from statsmodels.genmod.generalized_linear_model import GLM
-    from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
-
     order = np.where(rows.shown_first, 0.5, -0.5)
     design = np.column_stack([np.ones(len(order)), order, rows.log_ratios])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PerfectSeparationWarning)
-        warnings.simplefilter("ignore", RuntimeWarning)  # overflow on the way to no fit
-        try:
-            found = GLM(rows.outcomes, design, family=Binomial()).fit(
-                cov_type="cluster", cov_kwds={"groups": rows.posts}
-            )
-        except (PerfectSeparationWarning, np.linalg.LinAlgError):
-            return None
-    coefficients, errors = np.asarray(found.params), np.asarray(found.bse)
-    finite = np.isfinite([*coefficients, *errors]).all()
-    if not (found.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
-        return None
-    return coefficients, errors
-
-
-def _sigmoid(x: float) -> float:
-    return float(1 / (1 + np.exp(-x)))
+    return clustered_logit(rows.outcomes, design, rows.posts)
 
 
 def _with_bounds(coefficient: float, error: float) -> list[float]:

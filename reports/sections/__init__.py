@@ -1,7 +1,10 @@
 """Parts of pages.
 
 judge      who judged, every rate, controls, calibration
+length     a reward model's accuracy beside the longer one's
+scores     proxy and gold score, where a gold reward model judged
 dpo        DPO's policy as a reward model
+released   the page of a policy that others trained
 samples    the first held-out posts with every summary
 made_with  settings, time, versions, hashes
 """

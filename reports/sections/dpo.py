@@ -4,9 +4,9 @@ from typing import Any
 
 from reports.collect import Record
 from reports.page import Block, Heading, Table, Text
-from reports.verdict import interval, number, percent, whole
+from reports.verdict import STRENGTH, interval, number, percent, whole
 
-GROUPS = (("by_split", "split"), ("by_confidence", "confidence"), ("by_batch", "batch"))
+GROUPS = (("by_split", "split"), ("by_strength", STRENGTH), ("by_batch", "batch"))
 RANKED = "pairs ranked as the labellers did [95%]"
 
 
@@ -26,7 +26,7 @@ def blocks(record: Record) -> list[Block]:
         ["reward model", _accuracy(reward), number(reward["loss"], 3)],
         ["DPO's implicit reward", _accuracy(dpo), number(dpo["loss"], 3)],
     ]
-    tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo[key]]
+    tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo.get(key)]
     return [Heading("DPO"), Text(text), Table(("", RANKED, "loss"), rows), *tables]
 
 

@@ -8,6 +8,7 @@ from reports.collect import Record
 from reports.page import Block, Details, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
+    STRENGTH,
     difference,
     estimate,
     interval,
@@ -66,7 +67,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         _counts(numbers),
         *rates({one.upper(): _given(numbers, one) for one in numbers["policies"]}),
         _leanings_table(numbers),
-        _differences(numbers),
+        *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
         Heading("Calibration of the judge"),
@@ -246,13 +247,13 @@ def calibration(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list
     if found["source"] == "built-in world":
         caption += " The built-in world's labels come from its own noisy labeller, not from people."
     groups = [
-        [name, estimate(one), whole(one["pairs"])] for name, one in found["by_confidence"].items()
+        [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
     ]
-    by_confidence = Table(("confidence of the label", "agreement [95%]", "pairs"), groups)
+    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups)
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
-        *([by_confidence] if groups else []),
+        *([by_strength] if groups else []),
         *_corrected(found, corrected),
     ]
 

@@ -28,6 +28,7 @@ SPLIT_LIMITS = {
     "sft_validation": POST_LIMITS,
     "comparisons_train": COMPARISON_LIMITS,
     "comparisons_validation": COMPARISON_LIMITS,
+    "ppo_train": {"longest_query": "max_query_tokens"},
 }
 
 
@@ -41,6 +42,31 @@ def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[B
     header = ("split", "rows", "query", "summary", "query and summary")
     caption = "Tokens of the longest row, of those allowed. PPO samples as long as an SFT summary."
     return [Heading("Lengths"), Table(header, rows, caption)]
+
+
+def rows(results: dict[str, Any]) -> list[Block]:
+    """Rows of each split: those kept though they are odd, by kind, and those skipped."""
+    columns = {
+        "rows": "rows",
+        "over a limit": "over_limit",
+        "by tokens at most": "most_over",
+        "with an empty summary": "empty_summaries",
+        "with two equal ones": "equal_summaries",
+        "without confidence": "without_confidence",
+        "skipped": "skipped",
+    }
+    table = [
+        [split.replace("_", " "), *(whole(found.get(key)) for key in columns.values())]
+        for split, found in results.get("rows", {}).items()
+    ]
+    caption = (
+        "Odd rows that the published data hold too are kept and learned from, as in the paper."
+    )
+    for split, found in results.get("published", {}).items():
+        same = "as" if found["rows"] == found["known"] else "not as"
+        caption += f" {split.replace('_', ' ')}: {found['rows']:,} rows, {same} published"
+        caption += f" ({found['known']:,})."
+    return [Table(("split", *columns), table, caption)] if table else []
 
 
 def _length(found: dict[str, int], name: str, limit: int | None) -> str:

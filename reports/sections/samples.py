@@ -18,7 +18,9 @@ def blocks(record: Record) -> list[Block]:
         for policy in policies_of(record)
     }
     scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
-    posts = [one for one in written["sft"].values() if one["id"] in written["ppo"]][:SAMPLES]
+    first = next(iter(written.values()))
+    posts = [one for one in first.values() if all(one["id"] in x for x in written.values())]
+    posts = posts[:SAMPLES]
     rule = f"The first {len(posts)} held-out posts, in the order of the data: nobody chose them."
     return [
         Heading("Samples"),

@@ -8,5 +8,8 @@ heads        the scalar head of a reward model, in any family
 lora         small matrices beside frozen weights
 likelihood   the SFT loss
 preferences  held-out comparisons, ranked
+length_bias  a scorer of comparisons beside the longer one
+logit        a logistic model with clustered errors
+released     reward models that others trained, in our layout
 intervals    the interval of a proportion
 """

@@ -13,11 +13,29 @@ from accelerate import Accelerator
 
 from stages.functional import preference_loss
 from stages.learning.intervals import wilson
+from stages.learning.length_bias import beside_length
 from stages.learning.loop import over_rows
-from stages.posts.tokens import TokenizedSplit
+from stages.posts.halves import in_half
+from stages.posts.tokens import TokenizedSplit, load_split, make_ragged
+from stages.settings.config import UserError
 
 T = TypeVar("T")
 CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
+
+
+def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
+    """The training comparisons of a base stage's data that `rm.pairs` names, in their order."""
+    split = load_split(data, "comparisons_train")
+    kept = [row for row, about in enumerate(split.rows) if in_half(about["id"], pairs)]
+    if len(kept) == len(split):
+        return split
+    if not kept:
+        raise UserError(f"rm.pairs={pairs}: no training comparison is of that half: take all")
+    columns = {
+        name: make_ragged([column[row].tolist() for row in kept])
+        for name, column in split.columns.items()
+    }
+    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in kept])
 
 
 def pair_length(split: TokenizedSplit, row: int) -> int:
@@ -63,10 +81,16 @@ def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, A
         "margin": sum(gaps) / len(gaps),
         **{
             f"by_{key}": accuracy_by([row[key] for row in rows], right)
-            for key in ("split", "batch", "confidence", "policies")
+            for key in ("split", "batch", "strength", "policies")
         },
         "calibration": calibration(gaps),
     }
+
+
+def length_bias(gaps: list[float], split: TokenizedSplit) -> dict[str, Any]:
+    """What length alone gets on a split's pairs, beside the gaps: see `beside_length`."""
+    chosen, rejected = (split.columns[one].lengths().tolist() for one in ("chosen", "rejected"))
+    return beside_length(gaps, chosen, rejected, [row["id"] for row in split.rows])
 
 
 def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:

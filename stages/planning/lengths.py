@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.settings.config import HUB, TOY, Config
+from stages.settings.sections import ALL_PAIRS
 
 # Huang et al. 2024, sections C.1 and C.2: TL;DR posts, and comparisons of them.
 HUB_ROWS = {
@@ -82,7 +83,10 @@ def lengths_of(config: Config) -> Lengths:
 def _used_rows(config: Config) -> dict[str, int]:
     """Rows of every split, no more than the settings use."""
     rows, most = _rows_of(config), config.data.rows
-    return {name: min(count, most.get(name) or count) for name, count in rows.items()}
+    used = {name: min(count, most.get(name) or count) for name, count in rows.items()}
+    if config.rm.pairs != ALL_PAIRS:
+        used["comparisons_train"] //= 2
+    return used
 
 
 def _rows_of(config: Config) -> dict[str, int]:

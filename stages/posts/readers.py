@@ -3,7 +3,7 @@
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
 come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub through `datasets`. A bad
-row is refused with file, line and field. Source: Huang et al. 2024, detail 1.
+row is refused with file, line and field, or skipped. Source: Huang et al. 2024, detail 1.
 """
 
 import json
@@ -11,43 +11,59 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stages.posts.bad_rows import BadRowError, BadRows
 from stages.settings.config import HUB, Data, UserError
 
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 SPLITS = (*POSTS, *COMPARISONS)
+PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
 POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
 
 
-def read_source(data: Data, folder: str) -> Iterator[tuple[str, list[Located]]]:
+def read_source(
+    data: Data, folder: str, bad: BadRows | None = None
+) -> Iterator[tuple[str, list[Located]]]:
     """Each split's checked rows, from a folder or, for source `hub`, through `datasets`.
 
-    Raises UserError for a missing file and for a row that is not in its schema.
+    The optional split is left out where it is not there. `bad` notes the rows that are skipped.
+    Raises UserError for a missing file and for a bad row that is not skipped.
     """
     for split in SPLITS:
-        yield split, read_split(data, folder, split)
+        yield split, read_split(data, folder, split, bad)
+    if folder != HUB and any(path.exists() for path in _files(Path(folder), PPO_TRAIN)):
+        yield PPO_TRAIN, read_split(data, folder, PPO_TRAIN, bad)
 
 
-def read_split(data: Data, folder: str, split: str) -> list[Located]:
+def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
-    located = list(_read_hub(data, split) if folder == HUB else _read_file(Path(folder), split))
-    check = check_post if split in POSTS else check_comparison
-    for where, row in located:
-        check(where, row)
+    bad = bad or BadRows(data.on_bad_row)
+    located = []
+    raw = _read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
+    for where, row in raw:
+        with bad.of(split):
+            checked = _parse_line(where, row) if isinstance(row, bytes) else row
+            _check(split, where, checked)
+            located.append((where, checked))
     if not located:
-        raise UserError(f"{folder}: split {split} is empty: give it at least one row")
+        raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
     return located
 
 
-def _read_file(folder: Path, split: str) -> Iterator[Located]:
-    jsonl, parquet = folder / f"{split}.jsonl", folder / f"{split}.parquet"
+def _files(folder: Path, split: str) -> tuple[Path, Path]:
+    return folder / f"{split}.jsonl", folder / f"{split}.parquet"
+
+
+def _read_file(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
+    """Rows of Parquet as they are, of JSONL as the bytes of a line."""
+    jsonl, parquet = _files(folder, split)
     if jsonl.exists():
         with jsonl.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
             for number, line in enumerate(lines, start=1):
-                yield f"{jsonl}:{number}", _parse_line(f"{jsonl}:{number}", line)
+                yield f"{jsonl}:{number}", line
     elif parquet.exists():
         import pyarrow.parquet
 
@@ -65,9 +81,9 @@ def _parse_line(where: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{where}: not JSON ({error})") from None
+        raise BadRowError(where, f"not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: not a JSON object")
+        raise BadRowError(where, "not a JSON object")
     return row
 
 
@@ -87,16 +103,30 @@ def _read_hub(data: Data, split: str) -> Iterator[Located]:
         yield f"{source}[{part}]:{number}", dict(row)
 
 
-def check_post(where: str, row: dict[str, Any]) -> None:
-    """Raise UserError unless the row has the schema of `tldr_3_filtered` and a summary."""
-    for name in ("id", "subreddit", "title", "post", "summary"):
+def _check(split: str, where: str, row: dict[str, Any]) -> None:
+    if split in COMPARISONS:
+        check_comparison(where, row)
+    else:
+        check_post(where, row, with_summary=split in POSTS)
+
+
+def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> None:
+    """Raise BadRowError unless the row has the schema of `tldr_3_filtered`.
+
+    The posts of split `ppo_train` need no summary.
+    """
+    for name in ("id", "subreddit", "title", "post", *(("summary",) if with_summary else ())):
         _require_type(where, row, name, str)
-    if not row["summary"].strip():
-        raise UserError(f"{where}: field summary is empty: drop the row or fill it")
+    if with_summary and not row["summary"].strip():
+        raise BadRowError(where, "field summary is empty: drop the row or fill it")
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:
-    """Raise UserError unless the row has the schema of `comparisons`."""
+    """Raise BadRowError unless the row has the schema of `comparisons`.
+
+    A summary may be empty, and both may be equal: policies did write nothing, people compared it,
+    and the published data keep such rows.
+    """
     for name, kind in (("info", dict), ("summaries", list), ("batch", str), ("split", str)):
         _require_type(where, row, name, kind)
     info = row["info"]
@@ -104,32 +134,50 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
     for name in ("article",) if is_cnndm(row) else ("subreddit", "title", "post"):
         _require_type(where, info, name, str, "info.")
     if len(row["summaries"]) != 2:
-        raise UserError(f"{where}: field summaries has {len(row['summaries'])} entries, not 2")
+        raise BadRowError(where, f"field summaries has {len(row['summaries'])} entries, not 2")
     for index, summary in enumerate(row["summaries"]):
         if not isinstance(summary, dict):
-            raise UserError(f"{where}: field summaries[{index}] is not an object")
+            raise BadRowError(where, f"field summaries[{index}] is not an object")
         for name in ("text", "policy"):
             _require_type(where, summary, name, str, f"summaries[{index}].")
-        if not summary["text"].strip():
-            raise UserError(f"{where}: field summaries[{index}].text is empty: drop the row")
     if type(row.get("choice")) is not int or row["choice"] not in (0, 1):  # nor True, nor 1.0
-        raise UserError(f"{where}: field choice is {row.get('choice')!r}: it must be 0 or 1")
-    extra = row.get("extra") or {}
-    if not isinstance(extra, dict) or not isinstance(extra.get("confidence"), int | None):
-        raise UserError(f"{where}: field extra is {extra!r}: extra.confidence is a number or null")
+        raise BadRowError(where, f"field choice is {row.get('choice')!r}: it must be 0 or 1")
+    _check_confidence(where, row.get("extra") or {})
+
+
+def _check_confidence(where: str, extra: Any) -> None:
+    if not isinstance(extra, dict):
+        raise BadRowError(where, f"field extra is {extra!r}: it must be an object or null")
+    confidence = extra.get("confidence")
+    if confidence is not None and (type(confidence) is not int or not 1 <= confidence <= 9):
+        raise BadRowError(
+            where, f"field extra.confidence is {confidence!r}: it must be 1 to 9, 5 a tie, or null"
+        )
 
 
 def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:
     if row.get(name) is None:
-        raise UserError(f"{where}: field {prefix}{name} is missing")
+        raise BadRowError(where, f"field {prefix}{name} is missing")
     if not isinstance(row[name], kind):
         found = type(row[name]).__name__
-        raise UserError(f"{where}: field {prefix}{name} is of type {found}, not {kind.__name__}")
+        raise BadRowError(where, f"field {prefix}{name} is of type {found}, not {kind.__name__}")
     if isinstance(row[name], str) and not row[name].isascii():
         try:
             row[name].encode()
         except UnicodeEncodeError:
-            raise UserError(f"{where}: field {prefix}{name} holds half a character") from None
+            raise BadRowError(where, f"field {prefix}{name} holds half a character") from None
+
+
+def label_strength(row: dict[str, Any]) -> int | None:
+    """How sure the labeller of a comparison was: 1 (slightly better) to 4 (far better).
+
+    0 is a tie, None is not known.
+    OpenAI's 9 points run from 1, "the first is far better", to 9, "the second is far better", and
+    5 is the tie in the middle. So strength is the distance from 5, whichever was chosen.
+    differs: Huang et al. 2024 group by the point itself.
+    """
+    confidence = (row.get("extra") or {}).get("confidence")
+    return None if confidence is None else abs(confidence - 5)
 
 
 def is_cnndm(row: dict[str, Any]) -> bool:

@@ -5,6 +5,9 @@ Source: Huang et al. 2024, details 2 to 5 and appendix on data; the truncation i
 """
 
 import json
+import re
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from stages.posts.readers import POST_TEMPLATE, Located, is_cnndm
+from stages.posts.bad_rows import BadRowError, BadRows
+from stages.posts.readers import POST_TEMPLATE, PPO_TRAIN, Located, is_cnndm, label_strength
 from stages.settings.config import UserError
 from stages.system.files import read_lines
 from stages.system.progress import progress
@@ -24,18 +28,31 @@ from stages.system.progress import progress
 CNNDM = "comparisons_cnndm"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 ENCODE_BATCH = 1000
+FIELDS = {"summaries": "summary", "chosen": "summaries[].text", "rejected": "summaries[].text"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Longest query, response and both together, in tokens."""
+    """Longest query, response and both together, in tokens.
+
+    A longer query is cut. The others are what the paper's data hold as its tokenizer counted them:
+    27 of 1,945 real rows are 1 to 4 tokens longer now. So a row over them is kept and counted, but
+    for a response of more than FAR_OVER times its limit.
+    """
 
     query: int
     response: int
     query_response: int
+    setting: str = ""
+    """The setting of `response`, for messages."""
+    sampled: int = 0
+    """Tokens that a policy will sample after the query."""
+    positions: int = sys.maxsize
+    """Tokens that the model can take."""
 
 
 CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)
+FAR_OVER = 2  # another tokenizer may need a third more tokens for the same text, not twice as many
 
 
 @dataclass(frozen=True)
@@ -72,27 +89,45 @@ class TokenizedSplit:
 # -- prompt and truncation -------------------------------------------------------------------------
 
 
-def query_tokens(
+def fit_query(
     encode: Callable[[str], list[int]], template: str, fields: dict[str, str], cut: str, limit: int
-) -> list[int]:
-    """Tokens of the filled template; its field `cut` is shortened until they are at most `limit`.
+) -> tuple[str, list[int]]:
+    """The filled template and its tokens; the field `cut` is shortened until they are at most
+    `limit`.
 
     The field is cut at its last newline, or loses one character where it has none; then everything
     is encoded again. Title and subreddit are never cut. Raises ValueError where even the empty
     field leaves too many tokens. Source: Huang et al. 2024, detail 2, a port of OpenAI's task code.
+    differs: characters that cannot be enough are not taken off one at a time (`_too_long`).
     """
-    fields = dict(fields)
-    tokens = encode(template.format(**fields))
+
+    def fill(text: str) -> tuple[str, list[int]]:
+        filled = template.format(**{**fields, cut: text})
+        return filled, encode(filled)
+
+    text = fields[cut]
+    filled, tokens = fill(text)
     while len(tokens) > limit:
-        text = fields[cut]
         if not text:
             raise ValueError(
                 f"{len(tokens)} tokens remain with an empty {cut}; the limit is {limit}"
             )
         newline = text.rfind("\n")
-        fields[cut] = text[:newline] if newline >= 0 else text[:-1]
-        tokens = encode(template.format(**fields))
-    return tokens
+        if newline < 0:
+            text = text[: _too_long(text, lambda part: len(fill(part)[1]) > limit)]
+        text = text[:newline] if newline >= 0 else text[:-1]
+        filled, tokens = fill(text)
+    return filled, tokens
+
+
+def _too_long(text: str, over: Callable[[str], bool]) -> int:
+    """Characters of the fewest whole words of a text that are over the limit, found by halving.
+
+    Whatever follows whole words adds tokens to theirs, so nothing longer can fit.
+    """
+    ends = [word.end() for word in re.finditer(r"\S+", text)] or [len(text)]
+    first = bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: over(text[:end]))
+    return ends[first] if over(text[: ends[first]]) else len(text)
 
 
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
@@ -110,45 +145,75 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], l
 
 
 def tokenize_posts(
-    located: list[Located], tokenizer: PreTrainedTokenizerBase, limits: Limits, label: str
+    located: list[Located],
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    label: str,
+    bad: BadRows | None = None,
 ) -> TokenizedSplit:
     """Queries and " " + summary + EOS of one split; rows keep id, title, query and reference text.
 
-    Raises UserError for a post that cannot be cut to fit and for a summary over its limit.
+    Where the rows have no summary (split `ppo_train`), queries alone. `bad` notes the rows that are
+    skipped. Raises UserError for a post that cannot be cut to fit, for a summary far over its limit
+    and for more tokens than the model has positions, unless such rows are skipped.
     """
+    bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
-    queries = _encode_queries(located, encode, limits, label)
-    texts = [" " + row["summary"] for _, row in located]
-    summaries = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, "summary")
-    _check_joint(located, queries, summaries, limits, "summary")
-    rows = [
-        {"id": row["id"], "title": row["title"], "query": text, "reference": row["summary"].strip()}
-        for (_, row), text in zip(located, tokenizer.batch_decode(queries), strict=True)
-    ]
-    columns = {"queries": make_ragged(queries), "summaries": make_ragged(summaries)}
-    return TokenizedSplit(columns=columns, rows=rows)
+    located, queries = _encode_queries(located, encode, limits, label, bad)
+    columns = {"queries": queries}
+    if label != PPO_TRAIN:
+        texts = [" " + row["summary"] for _, row in located]
+        columns["summaries"] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
+    kept = _fitting(located, columns, limits, label, bad)
+    decoded = tokenizer.batch_decode([queries[index] for index in kept])
+    rows = [_post_facts(located[index][1], text) for index, text in zip(kept, decoded, strict=True)]
+    return _split_of(columns, kept, rows)
 
 
 def tokenize_comparisons(
-    located: list[Located], tokenizer: PreTrainedTokenizerBase, limits: Limits, label: str
+    located: list[Located],
+    tokenizer: PreTrainedTokenizerBase,
+    limits: Limits,
+    label: str,
+    bad: BadRows | None = None,
 ) -> TokenizedSplit:
     """Queries and both summaries (chosen, rejected) of one split.
 
     Rows keep the groups by which accuracy is reported. Raises UserError as `tokenize_posts` does.
     """
+    bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
-    queries = _encode_queries(located, encode, limits, label)
-    columns = {"queries": make_ragged(queries)}
+    located, queries = _encode_queries(located, encode, limits, label, bad)
+    columns = {"queries": queries}
     for name, flip in (("chosen", 0), ("rejected", 1)):
         texts = [row["summaries"][row["choice"] ^ flip]["text"] for _, row in located]
-        # The real texts begin with a space; a text without one would get other tokens than they do.
-        texts = [text if text.startswith(" ") else " " + text for text in texts]
-        field = "summaries[].text"
-        found = _encode_responses(texts, located, encode, tokenizer.eos_token_id, limits, field)
-        _check_joint(located, queries, found, limits, field)
-        columns[name] = make_ragged(found)
-    rows = [_comparison_facts(row) for _, row in located]
-    return TokenizedSplit(columns=columns, rows=rows)
+        texts = [_with_leading_space(text) for text in texts]
+        columns[name] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
+    kept = _fitting(located, columns, limits, label, bad)
+    return _split_of(columns, kept, [_comparison_facts(located[index][1]) for index in kept])
+
+
+def _split_of(
+    columns: dict[str, list[list[int]]], kept: list[int], rows: list[dict[str, Any]]
+) -> TokenizedSplit:
+    ragged = {
+        name: make_ragged(column[index] for index in kept) for name, column in columns.items()
+    }
+    return TokenizedSplit(columns=ragged, rows=rows)
+
+
+def _with_leading_space(text: str) -> str:
+    """A compared text as the real ones are written: they begin with a space.
+
+    An empty text stays empty, so that its response is EOS alone. Huang et al. 2024 add EOS to the
+    text as it is (detail 3), and a policy that samples EOS first gives the same tokens.
+    """
+    return text if not text or text.startswith(" ") else " " + text
+
+
+def _post_facts(row: dict[str, Any], query: str) -> dict[str, Any]:
+    facts = {"id": row["id"], "title": row["title"], "query": query}
+    return facts | ({"reference": row["summary"].strip()} if row.get("summary") else {})
 
 
 def _comparison_facts(row: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +222,7 @@ def _comparison_facts(row: dict[str, Any]) -> dict[str, Any]:
         "id": row["info"]["id"],
         "split": row["split"],
         "batch": row["batch"],
-        "confidence": (row.get("extra") or {}).get("confidence"),
+        "strength": label_strength(row),
         "policies": "--".join(policies),
     }
 
@@ -167,25 +232,37 @@ def _encode_queries(
     encode: Callable[[list[str]], list[list[int]]],
     limits: Limits,
     label: str,
-) -> list[list[int]]:
-    queries = []
+    bad: BadRows,
+) -> tuple[list[Located], list[list[int]]]:
+    """The rows whose query can be cut to fit, and its tokens."""
+    fitting, queries = [], []
     chunks = [located[i : i + ENCODE_BATCH] for i in range(0, len(located), ENCODE_BATCH)]
     for chunk in progress(chunks, f"tokenise {label}", len(chunks)):
-        filled = [_template_of(row) for _, row in chunk]
-        whole = encode([template.format(**fields) for template, fields, _ in filled])
-        for (where, _), (template, fields, cut), tokens in zip(chunk, filled, whole, strict=True):
-            if len(tokens) > limits.query:
-                try:
-                    tokens = query_tokens(
-                        lambda text: encode([text])[0], template, fields, cut, limits.query
-                    )
-                except ValueError as error:
-                    raise UserError(
-                        f"{where}: field {cut} cannot be cut to fit: {error} "
-                        "(data.max_query_tokens): shorten the title or drop the row"
-                    ) from None
-            queries.append(tokens)
-    return queries
+        parts = [_template_of(row) for _, row in chunk]
+        filled = [template.format(**fields) for template, fields, _ in parts]
+        for (where, row), text, tokens in zip(chunk, filled, encode(filled), strict=True):
+            with bad.of(label):
+                if len(tokens) > limits.query:
+                    text, tokens = _cut(where, row, encode, limits.query)
+                # What is scored is `query.strip() + response` (Huang et al. 2024): the template of
+                # an article ends in a newline, which counts for the limit of the query alone.
+                queries.append(encode([text.strip()])[0] if text.endswith("\n") else tokens)
+                fitting.append((where, row))
+    return fitting, queries
+
+
+def _cut(
+    where: str, row: dict[str, Any], encode: Callable[[list[str]], list[list[int]]], limit: int
+) -> tuple[str, list[int]]:
+    template, fields, cut = _template_of(row)
+    try:
+        return fit_query(lambda text: encode([text])[0], template, fields, cut, limit)
+    except ValueError as error:
+        raise BadRowError(
+            where,
+            f"field {cut} cannot be cut to fit: {error} (data.max_query_tokens): shorten the title "
+            "or drop the row",
+        ) from None
 
 
 def _template_of(row: dict[str, Any]) -> tuple[str, dict[str, str], str]:
@@ -195,50 +272,69 @@ def _template_of(row: dict[str, Any]) -> tuple[str, dict[str, str], str]:
     return POST_TEMPLATE, {name: info[name] for name in ("subreddit", "title", "post")}, "post"
 
 
-def _encode_responses(
-    texts: list[str],
+def _fitting(
     located: list[Located],
-    encode: Callable[[list[str]], list[list[int]]],
-    eos_id: int,
+    columns: dict[str, list[list[int]]],
     limits: Limits,
-    field: str,
-) -> list[list[int]]:
-    responses = [[*tokens, eos_id] for tokens in encode(texts)]
-    for (where, _), tokens in zip(located, responses, strict=True):
-        if len(tokens) > limits.response:
-            raise UserError(
-                f"{where}: field {field} has {len(tokens)} tokens with EOS, the limit is "
-                f"{limits.response}: shorten it, drop the row, or raise the limit in data.max_*"
-            )
-    return responses
+    label: str,
+    bad: BadRows,
+) -> list[int]:
+    """The rows that are not far over the limit of a response and that the model can take."""
+    kept = []
+    for index, (where, _) in enumerate(located):
+        with bad.of(label):
+            lengths = {name: len(column[index]) for name, column in columns.items()}
+            _check_lengths(where, lengths, limits)
+            kept.append(index)
+    if not kept:
+        first = f", the first: {bad.skipped[0]['reason']}" if bad.skipped else ""
+        raise UserError(f"split {label}: no row is left that can be used{first}")
+    return kept
 
 
-def _check_joint(
-    located: list[Located],
-    queries: list[list[int]],
-    responses: list[list[int]],
-    limits: Limits,
-    field: str,
-) -> None:
-    for (where, _), query, response in zip(located, queries, responses, strict=True):
-        if len(query) + len(response) > limits.query_response:
-            raise UserError(
-                f"{where}: post and {field} have {len(query) + len(response)} tokens together, the "
-                f"limit is {limits.query_response}: drop the row or raise the limit in data.max_*"
+def _check_lengths(where: str, lengths: dict[str, int], limits: Limits) -> None:
+    responses = {name: length for name, length in lengths.items() if name != "queries"}
+    for name, length in responses.items():
+        if length > FAR_OVER * limits.response:
+            raise BadRowError(
+                where,
+                f"field {FIELDS[name]} has {length} tokens with EOS, more than {FAR_OVER} times "
+                f"the limit {limits.response} ({limits.setting or 'of news articles'}): shorten "
+                "it, drop the row or raise the limit",
             )
+    longest = max(limits.sampled, *responses.values(), 0)
+    if lengths["queries"] + longest > limits.positions:
+        raise BadRowError(
+            where,
+            f"the post has {lengths['queries']} tokens and its summary up to {longest}, the model "
+            f"has {limits.positions} positions: shorten the row, drop it or lower the limits in "
+            "data.max_*",
+        )
 
 
 def length_report(split: TokenizedSplit) -> dict[str, int]:
     """Rows and longest sequences of a split, in tokens, for the manifest and the report."""
     queries = split.columns["queries"].lengths()
     report = {"rows": len(split), "longest_query": int(queries.max())}
-    for name in ("summaries", "chosen", "rejected"):
+    for name in FIELDS:
         if name in split.columns:
             responses = split.columns[name].lengths()
             label = "summary" if name == "summaries" else name
             report[f"longest_{label}"] = int(responses.max())
             report[f"longest_query_{label}"] = int((queries + responses).max())
     return report
+
+
+def over_limit(split: TokenizedSplit, limits: Limits) -> dict[str, int]:
+    """How many rows are over a limit, and by how many tokens at most."""
+    queries = split.columns["queries"].lengths()
+    over = torch.zeros(len(split), dtype=torch.long)
+    for name in FIELDS:
+        if name in split.columns:
+            responses = split.columns[name].lengths()
+            over = torch.maximum(over, responses - limits.response)
+            over = torch.maximum(over, queries + responses - limits.query_response)
+    return {"over_limit": int((over > 0).sum()), "most_over": int(over.max())}
 
 
 # -- keeping and batching --------------------------------------------------------------------------

@@ -204,8 +204,9 @@ def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
 def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]:
     """One row in the schema of `comparisons`: two policies on one post, and a verdict.
 
-    The labeller prefers the better summary with probability sigmoid(gap / temper); `confidence`
-    grows from 6 (close to a tie) to 9 (sure) with the gap that the labeller felt.
+    The labeller prefers the better summary with probability sigmoid(gap / temper). `confidence` is
+    OpenAI's: from 1 (sure of the first) to 9 (sure of the second), further from 5 the larger the
+    gap that the labeller felt; nobody says 5.
     """
     rng = random.Random(f"comparison {key} {row['id']}")
     pair = rng.sample([*WRITERS, *COPYISTS], k=2)
@@ -215,6 +216,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     scores = [score_summary(text, facts_of(row["id"])) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
     felt_gap = scores[1] - scores[0] + noise
+    strength = 1 + min(3, int(abs(felt_gap)))
     return {
         "info": {**{k: row[k] for k in ("id", "post", "title", "subreddit")}}
         | {"site": None, "article": None},
@@ -226,7 +228,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
         "worker": f"labeller-{worker}",
         "batch": f"toy_batch{1 + rng.randrange(4)}",
         "split": split,
-        "extra": {"confidence": 6 + min(3, int(abs(felt_gap)))},
+        "extra": {"confidence": 5 + strength if felt_gap > 0 else 5 - strength},
     }
 
 

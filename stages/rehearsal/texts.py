@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.base import link_tokens, make_tokenizer
+from stages.base import link_tokens, make_tokenizer, read_rows, split_limits
 from stages.planning.shapes import Shape
-from stages.posts.readers import read_source
 from stages.posts.tokens import TokenizedSplit, load_split, make_ragged, save_split
 from stages.settings.config import HUB, TOY, Config, Data
 from stages.system.files import write_json
@@ -22,7 +21,7 @@ QUERY = (0.105, 0.42, 0.525, 0.68, 0.833, 0.927, 0.99, 1.0)
 SUMMARY = (0.3, 0.49, 0.55, 0.62, 0.72, 0.82, 0.91, 0.95)
 COMPARED = (0.01, 0.13, 0.16, 0.19, 0.23, 0.265, 0.32, 0.65)
 SEED = 1
-NO_GROUP = {"split": "valid1", "batch": "synthetic", "confidence": None, "policies": "a--b"}
+NO_GROUP = {"split": "valid1", "batch": "synthetic", "strength": None, "policies": "a--b"}
 
 
 def write_texts(config: Config, shape: Shape, folder: Path) -> str:
@@ -32,9 +31,10 @@ def write_texts(config: Config, shape: Shape, folder: Path) -> str:
     """
     folder.mkdir(parents=True)
     if config.data.source not in (HUB, TOY):
-        located = dict(read_source(config.data, config.data.source))
-        tokenizer = make_tokenizer(config, located["sft_train"])
-        link_tokens(config, tokenizer, located, folder / "data")
+        rows = read_rows(config)
+        tokenizer = make_tokenizer(config, rows.located["sft_train"])
+        limits = split_limits(config.data, shape.positions)
+        link_tokens(tokenizer, rows, limits, folder / "data")
         ids = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         write_json(folder / "ids.json", ids)
         return f"real, from {config.data.source}"

@@ -5,6 +5,7 @@ stages        the one table of stages
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO
 judge         the judge, and what its models cost
+released      a policy that others trained
 config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes

@@ -16,7 +16,7 @@ from typing import Any
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
-from stages.settings.presets import PRESETS
+from stages.settings.presets import PRESETS, SMOLLM2
 from stages.settings.stages import SHARED_SECTIONS, SHARED_STAGES, STAGES
 
 # An override of these sections needs no name of its own: another judge is another opinion of the
@@ -74,17 +74,17 @@ def config_of(asked: Asked, upstream: Config | None = None) -> Config:
         elif value:
             config = _set(config, key, value)
     changes = _changes(texts)
-    config = _changed(config, changes)
+    config = _released(_changed(config, changes), asked, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
-    _check_name(asked, texts)
+    _check_name(replace(asked, name=_name(asked, config)), texts)
     if asked.upstream:
         config = _shared(config, asked, changes, upstream)
     _check_given(config)
     return replace(
         config,
         seed=asked.seed,
-        name=asked.name or config.name,
+        name=_name(asked, config),
         upstream=asked.upstream,
         overrides=asked.overrides,
     )
@@ -102,6 +102,34 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     """A section's changes are made at once, because its numbers are checked together."""
     sections = {name: replace(getattr(config, name), **one) for name, one in changes.items()}
     return replace(config, **sections)
+
+
+def _released(config: Config, asked: Asked, changes: dict[str, dict[str, Any]]) -> Config:
+    """The config with a released policy, if there is one, in the place of the base checkpoint.
+
+    Raises UserError for what makes no sense without training.
+    """
+    policy = config.released.policy
+    if not policy:
+        return config
+    if asked.upstream:
+        raise UserError("POLICY= is judged without training: leave out UPSTREAM=")
+    for section in {"base", "sft", "rm", "ppo", "dpo", "lora"} & changes.keys():
+        raise UserError(f"{section}.* has no effect: POLICY= is judged without training")
+    if config.judge.kind == "reward_model" and not (
+        config.judge.gold or config.released.reward_model
+    ):
+        raise UserError(
+            "judge.kind=reward_model needs a reward model: add REWARD_MODEL=, or choose another"
+            " judge, such as SET=judge.kind=openai"
+        )
+    base = replace(config.base, checkpoint=policy, tokenizer=asked.tokenizer)
+    return replace(config, base=base)
+
+
+def _name(asked: Asked, config: Config) -> str:
+    """The run's folder: as asked, else named after the released policy or the preset."""
+    return asked.name or (config.released.run_name if config.released.policy else config.name)
 
 
 def _check_name(asked: Asked, texts: Sequence[str]) -> None:
@@ -180,6 +208,8 @@ def _check_given(config: Config) -> None:
         raise UserError(
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
+    if config.base.checkpoint == SMOLLM2 and not Path(SMOLLM2, "config.json").exists():
+        raise UserError(f"base.checkpoint: {SMOLLM2} is not there: run `make smollm`")
     if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
         raise UserError(
             f"data.source: no folder {config.data.source}: correct --data (make: DATA=)"

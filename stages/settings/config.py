@@ -15,7 +15,9 @@ from typing import Any
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
 from stages.settings.ppo import Ppo
+from stages.settings.released import Released
 from stages.settings.sections import (
+    ALL_PAIRS,
     HUB,
     RANDOM,
     TOY,
@@ -36,6 +38,7 @@ from stages.settings.stages import STAGES
 
 # Other packages import settings from here.
 __all__ = [
+    "ALL_PAIRS",
     "HUB",
     "RANDOM",
     "RUNS",
@@ -53,6 +56,7 @@ __all__ = [
     "Memory",
     "Optimizer",
     "Ppo",
+    "Released",
     "Rm",
     "Sft",
     "UserError",
@@ -89,6 +93,7 @@ class Config:
     ppo: Ppo = field(default_factory=Ppo)
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
+    released: Released = field(default_factory=Released)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
     checks: Checks = field(default_factory=Checks)
@@ -108,10 +113,13 @@ NUMERICS = ("mixed_precision", "cpu_threads")
 # they are not recorded, so that what was finished without them stays finished.
 CAME_LATER: dict[tuple[str, str], Any] = {
     ("memory", "frozen_dtype"): "float32",
+    ("data", "on_bad_row"): "stop",
     ("data", "train_posts"): 0,
     ("data", "validation_posts"): 0,
+    ("data", "ppo_posts"): 0,
     ("data", "train_comparisons"): 0,
     ("data", "validation_comparisons"): 0,
+    ("rm", "pairs"): ALL_PAIRS,
 }
 
 
@@ -125,6 +133,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
+    if "dpo" in sections and config.rm.pairs != ALL_PAIRS:
+        sections["rm"] = {"pairs": config.rm.pairs}
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
     else:

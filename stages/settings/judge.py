@@ -11,7 +11,8 @@ from stages.settings.checks import at_least_0, in_range, one_of, positive, requi
 KINDS = ("openai", "local", "facts", "reward_model")
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
-# The settings that verdicts of each kind depend on.
+OPENAI_MODEL = "gpt-4o-mini-2024-07-18"
+# The settings that verdicts of each kind depend on. For `reward_model`: `Judge.gold`.
 READ_BY = {
     "openai": ("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
     "local": ("model",),
@@ -48,9 +49,11 @@ class Judge:
 
     kind: str = "openai"
     """`openai`: any OpenAI-compatible server; `local`: a chat model in this process; `facts`:
-    offline, built-in world only; `reward_model`: the run's own, an optimistic proxy."""
-    model: str = "gpt-4o-mini-2024-07-18"
-    """Model id asked of the server; for `local` a folder or hub id."""
+    offline, built-in world only; `reward_model`: the run's own, an optimistic proxy, or the gold
+    one that `judge.model` names."""
+    model: str = OPENAI_MODEL
+    """Model id asked of the server; for `local` a folder or hub id; for `reward_model` a run below
+    runs/ (`name` or `name/seed1`) or a folder with a reward model (the default: the run's own)."""
     base_url: str = ""
     """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
@@ -97,8 +100,16 @@ class Judge:
 
         Price, pace and caps are not part of it: a finished judgement stays valid when they change.
         """
+        if self.gold:
+            return {"kind": self.kind, "model": self.gold}
         read = {name: getattr(self, name) for name in READ_BY[self.kind]}
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+
+    @property
+    def gold(self) -> str:
+        """The run or folder whose reward model judges in place of the run's own; else empty."""
+        named = self.model if self.model != OPENAI_MODEL else ""
+        return named.rstrip("/") if self.kind == "reward_model" else ""
 
     @property
     def folder(self) -> str:
@@ -106,8 +117,10 @@ class Judge:
 
         It is the model's name with six digits of the identity, or the kind if that says everything.
         """
-        if not READ_BY[self.kind]:
+        if not (READ_BY[self.kind] or self.gold):
             return self.kind
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", self.model.rstrip("/").split("/")[-1]).strip("-.")
+        is_run = self.gold and not self.gold.startswith(("/", ".", "~"))
+        last = f"gold-{self.gold}" if is_run else self.model.rstrip("/").split("/")[-1]
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.")
         return f"{name[:40] or self.kind}-{digest[:6]}"

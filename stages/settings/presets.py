@@ -21,6 +21,9 @@ from stages.settings.config import (
     Sft,
 )
 
+# What `make smollm` writes.
+SMOLLM2 = "runs/models/smollm2-135m-instruct"
+
 
 def paper(size: str, **memory: Any) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
@@ -97,11 +100,71 @@ def posts() -> Config:
     )
 
 
+def smollm2() -> Config:
+    """A pretrained model of 135M parameters on real posts and people's labels, for two cores.
+
+    Fewer and shorter posts than the paper's, and adapters instead of all weights: about three
+    hours. The reward model learns one half of the comparisons; a run on the other half is gold.
+    """
+    return Config(
+        preset="smollm2",
+        name="smollm2",
+        base=Base(checkpoint=SMOLLM2),
+        data=Data(
+            source="",
+            train_posts=512,
+            validation_posts=128,
+            ppo_posts=512,
+            train_comparisons=1024,
+            max_query_tokens=256,
+            max_query_summary_tokens=309,
+            max_query_comparison_tokens=425,
+        ),
+        # Adapters take larger steps than whole weights, and their gradients are small.
+        optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
+        lora=Lora(rank=16),
+        sft=Sft(learning_rate=5e-4, batch_size=16, loss_on_query=False, evaluations=2),
+        rm=Rm(learning_rate=3e-4, batch_size=16, pairs="even"),
+        ppo=Ppo(
+            learning_rate=2e-4,
+            total_episodes=320,
+            batch_size=32,
+            num_ppo_epochs=2,
+            samples_every=2,
+        ),
+        dpo=Dpo(learning_rate=1e-4, batch_size=16),
+        eval=Eval(dpo_summary_tokens=53),
+        judge=Judge(kind="reward_model"),
+        memory=Memory(
+            microbatch_size=8, forward_batch_size=32, mixed_precision="no", cpu_threads=2
+        ),
+    )
+
+
+def smollm2_full() -> Config:
+    """The same model on all posts and pairs, with the paper's lengths: for a GPU."""
+    small = smollm2()
+    return replace(
+        small,
+        preset="smollm2-full",
+        name="smollm2-full",
+        data=Data(source=""),
+        lora=Lora(),
+        sft=Sft(learning_rate=5e-5, batch_size=64, epochs=2, loss_on_query=False),
+        rm=Rm(learning_rate=2e-5, batch_size=64, pairs="even"),
+        ppo=Ppo(learning_rate=3e-6, total_episodes=51_200, batch_size=256, samples_every=20),
+        dpo=Dpo(learning_rate=1e-5),
+        memory=Memory(microbatch_size=32, forward_batch_size=128),
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=192, num_layers=6),
     "posts": posts,
+    "smollm2": smollm2,
+    "smollm2-full": smollm2_full,
     # Microbatches are such that every stage fits the card that the preset is made for, as
     # `make plan` counts it; pythia-6.9b fits none without sharding.
     "pythia-70m": lambda: paper("70m", microbatch_size=32, forward_batch_size=128),

@@ -13,6 +13,7 @@ TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
+ALL_PAIRS = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +70,14 @@ class Data:
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    on_bad_row: str = "stop"
+    """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
     train_posts: int = 0
     """Training posts that are used, drawn alike for every seed; 0: all."""
     validation_posts: int = 0
     """Held-out posts that are used, drawn alike for every seed; 0: all."""
+    ppo_posts: int = 0
+    """Posts without a summary that are used, drawn alike for every seed; 0: all."""
     train_comparisons: int = 0
     """Training pairs that are used, drawn alike for every seed; 0: all."""
     validation_comparisons: int = 0
@@ -80,15 +85,17 @@ class Data:
     max_query_tokens: int = 512
     """Longest query, tokens; a longer post is cut."""
     max_summary_tokens: int = 53
-    """Longest reference with its leading space and EOS, tokens; PPO samples as many."""
+    """Longest reference with its leading space and EOS, tokens; PPO samples as many. Up to twice
+    as many are kept and counted."""
     max_query_summary_tokens: int = 562
-    """Longest query and reference together, tokens."""
+    """Longest query and reference together, tokens; more are kept and counted."""
     max_comparison_tokens: int = 169
-    """Longest compared summary with EOS, tokens."""
+    """Longest compared summary with EOS, tokens; up to twice as many are kept and counted."""
     max_query_comparison_tokens: int = 638
-    """Longest query and compared summary together, tokens."""
+    """Longest query and compared summary together, tokens; more are kept and counted."""
 
     def __post_init__(self) -> None:
+        one_of(self, "data", "on_bad_row", ("stop", "skip"))
         for one in fields(self):
             if one.name.startswith("max_"):
                 positive(self, "data", one.name)
@@ -101,6 +108,7 @@ class Data:
         return {
             "sft_train": self.train_posts,
             "sft_validation": self.validation_posts,
+            "ppo_train": self.ppo_posts,
             "comparisons_train": self.train_comparisons,
             "comparisons_validation": self.validation_comparisons,
         }
@@ -163,10 +171,14 @@ class Rm:
     """Passes over the training pairs."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
+    pairs: str = ALL_PAIRS
+    """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
+    `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
         in_range(self, "rm", "dropout", 0, 0.9)
+        one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ class Stage:
     """Sections of the config that its result depends on, beside what its inputs depend on."""
     inputs: tuple[str, ...] = ()
     """Stages whose outputs it reads."""
+    of_released: tuple[str, ...] | None = None
+    """Its inputs in a run that judges a released policy; None: the same."""
     joined_by: tuple[str, ...] = ()
     """Optional stages whose outputs it reads too, if they are there."""
     shared: bool = False
@@ -99,6 +101,16 @@ STAGES = {
         optional=True,
         makes_policy=True,
     ),
+    "released": Stage(
+        what="a released policy, and its reward model in our layout",
+        module="stages.released",
+        goal="eval",
+        sections=("released",),
+        inputs=("base",),
+        optional=True,
+        makes_policy=True,
+        computes=False,
+    ),
     "summaries": Stage(
         what="summaries of held-out posts by every policy",
         head="summ",
@@ -106,6 +118,7 @@ STAGES = {
         goal="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
+        of_released=("base", "released"),
         joined_by=("dpo",),
     ),
     "judge": Stage(
@@ -156,6 +169,7 @@ STAGES = {
             *("base", "sft", "rm", "normalize", "ppo"),
             *("summaries", "judge", "controls", "win_rate"),
         ),
+        of_released=("base", "released", "summaries", "judge", "controls", "win_rate"),
         joined_by=("dpo", "calibration"),
         computes=False,
         per_judge=True,
@@ -190,7 +204,22 @@ LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.se
 SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
 
 
-def with_inputs(wanted: set[str]) -> list[str]:
+# They train, and are no part of a run that judges a released policy.
+TRAINING_STAGES = ("sft", "rm", "normalize", "ppo", "dpo")
+
+
+def inputs_of(stage: str, released: bool) -> tuple[str, ...]:
+    """The inputs of a stage, in a run that judges a `released` policy or in one that trains."""
+    row = STAGES[stage]
+    return row.of_released if released and row.of_released is not None else row.inputs
+
+
+def is_part(stage: str, released: bool) -> bool:
+    """Whether a stage occurs in such a run at all."""
+    return stage not in TRAINING_STAGES if released else stage != "released"
+
+
+def with_inputs(wanted: set[str], released: bool = False) -> list[str]:
     """The wanted stages and all that they are made from, in the order in which they run."""
     needed: set[str] = set()
     todo = list(wanted)
@@ -198,5 +227,5 @@ def with_inputs(wanted: set[str]) -> list[str]:
         name = todo.pop()
         if name not in needed:
             needed.add(name)
-            todo += STAGES[name].inputs
+            todo += inputs_of(name, released)
     return [name for name in STAGES if name in needed]

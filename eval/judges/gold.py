@@ -1,0 +1,234 @@
+"""A gold reward model as judge: another run's reward model, which no policy here was trained on.
+
+It reads the texts themselves, with its own tokenizer, so the two runs may differ in everything. A
+post is cut as in its training, a summary gets one leading space and its EOS, also where it was cut
+at the limit. Scores are computed in float32. Not an LLM.
+Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for people.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.judges.offline import higher
+from eval.judges.protocol import About, Comparison, Reply, Row
+from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
+from stages.learning.loop import make_accelerator, over_rows
+from stages.learning.models import load_tokenizer, score_responses
+from stages.learning.released import load_released_reward_model
+from stages.posts.halves import in_half
+from stages.posts.readers import POST_TEMPLATE
+from stages.posts.tokens import fit_query, pad_left, pad_right, plain_encoder
+from stages.settings.command_line import recorded_config
+from stages.settings.config import Config, UserError, hash_of
+from stages.system.files import read_lines
+
+KIND = "gold_reward_model"
+HELD_OUT = ("accuracy", "accuracy_low", "accuracy_high", "pairs")
+FILLED = re.compile(
+    r"SUBREDDIT: r/(?P<subreddit>.*?)\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)\n\nTL;DR:",
+    re.DOTALL,
+)
+Text = tuple[str, str]
+"""A query and a summary of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gold:
+    """The gold reward model of a config: where it lies and what is known of its training."""
+
+    folder: Path
+    label: str
+    """How pages name it."""
+    max_query_tokens: int
+    shared_posts: int | None = None
+    """Posts whose comparisons both it and the run's own reward model learned; None: not known."""
+    own_posts: int | None = None
+    """Posts whose comparisons the run's own reward model learned; None: not known."""
+    held_out: dict[str, float] | None = None
+    """Its accuracy on held-out comparisons, as its own run measured it; None: not known."""
+
+    @property
+    def about(self) -> About:
+        """Who judges, and how far it can be believed."""
+        name = f"gold reward model {self.label}, not an LLM"
+        note = f"another reward model than the run's own, not an LLM: {self._training()}"
+        return About(kind=KIND, name=name, is_llm=False, note=f"{note}; {self._accuracy()}")
+
+    def _training(self) -> str:
+        if self.shared_posts is None:
+            return "whether it was trained on other comparisons than the run's own is NOT KNOWN"
+        if not self.shared_posts:
+            return "trained on other comparisons than the run's own, with no post in common"
+        return (
+            f"trained in part on THE SAME comparisons as the run's own ({self.shared_posts:,} of"
+            f" {self.own_posts:,} posts), so it may share its mistakes"
+        )
+
+    def _accuracy(self) -> str:
+        if self.held_out is None:
+            return "its accuracy is not known"
+        *shares, pairs = (self.held_out[key] for key in HELD_OUT)
+        share, low, high = (100 * one for one in shares)
+        return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {pairs:,} held-out pairs right"
+
+
+def find_gold(config: Config) -> Gold:
+    """The gold reward model that `judge.model` names, checked by its hashes.
+
+    Raises UserError where there is none, where a file of it has changed, and where it is the run's
+    own.
+    """
+    folder = gold_folder(config)
+    own = read_manifest(stage_folder(config, "normalize"))
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        if own is not None and own["content"] == manifest["content"]:
+            raise UserError(
+                f"judge.model={config.judge.gold} is this run's own reward model: name another"
+                " run's, or leave judge.model out"
+            )
+        return _of_run(config, folder)
+    if not (folder / "config.json").exists():
+        raise UserError(
+            f"judge.model={config.judge.gold}: there is no reward model in {folder}: name a run"
+            " whose `make rm` has finished (name or name/seed1), or a model's folder"
+        )
+    limit = config.data.max_query_tokens
+    return Gold(folder=folder, label=f"in folder {folder.name}", max_query_tokens=limit)
+
+
+def _of_run(config: Config, folder: Path) -> Gold:
+    theirs = recorded_config(folder)
+    assert theirs is not None  # a finished stage has its settings
+    check_stage(theirs, "normalize")
+    found = (read_manifest(stage_folder(theirs, "rm")) or {}).get("results", {})
+    own, gold = trained_posts(config), trained_posts(theirs)
+    return Gold(
+        folder=folder / "model",
+        label=f"{theirs.name} seed {theirs.seed}",
+        max_query_tokens=theirs.data.max_query_tokens,
+        shared_posts=len(own & gold) if own is not None and gold is not None else None,
+        own_posts=len(own) if own is not None else None,
+        held_out={key: found[key] for key in HELD_OUT} if found else None,
+    )
+
+
+def trained_posts(config: Config) -> set[str] | None:
+    """The posts whose comparisons a run's reward model learned; None if there is no record."""
+    made = recorded_config(stage_folder(config, "rm"))
+    path = stage_folder(config, "base") / "data" / "comparisons_train.jsonl"
+    if made is None or not path.exists():
+        return None
+    return {row["id"] for row in read_lines(path) if in_half(row["id"], made.rm.pairs)}
+
+
+class GoldJudge:
+    """It prefers what the gold reward model gives the higher score."""
+
+    def __init__(self, config: Config) -> None:
+        self.gold = find_gold(config)
+        self.about = self.gold.about
+        # A judgement must not depend on the precision in which a policy was trained.
+        memory = replace(config.memory, mixed_precision="no")
+        self.accelerator = make_accelerator(replace(config, memory=memory))
+        model, _ = load_released_reward_model(self.gold.folder)
+        self.model = model.to(self.accelerator.device).eval()
+        self.tokenizer = load_tokenizer(self.gold.folder)
+        self.encode = plain_encoder(self.tokenizer)
+        self.longest = getattr(self.model.config, "max_position_embeddings", None)
+        self.batch_size = config.memory.forward_batch_size
+        self.keep: Path | None = None
+        self.scores: dict[Text, float] = {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the manifest keeps of the model."""
+        found = asdict(self.gold) | {"folder": self.gold.folder.name}
+        return {key: value for key, value in found.items() if key != "max_query_tokens"}
+
+    def keep_in(self, folder: Path) -> None:
+        """Finished parts of the scoring outlast the process in this folder."""
+        self.keep = folder
+
+    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+        """Score every text, in batches of similar length. What was asked `beside` costs nothing."""
+        texts = {(one.query, text) for one in comparisons for text in (one.first, one.second)}
+        self.score(texts)
+
+    def score(self, texts: set[Text]) -> None:
+        """Score the texts that have no score yet; one that is too long for the model gets nan."""
+        todo = sorted(texts - self.scores.keys())
+        tokens = {text: self._tokens(text) for text in todo}
+        if self.longest is not None:
+            too_long = {one for one in todo if sum(map(len, tokens[one])) > self.longest}
+            self.scores |= dict.fromkeys(too_long, nan)
+            todo = [one for one in todo if one not in too_long]
+        if not todo:
+            return
+
+        @torch.no_grad()
+        def measure(rows: list[int]) -> list[float]:
+            queries, responses = zip(*(tokens[todo[row]] for row in rows), strict=True)
+            device = self.accelerator.device
+            left = pad_left([torch.tensor(one) for one in queries], -1).to(device)
+            right = pad_right([torch.tensor(one) for one in responses], -1).to(device)
+            found: list[float] = score_responses(self.model, left, right, -1).tolist()
+            return found
+
+        # Rows are kept by their number among these texts, so other texts have another folder.
+        keep = self.keep and self.keep / f"gold-{hash_of(todo)}"
+        lengths = [sum(map(len, tokens[one])) for one in todo]
+        found = over_rows(self.accelerator, lengths, self.batch_size, "gold scores", measure, keep)
+        self.scores |= dict(zip(todo, found, strict=True))
+
+    def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
+        query, summary = text
+        tokens, filled = self.encode([query])[0], FILLED.fullmatch(query)
+        limit = self.gold.max_query_tokens
+        if len(tokens) > limit and filled:
+            fields, encode = filled.groupdict(), self.encode
+            with suppress(ValueError):  # a title over the limit: the whole query is read
+                _, tokens = fit_query(
+                    lambda x: encode([x])[0], POST_TEMPLATE, fields, "post", limit
+                )
+        words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
+        return tokens, [*words, self.tokenizer.eos_token_id]
+
+    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+        """The higher score wins, equal scores tie; a text that is too long is not judged.
+
+        The texts were scored by `prepare`.
+        """
+        a, b = self.scores[query, first], self.scores[query, second]
+        text = f"[gold reward model {self.gold.label}, not an LLM] A {a:.4f}, B {b:.4f}"
+        return Reply(choice=higher(a, b), text=text)
+
+    def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
+        """Its score of each policy's summary and of the reference, one row a summary.
+
+        A text that is too long for the model has None.
+        """
+        rows = [(name, row) for name in policies for row in policies[name]]
+        self.score(
+            {(row["query"], row[key]) for _, row in rows for key in ("summary", "reference")}
+        )
+        return [
+            {
+                "policy": name,
+                "id": row["id"],
+                "score": self._known(row["query"], row["summary"]),
+                "reference_score": self._known(row["query"], row["reference"]),
+            }
+            for name, row in rows
+        ]
+
+    def _known(self, query: str, summary: str) -> float | None:
+        score = self.scores[query, summary]
+        return None if isnan(score) else score

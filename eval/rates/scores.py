@@ -1,0 +1,62 @@
+"""Mean scores of two reward models on the same summaries: PPO's own, the proxy, and a gold one.
+
+If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
+2210.10760). The two have units of their own; in both, references of training posts average 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from eval.rates.formulas import mean_with_error
+
+REFERENCE = "reference"
+START = "sft"  # the policy that the others started from
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
+Scores = dict[str, dict[str, float]]
+
+
+def proxy_and_gold(proxy: Rows, gold: Rows) -> dict[str, Any]:
+    """Means of both scorers with 95% intervals over posts, in each one's own unit.
+
+    `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
+    `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is
+    left out; a mean without any score is None.
+    """
+    scorers = {"proxy": by_name(proxy), "gold": by_name(gold)}
+    gains = {
+        name: {scorer: gain(scores, name) for scorer, scores in scorers.items()}
+        for name in gold
+        if name != START and START in gold
+    }
+    means = {
+        scorer: {name: interval(list(posts.values())) for name, posts in scores.items()}
+        for scorer, scores in scorers.items()
+    }
+    return {**means, "gains": gains}
+
+
+def by_name(rows: Rows) -> Scores:
+    """Name -> post -> score; the references of all policies are one more name."""
+    found: Scores = {REFERENCE: {}}
+    for policy, of_policy in rows.items():
+        found[policy] = {}
+        for row in of_policy:
+            for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
+                if row.get(key) is not None:
+                    found[name][row["id"]] = row[key]
+    return found
+
+
+def gain(scores: Scores, policy: str) -> dict[str, Any] | None:
+    """The mean of a policy's score less SFT's, over the posts on which both have one."""
+    ours, start = scores.get(policy, {}), scores.get(START, {})
+    return interval([ours[post] - start[post] for post in ours if post in start])
+
+
+def interval(values: Sequence[float]) -> dict[str, Any] | None:
+    """A mean with its interval, as plain data; None where there is no value."""
+    return asdict(mean_with_error(np.array(values, dtype=float))) if values else None

@@ -1,0 +1,91 @@
+"""A released policy (`make eval POLICY=...`): a checkpoint that others trained, judged as it is.
+
+The base stage has loaded it with its own tokenizer and tokenised the posts. This stage puts it
+where policies are looked for, and its reward model, if one is given, beside it in our layout:
+released ones hold the mean of the references in their configuration (Huang et al. 2024, detail 15).
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from stages.learning.models import load_tokenizer, save_model
+from stages.learning.released import load_released_reward_model
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings.config import Config, UserError
+
+REWARD_MODEL_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt"]
+
+
+def take_released(config: Config) -> None:
+    """Run the stage. Raises UserError for a reward model that does not load or does not fit."""
+    with open_stage(config, "released") as run:
+        if not config.released.policy:
+            raise UserError("stage released needs a released policy: add POLICY=")
+        base = run.require("base") / "model"
+        link_files(base, run.partial / "model")
+        results: dict[str, Any] = {"reward_model": None}
+        if config.released.reward_model:
+            folder = reward_model_folder(config.released.reward_model)
+            tokenizer = load_tokenizer(base)
+            refuse_other_tokenizer(folder, tokenizer)
+            reward_model, mean = load_released_reward_model(folder)
+            save_model(reward_model, tokenizer, run.partial / "reward_model")
+            results["reward_model"] = {"converted": mean is not None, "mean_in_config": mean}
+        run.finish(results)
+
+
+def link_files(source: Path, target: Path) -> None:
+    """The files of a folder in another one, without a second copy where the disk allows it."""
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    target.mkdir()
+    for path in source.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except OSError:  # another file system
+            shutil.copy(path, target / path.name)
+
+
+def reward_model_folder(source: str) -> Path:
+    """Where `folder` or `id[@revision]` lies on this machine; it is fetched if need be.
+
+    Raises UserError if the hub does not give it.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    try:
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=REWARD_MODEL_FILES)
+        )
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"released.reward_model={source} is no folder, and the hub does not give it: {reason}"
+        ) from None
+
+
+def refuse_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError if a reward model's folder holds another tokenizer than the policy's."""
+    if not (folder / "tokenizer.json").exists():
+        return
+    if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: judge with"
+            " it instead (judge.kind=reward_model judge.model=<its folder>)"
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line of the stage."""
+    run_stage("released", take_released, argv, "a released policy, judged without training")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""The gold reward model: another run's model reads the texts itself, and says what it is."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from eval import calibration, controls
+from eval.judge import judge_summaries, make_judge
+from eval.judges.gold import GoldJudge, find_gold, trained_posts
+from eval.judges.protocol import Comparison
+from eval.rates.scores import proxy_and_gold
+from eval.versus import compare
+from eval.win_rate import measure_win_rates
+from reports.run_page import write_report
+from reports.sections.scores import _reading
+from stages import base, normalize, reward, sft
+from stages.finished import read_manifest, stage_folder, why_not
+from stages.learning.models import score_responses
+from stages.learning.preferences import training_pairs
+from stages.posts.halves import in_half
+from stages.settings.command_line import make_config
+from stages.settings.config import Checks, Judge, UserError, settings_hash, settings_of
+from stages.system.files import read_lines
+from tests.resuming import SETTINGS, Killed
+
+GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
+
+
+@pytest.fixture(scope="module")
+def judged(whole, tmp_path_factory):
+    """A folder with a finished run (seed 44413) and a gold reward model, `gold/seed7`, that was
+    trained on the posts of the odd half alone and has a tokenizer of another size."""
+    root = tmp_path_factory.mktemp("gold")
+    shutil.copytree(whole.parents[1], root / "runs", copy_function=os.link)
+    shutil.rmtree(root / "runs/resumed/seed44413/judge")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for module in (base, sft, reward, normalize):
+            module.main([*GOLD_ARGUMENTS, *SETTINGS, "rm.pairs=odd", "base.vocab_size=600"])
+    return root
+
+
+@pytest.fixture
+def config(judged, tmp_path, monkeypatch):
+    shutil.copytree(judged / "runs", tmp_path / "runs", copy_function=os.link)
+    monkeypatch.chdir(tmp_path)
+    made = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
+    return replace(made, judge=Judge(kind="reward_model", model="gold/seed7"))
+
+
+def by_hand(folder: Path, query: str, summary: str) -> float:
+    """The score of one text, alone, without padding: the scalar at the EOS."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = tokenizer(f"{query} {summary}", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*ids, tokenizer.eos_token_id]])).logits
+    return logits[0, -1, 0].item()
+
+
+def test_the_gold_model_reads_every_text_itself_and_prefers_the_higher_score(config):
+    results = judge_summaries(config)
+    folder, summaries = stage_folder(config, "judge"), stage_folder(config, "summaries")
+    rows = read_lines(folder / "gold_scores.jsonl")
+    written = {
+        (path.stem, row["id"]): row
+        for path in summaries.glob("*.jsonl")
+        for row in read_lines(path)
+    }
+    assert {(row["policy"], row["id"]) for row in rows} == written.keys()
+    model = Path("runs/gold/seed7/normalize/model")
+    for row in (rows[0], rows[-1]):
+        text = written[row["policy"], row["id"]]
+        assert row["score"] == pytest.approx(
+            by_hand(model, text["query"], text["summary"]), abs=1e-4
+        )
+        expected = by_hand(model, text["query"], text["reference"])
+        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)
+        assert abs(row["score"] - text["score"]) > 1e-3  # not the run's own
+    verdicts = {
+        (row["policy"], row["id"], row["verdict"])
+        for row in read_lines(folder / "judgements.jsonl")
+    }
+    for row in rows:
+        better = "policy" if row["score"] > row["reference_score"] else "reference"
+        same = row["score"] == row["reference_score"]
+        assert (row["policy"], row["id"], "tie" if same else better) in verdicts
+    assert results["judge"]["is_llm"] is False
+    assert results["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
+    assert "it ranks" in results["judge"]["note"]
+    assert why_not(config, "judge") is None
+
+
+def test_its_note_says_whether_the_training_posts_were_others(config):
+    own, theirs = trained_posts(config), trained_posts(replace(config, name="gold", seed=7))
+    assert own is not None
+    assert theirs is not None
+    found = find_gold(config)  # the run learned all posts, so it shares the odd ones
+    assert found.shared_posts == len(own & theirs) > 0
+    assert f"THE SAME comparisons as the run's own ({found.shared_posts} of" in found.about.note
+    path = stage_folder(config, "rm") / "config.json"
+    saved = json.loads(path.read_text())
+    saved["rm"]["pairs"] = "even"
+    path.unlink()  # a link to the other tests' file
+    path.write_text(json.dumps(saved))
+    assert "with no post in common" in find_gold(config).about.note
+    shutil.rmtree(stage_folder(config, "base") / "data")
+    assert "NOT KNOWN" in find_gold(config).about.note
+
+
+def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):
+    judge_summaries(config)
+    folder = Path("runs/gold/seed7/normalize")
+    manifest = read_manifest(folder) or {}
+    path = folder / "manifest.json"
+    path.unlink()
+    path.write_text(json.dumps(manifest | {"content": "another"}))
+    assert str(why_not(config, "judge")) == "was made from an earlier gold reward model"
+    assert why_not(config, "summaries") is None
+    weights = folder / "model/model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="normalize has changed on disk"):
+        make_judge(config, {})
+
+
+def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
+    whole_config = replace(
+        config, judge=replace(config.judge, model="runs/gold/seed7/normalize/model")
+    )
+    judge_summaries(whole_config)
+    calls: list[int] = []
+
+    def die_at_third(*inputs):
+        calls.append(len(inputs[1]))
+        if len(calls) == 3:
+            raise Killed
+        return score_responses(*inputs)
+
+    monkeypatch.setattr("eval.judges.gold.score_responses", die_at_third)
+    with pytest.raises(Killed):
+        judge_summaries(config)
+    calls[:] = [0] * 3
+    judge_summaries(config)
+    size = config.memory.forward_batch_size
+    texts = {
+        (row["query"], row[key])
+        for path in stage_folder(config, "summaries").glob("*.jsonl")
+        for row in read_lines(path)
+        for key in ("summary", "reference")
+    }
+    assert sum(calls) == len(texts) - 2 * size
+    found = [
+        read_lines(stage_folder(one, "judge") / "gold_scores.jsonl")
+        for one in (config, whole_config)
+    ]
+    assert found[0] == found[1]
+
+
+def test_controls_and_calibration_work_with_a_gold_model(config):
+    config = replace(config, checks=Checks(control_posts=4, calibration_pairs=12))
+    found = controls.judge_controls(config)
+    assert found["controls"]["title"]["judgements"] == 8
+    assert found["controls"]["reference"]["passed"]
+    calibrated = calibration.calibrate(config)
+    assert calibrated["pairs"] == 12
+    assert calibrated["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
+
+
+def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(config):
+    judge = GoldJudge(config)
+    post = "\n".join(f"Line {number} of a long story." for number in range(60))
+    query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
+    tokens, _ = judge._tokens((query, "short"))
+    assert len(tokens) <= 112 < len(judge.encode([query])[0])
+    assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
+    asked = Comparison("p", query, "short", "word " * 3000)
+    judge.prepare([asked])
+    assert judge.compare(*asked).choice is None
+
+
+def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
+    def error(model: str) -> str:
+        with pytest.raises(UserError) as caught:
+            make_judge(replace(config, judge=Judge(kind="reward_model", model=model)), {})
+        return str(caught.value)
+
+    assert "is this run's own reward model" in error("resumed")
+    assert "there is no reward model in runs/nowhere/seed44413/normalize" in error("nowhere")
+    assert "there is no reward model in" in error("gold")  # of this seed
+    assert "holds no reward model" in error("runs/gold/seed7/sft/model")
+    assert not (stage_folder(config, "judge")).exists()
+
+
+def test_own_and_gold_judges_have_folders_and_hashes_of_their_own(config):
+    own = replace(config, judge=Judge(kind="reward_model"))
+    other = replace(config, judge=Judge(kind="reward_model", model="gold/seed8"))
+    assert own.judge.folder == "reward_model"
+    assert own.judge.identity == {"kind": "reward_model"}  # as recorded before there were gold ones
+    assert config.judge.folder.startswith("gold-gold-seed7-")
+    hashes = {settings_hash(one, "judge") for one in (own, config, other)}
+    assert len(hashes) == len({one.judge.folder for one in (own, config, other)}) == 3
+    facts = Judge(kind="facts", model="gold/seed7")
+    assert (facts.gold, facts.folder) == ("", "facts")
+    path = Judge(kind="reward_model", model="/home/me/models/rm").folder
+    assert path.startswith("rm-")
+
+
+def test_halves_share_no_post_and_are_all_pairs_together(judged):
+    data = judged / "runs/resumed/seed44413/base/data"
+    ids = {
+        pairs: [row["id"] for row in training_pairs(data, pairs).rows]
+        for pairs in ("all", "even", "odd")
+    }
+    assert sorted(ids["even"] + ids["odd"]) == sorted(ids["all"])
+    assert not set(ids["even"]) & set(ids["odd"])
+    assert min(len(ids["even"]), len(ids["odd"])) > len(ids["all"]) // 4
+    # The published digests of "abc" and "hello" end in ad and in 24.
+    assert [in_half("abc", one) for one in ("all", "even", "odd")] == [True, False, True]
+    assert [in_half("hello", one) for one in ("all", "even", "odd")] == [True, True, False]
+    half, whole = training_pairs(data, "odd"), training_pairs(data, "all")
+    for row, about in enumerate(half.rows):
+        at = whole.rows.index(about)
+        for name in ("queries", "chosen", "rejected"):
+            assert half.columns[name][row].tolist() == whole.columns[name][at].tolist()
+
+
+def test_the_half_is_recorded_by_the_reward_model_and_dpo_and_only_where_it_is_one():
+    default = make_config("tiny")
+    half = replace(default, rm=replace(default.rm, pairs="even"))
+    assert "pairs" not in settings_of(default, "rm")["rm"]
+    assert "rm" not in settings_of(default, "dpo")
+    assert (
+        settings_of(half, "rm")["rm"]["pairs"] == settings_of(half, "dpo")["rm"]["pairs"] == "even"
+    )
+    assert settings_hash(half, "sft") == settings_hash(default, "sft")
+    manifest = settings_hash(default, "rm")
+    assert settings_hash(half, "rm") != manifest
+
+
+def test_the_page_shows_proxy_and_gold_side_by_side_and_says_that_no_llm_judged(config):
+    judge_summaries(config)
+    controls.judge_controls(config)
+    found = measure_win_rates(config)["scores"]
+    write_report(config)
+    text = (stage_folder(config, "report") / "resumed-seed44413.md").read_text()
+    assert "## Proxy and gold score" in text
+    assert "gold reward model gold seed 7, not an LLM" in text
+    assert "The judge is NOT an LLM" in text
+    rows = read_lines(stage_folder(config, "summaries") / "ppo.jsonl")
+    golds = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+    ours = [row["score"] for row in golds if row["policy"] == "ppo"]
+    means = {"proxy": mean(row["score"] for row in rows), "gold": mean(ours)}
+    line = next(
+        one
+        for one in text.splitlines()
+        if one.startswith("| PPO")
+        and "[" in one
+        and f"{means['proxy']:.2f} [" in one
+        and f"{means['gold']:.2f} [" in one
+    )
+    half = 1.959964 * stdev(ours) / len(ours) ** 0.5
+    assert f"{means['gold']:.2f} [{means['gold'] - half:.2f}, {means['gold'] + half:.2f}]" in line
+    assert found["gold"]["reference"]["posts"] == len(rows) == 10
+    assert list(found["gains"]) == ["dpo", "ppo"]
+
+
+def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
+    sft = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((0.0, 1.0, 5.0))]
+    ppo = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((2.0, 5.0, None))]
+    found = proxy_and_gold({}, {"sft": sft, "ppo": ppo})
+    gain = found["gains"]["ppo"]["gold"]  # differences 2 and 4: mean 3, s = sqrt 2, half z * 1
+    assert (gain["estimate"], gain["posts"]) == (3.0, 2)
+    assert gain["high"] - 3.0 == pytest.approx(1.959964)
+    assert found["gains"]["ppo"]["proxy"] is None
+    assert found["gold"]["sft"]["estimate"] == 2.0
+    assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
+    assert found["proxy"] == {"reference": None}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "said"),
+    [
+        ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
+        ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
+        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not surely move."),
+    ],
+)
+def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):
+    gains = {"proxy": dict(zip(("low", "high"), proxy, strict=True))}
+    gains |= {"gold": dict(zip(("low", "high"), gold, strict=True))}
+    text = _reading("ppo", gains)
+    assert text.startswith(f"PPO against SFT: {said}")
+    assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
+
+
+def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):
+    overrides = ["judge.kind=reward_model", "judge.model=gold/seed7"]
+    _, found = compare("resumed:ppo", "resumed:sft", overrides)
+    assert found["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
+    judge_summaries(config)
+    scores: dict[str, dict[str, float]] = {}
+    for row in read_lines(stage_folder(config, "judge") / "gold_scores.jsonl"):
+        scores.setdefault(row["id"], {})[row["policy"]] = row["score"]
+    assert found["wins"] == sum(one["ppo"] > one["sft"] for one in scores.values())
+    assert found["losses"] == sum(one["ppo"] < one["sft"] for one in scores.values())

@@ -1,0 +1,99 @@
+"""A reward model's accuracy beside length: by hand, by simulation, and on the pages."""
+
+import numpy as np
+import pytest
+import torch
+
+from reports.page import Note, Table
+from reports.sections import length
+from stages.learning.intervals import wilson
+from stages.learning.length_bias import accuracy_at_equal_length, beside_length
+from stages.learning.preferences import length_bias, summarize_gaps
+from stages.posts.tokens import TokenizedSplit, make_ragged
+
+CHOSEN = [20, 20, 20, 10, 15, 30, 12, 40, 19, 10]
+REJECTED = [10, 19, 20, 30, 10, 31, 12, 20, 20, 11]  # longer on 4, equal on 2, shorter on 4
+POSTS = [f"t{number}" for number in range(10)]
+
+
+def split_of(chosen: list[int], rejected: list[int]) -> TokenizedSplit:
+    lengths = {"queries": [3] * len(chosen), "chosen": chosen, "rejected": rejected}
+    columns = {name: make_ragged([[1] * n for n in ns]) for name, ns in lengths.items()}
+    rows = [
+        {"id": f"t{k}", "split": "v", "batch": "b", "confidence": 6, "policies": "a--b"}
+        for k in range(len(chosen))
+    ]
+    return TokenizedSplit(columns=columns, rows=rows)
+
+
+def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets_and_chance_at_equal_length():
+    gaps = [float(a - b) for a, b in zip(CHOSEN, REJECTED, strict=True)]
+    found = length_bias(gaps, split_of(CHOSEN, REJECTED))
+    # Longer: rows 0, 1, 4, 7; equal: 2, 6. So (4 + 2 / 2) / 10.
+    assert found["longer"]["estimate"] == 0.5
+    assert (found["longer"]["low"], found["longer"]["high"]) == wilson(5, 10)
+    assert found["above_longer"] == {"estimate": 0.0, "low": 0.0, "high": 0.0, "pairs": 10}
+    # At most 10 % apart: rows 1, 2, 5, 6, 8, 9 (10 of 11 is 9.1 %).
+    assert found["near_equal"] == found["longer_near_equal"]
+    assert (found["near_equal"]["estimate"], found["near_equal"]["pairs"]) == (2 / 6, 6)
+    equal = beside_length([0.0] * 4, [7] * 4, [7] * 4, POSTS[:4])
+    assert equal["longer"]["estimate"] == equal["near_equal"]["estimate"] == 0.5
+    assert equal["at_equal_length"]["estimate"] is None
+
+
+def test_a_scorer_that_is_right_where_length_is_wrong_stands_above_it():
+    found = beside_length([1.0] * 10, CHOSEN, REJECTED, POSTS)
+    assert found["above_longer"]["estimate"] == 0.5
+    # Differences: 1 in four rows, 1/2 in two, 0 in four; their deviation by hand is sqrt(2 / 9).
+    half = 1.959964 * (2 / 9) ** 0.5 / 10**0.5
+    assert found["above_longer"]["high"] == pytest.approx(0.5 + half, abs=1e-6)
+    assert found["near_equal"]["estimate"] == 1.0
+
+
+def simulated(by_length: float, by_quality: float, pairs: int = 4000):
+    """Whether a scorer is right, and log ratios: the better one tends to be longer, and the scorer
+    adds length, its view of quality and noise."""
+    random = np.random.default_rng(5)
+    ratios = random.normal(0.3, 0.5, pairs)
+    gaps = by_length * ratios + by_quality + random.logistic(size=pairs)
+    return (gaps > 0).astype(float), ratios
+
+
+@pytest.mark.parametrize("by_quality", [0.0, 1.0])
+def test_at_equal_length_only_quality_is_left(by_quality):
+    right, ratios = simulated(by_length=3.0, by_quality=by_quality)
+    expected = 1 / (1 + np.exp(-by_quality))
+    found = accuracy_at_equal_length(right, ratios, np.arange(len(right)))
+    assert found["low"] < expected < found["high"]
+    assert right.mean() > expected + 0.05  # what length adds
+    assert found["high"] - found["low"] < 0.05
+    assert found["log_length_logits"][1] < 3.0 < found["log_length_logits"][2]
+
+
+def test_two_pairs_of_a_post_that_always_agree_count_once():
+    right, ratios = simulated(3.0, 1.0, pairs=400)
+    once = accuracy_at_equal_length(right, ratios, np.arange(400))
+    posts = np.repeat(np.arange(400), 4)
+    again = accuracy_at_equal_length(np.repeat(right, 4), np.repeat(ratios, 4), posts)
+    assert again["estimate"] == pytest.approx(once["estimate"])
+    assert again["high"] == pytest.approx(once["high"], abs=2e-3)
+
+
+def test_length_alone_has_no_finite_fit_and_says_so():
+    _, ratios = simulated(1.0, 0.0, pairs=200)
+    found = accuracy_at_equal_length((ratios > 0).astype(float), ratios, np.arange(200))
+    assert found["estimate"] is None
+    assert "length alone decides" in found["why"]
+
+
+def test_the_page_names_the_longer_one_and_warns_of_a_model_that_is_not_above_it():
+    split = split_of(CHOSEN * 4, REJECTED * 4)
+    gaps = torch.randn(40, generator=torch.Generator().manual_seed(1)).tolist()
+    results = summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
+    table, *notes = length.blocks({"the reward model": results})
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["the reward model", "the longer one"]
+    assert table.rows[1][1].startswith("50.0% [")
+    assert "n = 24" in table.header[2]
+    assert any(isinstance(one, Note) and "NOT surely better" in one.text for one in notes)
+    assert length.blocks({"the reward model": {"accuracy": 0.6}}) == []  # made before

@@ -1,0 +1,380 @@
+"""Rows that are not as the paper describes them: which are kept and counted, refused, skipped."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from eval.calibration import calibrate, sample_pairs
+from stages import base, dpo, normalize, ppo, reward, sft
+from stages.base import positions_of, remarks
+from stages.learning.likelihood import summed_loss
+from stages.learning.models import load_tokenizer
+from stages.posts.bad_rows import BadRows
+from stages.posts.published import beside_known, differences, kept_odd_rows, known_rows
+from stages.posts.readers import check_comparison, format_post, label_strength, read_source
+from stages.posts.tokens import (
+    CNNDM_LIMITS,
+    Limits,
+    length_report,
+    over_limit,
+    plain_encoder,
+    tokenize_comparisons,
+    tokenize_posts,
+)
+from stages.posts.toy import make_comparison, make_post, write_world
+from stages.settings.command_line import make_config
+from stages.settings.config import Data, UserError
+from stages.system.files import read_json, read_lines
+from tests.conftest import close, state_of
+from tests.test_posts import (
+    ARTICLE,
+    BAD_ROWS,
+    LIMITS,
+    PAIR,
+    POST,
+    edited,
+    one_line,
+    read_all,
+    write_folder,
+)
+
+EMPTY = edited(PAIR, "summaries.1.text", "")  # the chosen one
+EQUAL = edited(PAIR, "summaries.1.text", " one is better")
+
+
+def limits(**changed: Any) -> Limits:
+    return replace(LIMITS, **changed)
+
+
+# -- kept ------------------------------------------------------------------------------------------
+
+
+def test_an_empty_summary_of_a_comparison_is_kept_and_its_response_is_eos_alone(tokenizer):
+    check_comparison("here", EMPTY)
+    blank = edited(PAIR, "summaries.1.text", " ")
+    rows = [("x:1", EMPTY), ("x:2", PAIR), ("x:3", blank)]
+    split = tokenize_comparisons(rows, tokenizer, LIMITS, "pairs")
+    assert split.columns["chosen"][0].tolist() == [tokenizer.eos_token_id]
+    assert tokenizer.decode(split.columns["rejected"][0]) == " one is better<|endoftext|>"
+    assert tokenizer.decode(split.columns["chosen"][1]) == " two<|endoftext|>"
+    assert tokenizer.decode(split.columns["chosen"][2]) == " <|endoftext|>"  # as it was written
+
+
+def test_odd_comparisons_are_counted_by_kind():
+    doubtful = edited(PAIR, "extra.confidence", 2)  # the choice is the second
+    bare = {key: value for key, value in PAIR.items() if key != "extra"}
+    both_empty = edited(EMPTY, "summaries.0.text", " ")
+    tie = edited(PAIR, "extra.confidence", 5)
+    assert kept_odd_rows([PAIR, EMPTY, EQUAL, doubtful, bare, both_empty, tie]) == {
+        "empty_summaries": 2,
+        "equal_summaries": 2,
+        "without_confidence": 1,
+        "against_choice": 1,
+    }
+
+
+def test_a_judge_is_calibrated_on_empty_and_equal_summaries_too(tmp_path, runs):
+    post = make_post("toy1-validation-0")
+    comparison = make_comparison(post, "1 0", "valid1")
+    rows = [edited(comparison, f"summaries.{side}.text", "") for side in (0, 1)]
+    rows.append(edited(rows[0], "summaries.1.text", ""))
+    folder = write_folder(tmp_path / "data", comparisons_validation=[*rows, "{"])
+    overrides = ("data.on_bad_row=skip", "judge.kind=facts")
+    config = make_config("tiny", overrides=overrides, name="odd")
+    config = replace(config, data=replace(config.data, source=str(folder)))
+    found = calibrate(config)
+    assert (found["judged"], found["skipped_rows"]) == (3, 1)
+    assert (runs / "odd/seed44413/calibration/facts/skipped.jsonl").exists()
+
+
+def test_strength_is_the_distance_of_the_confidence_from_the_tie():
+    found = [label_strength(edited(PAIR, "extra.confidence", point)) for point in range(1, 10)]
+    assert found == [4, 3, 2, 1, 0, 1, 2, 3, 4]
+    assert label_strength(edited(PAIR, "extra.confidence", None)) is None
+    assert label_strength(PAIR | {"extra": None}) is None
+    located = [("f:1", edited(PAIR, "extra.confidence", 2))]
+    assert sample_pairs(located, 1, seed=1)[0]["strength"] == 3
+
+
+def test_a_limit_counts_the_eos_and_longer_rows_are_kept_and_counted(tokenizer):
+    located = [("f:1", POST | {"summary": "y"}), ("f:2", POST)]
+    split = tokenize_posts(located, tokenizer, LIMITS, "posts")
+    report = length_report(split)
+    exact = len(plain_encoder(tokenizer)([" " + POST["summary"]])[0]) + 1
+    assert report["longest_summary"] == exact
+    joint = report["longest_query"] + exact
+    assert report["longest_query_summary"] == joint
+    none = {"over_limit": 0, "most_over": 0}
+    assert over_limit(split, limits(response=exact, query_response=joint)) == none
+    one = {"over_limit": 1, "most_over": 2}
+    for small in (limits(response=exact - 2), limits(query_response=joint - 2)):
+        assert len(tokenize_posts(located, tokenizer, small, "posts")) == 2
+        assert over_limit(split, small) == one
+    cut = tokenize_posts(located[1:], tokenizer, limits(query=report["longest_query"] - 1), "")
+    assert cut.rows[0]["query"] == format_post(POST | {"post": "First part."})
+    pairs = tokenize_comparisons([("f:9", PAIR)], tokenizer, LIMITS, "pairs")
+    longest = length_report(pairs)["longest_rejected"]  # " one is better" is longer than " two"
+    assert over_limit(pairs, limits(response=longest - 1)) == {"over_limit": 1, "most_over": 1}
+
+
+def test_the_newline_after_an_article_counts_for_the_query_and_not_for_both_together(shared):
+    """Huang et al. 2024 cut the whole template, and measure 2021 on query.strip() + response."""
+    tokenizer = load_tokenizer(shared / "tokenizer")
+    encode = plain_encoder(tokenizer)
+    article = "line\n" * 50
+    (query,) = encode([f"Article:\n{article}\n\nTL;DR:"])
+    (with_newline,) = encode([f"Article:\n{article}\n\nTL;DR:\n"])
+    assert len(with_newline) == len(query) + 1
+    located = [("f:1", edited(ARTICLE, "info.article", article))]
+    (response,) = encode([" one is better"])
+    exact = replace(CNNDM_LIMITS, query=len(with_newline))
+    split = tokenize_comparisons(located, tokenizer, exact, "news")
+    assert split.columns["queries"][0].tolist() == query
+    joint = len(query) + len(response) + 1  # with EOS
+    assert over_limit(split, replace(exact, query_response=joint))["over_limit"] == 0
+    assert over_limit(split, replace(exact, query_response=joint - 1))["most_over"] == 1
+    shorter = tokenize_comparisons(located, tokenizer, replace(exact, query=len(query)), "news")
+    assert len(shorter.columns["queries"][0]) < len(query)
+
+
+@pytest.fixture
+def odd_pairs(tokenizer):
+    located = [(f"f:{number}", row) for number, row in enumerate((PAIR, EMPTY, EQUAL))]
+    return tokenize_comparisons(located, tokenizer, LIMITS, "pairs")
+
+
+def odd_state(network):
+    config = make_config("tiny", overrides=("memory.microbatch_size=4",), name="odd")
+    run = SimpleNamespace(config=config, resume=None)
+    return state_of(config, network, torch.optim.SGD(network.parameters(), lr=1e-3), run=run)
+
+
+def all_finite(numbers):
+    return all(math.isfinite(one) for one in numbers.values() if isinstance(one, float))
+
+
+def test_the_reward_model_learns_from_empty_and_equal_summaries(reward_model, odd_pairs):
+    state = odd_state(reward_model)
+    assert all_finite(reward.take_step(state, odd_pairs, [0, 1, 2]))
+    assert all(torch.isfinite(weight).all() for weight in reward_model.parameters())
+    found = reward.evaluate(state, reward_model, odd_pairs, "odd")
+    assert all_finite(found)
+    assert found["pairs"] == 3
+    # Read at EOS: of an empty summary that is the token after the query. Equal texts, equal scores.
+    cpu = torch.device("cpu")
+    with torch.no_grad():
+        chosen, rejected = reward.score_pairs(reward_model, odd_pairs, [0, 1, 2], cpu)
+        query = odd_pairs.columns["queries"][1]
+        alone = torch.cat([query, torch.tensor([0])]).unsqueeze(0)
+        close(chosen[1], reward_model(input_ids=alone).logits[0, -1, 0], 1e-5)
+    close(chosen[2], rejected[2].item())
+
+
+def test_dpo_learns_from_empty_and_equal_summaries(policy, odd_pairs):
+    state = odd_state(policy)
+    cpu = torch.device("cpu")
+    with torch.no_grad():
+        both = dpo.pair_logprobs(policy, odd_pairs, [0, 1, 2], cpu)
+    reference = torch.stack(both, dim=1)
+    stats = dpo.take_step(state, odd_pairs, reference, [0, 1, 2])
+    assert stats["loss/train"] == pytest.approx(math.log(2), abs=1e-5)
+    assert all_finite(stats)
+    assert all(torch.isfinite(weight).all() for weight in policy.parameters())
+
+
+def test_sft_learns_from_a_reference_that_is_over_its_limit(policy, tokenizer):
+    longest = len(plain_encoder(tokenizer)([" " + POST["summary"]])[0]) + 1
+    small = limits(response=longest - 1)
+    split = tokenize_posts([("f:1", POST)] * 3, tokenizer, small, "sft_train")
+    assert over_limit(split, small)["over_limit"] == 3
+    for on_query in (True, False):
+        loss = summed_loss(policy, split, [0, 1, 2], on_query, torch.device("cpu"))
+        assert math.isfinite(loss.item())
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_rows_that_cannot_be_used_are_refused_with_file_line_field_and_setting(tokenizer):
+    located = [("f:1", POST | {"post": "x", "summary": "y"}), ("f:2", POST)]
+    report = length_report(tokenize_posts(located, tokenizer, LIMITS, ""))
+    joint = report["longest_query_summary"]
+    half = (report["longest_summary"] - 1) // 2
+    cases = {
+        r"f:1: field post cannot be cut to fit": limits(query=5),
+        rf"f:2: field summary has \d+ tokens with EOS, more than 2 times the limit {half}": limits(
+            response=half, setting="data.max_summary_tokens"
+        ),
+        rf"f:2: .* {joint - 1} positions": limits(positions=joint - 1),
+        rf"f:2: .* up to 90, the model has {report['longest_query'] + 89} positions": limits(
+            positions=report["longest_query"] + 89, sampled=90
+        ),
+    }
+    for message, small in cases.items():
+        with pytest.raises(UserError, match=message) as refusal:
+            tokenize_posts(located, tokenizer, small, "posts")
+        assert "data.on_bad_row=skip" in one_line(refusal.value)
+    assert len(tokenize_posts(located, tokenizer, limits(positions=joint), "posts")) == 2
+    with pytest.raises(UserError, match=r"f:9: field summaries\[\].text has") as refusal:
+        tokenize_comparisons([("f:9", PAIR)], tokenizer, limits(response=1), "pairs")
+    one_line(refusal.value)
+
+
+def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
+    config = GPT2Config(vocab_size=8, n_positions=33, n_embd=8, n_layer=1, n_head=2)
+    assert positions_of(GPT2LMHeadModel(config)) == 33
+    assert positions_of(policy) == 256
+
+
+def test_a_setting_that_is_neither_stop_nor_skip_is_refused():
+    with pytest.raises(UserError, match=r"data\.on_bad_row must be one of stop, skip"):
+        Data(on_bad_row="ignore")
+
+
+# -- skipped ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(BAD_ROWS) - {"half a letter"}))
+def test_a_bad_row_is_skipped_and_listed_where_that_is_asked(tmp_path, name):
+    split, row, named = BAD_ROWS[name]
+    good = POST if split.startswith("sft") else PAIR
+    folder = write_folder(tmp_path, **{split: [good, row, good]})
+    bad = BadRows("skip")
+    data = Data(source=str(folder), on_bad_row="skip")
+    found = dict(read_source(data, str(folder), bad))
+    assert [where.rpartition(":")[2] for where, _ in found[split]] == ["1", "3"]
+    (listed,) = bad.skipped
+    assert (listed["split"], listed["where"]) == (split, f"{folder}/{split}.jsonl:2")
+    assert named in listed["reason"]
+
+
+def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        POST,
+        POST | {"title": None},
+        POST | {"title": "x " * 400},
+        POST | {"summary": "x " * 90},
+    ]
+    write_folder(tmp_path / "data", sft_train=rows, comparisons_train=[PAIR, EMPTY, EQUAL])
+    arguments = ["--preset", "tiny", "--data", "data", "--set", "data.on_bad_row=skip"]
+    for name in ("first", "again"):  # the second takes the tokens from the cache
+        base.main([*arguments, "--name", name])
+        folder = tmp_path / f"runs/{name}/seed44413/base"
+        listed = read_lines(folder / "data/skipped.jsonl")
+        assert [row["where"] for row in listed] == [f"data/sft_train.jsonl:{n}" for n in (2, 3, 4)]
+        reasons = ("title is missing", "cannot be cut to fit", "times the limit 28")
+        assert all(one in row["reason"] for one, row in zip(reasons, listed, strict=True))
+        counts = (read_json(folder / "manifest.json") or {})["results"]["rows"]
+        assert counts["sft_train"] == {"rows": 1, "skipped": 3, "over_limit": 0, "most_over": 0}
+        assert counts["comparisons_train"]["rows"] == 3
+        assert counts["comparisons_train"]["empty_summaries"] == 1
+        assert counts["comparisons_train"]["equal_summaries"] == 1
+        assert counts["sft_validation"]["skipped"] == 0
+        said = capsys.readouterr().err.splitlines()
+        place = f"runs/{name}/seed44413/base/data/skipped.jsonl"
+        assert f"3 bad rows were skipped, with the reasons in {place}" in said
+
+
+def test_a_split_of_bad_rows_alone_is_refused_even_where_rows_are_skipped(tmp_path, tokenizer):
+    folder = write_folder(tmp_path, sft_train=["{", "{"])
+    with pytest.raises(UserError, match="sft_train is empty"):
+        dict(read_source(Data(source=str(folder), on_bad_row="skip"), str(folder)))
+    with pytest.raises(UserError, match="no row is left that can be used, the first: field post"):
+        tokenize_posts([("f:1", POST)], tokenizer, limits(query=5), "posts", BadRows("skip"))
+
+
+# -- counts of published data, and the optional split ----------------------------------------------
+
+
+def test_published_data_are_counted_beside_the_known_numbers():
+    known = known_rows(Data())
+    assert known == {
+        "sft_train": 116722,
+        "sft_validation": 6447,
+        "comparisons_train": 92858,
+        "comparisons_validation": 86086,
+        "comparisons_validation, TL;DR": 83802,
+        "comparisons_validation, CNN/DM": 2284,
+    }
+    assert 83802 + 2284 == 86086
+    assert known_rows(Data(source="folder")) == {}
+    assert known_rows(Data(sft_dataset="mine/posts", comparisons_dataset="mine/pairs")) == {}
+    pinned = Data(comparisons_dataset="openai/summarize_from_feedback@0123abc")
+    assert known_rows(pinned) == known
+    news = [("f:1", ARTICLE)] * 2284
+    located = {
+        "sft_train": [("f:1", POST)] * 116722,
+        "sft_validation": [("f:1", POST)] * 6447,
+        "comparisons_train": [("f:1", PAIR)] * 92858,
+        "comparisons_validation": [("f:1", PAIR)] * 83802 + news,
+    }
+    assert differences(beside_known(Data(), located)) == ""
+    located["sft_train"].pop()
+    text = one_line(differences(beside_known(Data(), located)))
+    assert "sft_train has 116,721 rows, known are 116,722" in text
+    assert "comparisons" not in text
+
+
+def test_what_a_user_should_know_of_the_rows_is_one_line_each():
+    quiet = {"rows": 600, "skipped": 0, "over_limit": 0, "most_over": 0}
+    results = {"rows": {"sft_validation": quiet}, "published": {}}
+    assert remarks(results, Path("listed")) == []
+    results["rows"]["sft_train"] = {"rows": 1945, "skipped": 2, "over_limit": 27, "most_over": 4}
+    results["published"] = {"sft_train": {"rows": 1945, "known": 116722}}
+    over, skipped, changed = map(one_line, remarks(results, Path("listed")))
+    assert over.startswith("sft_train: 27 of 1,945 rows are over a limit")
+    assert "by 4 tokens at most; they are kept" in over
+    assert skipped == "2 bad rows were skipped, with the reasons in listed"
+    assert "1,945 rows, known are 116,722" in changed
+
+
+def test_ppo_train_is_optional_and_needs_no_summary(tmp_path, tokenizer):
+    folder = write_folder(tmp_path)
+    assert "ppo_train" not in read_all(folder)
+    bare = {key: value for key, value in POST.items() if key != "summary"}
+    (folder / "ppo_train.jsonl").write_text(json.dumps(bare) + "\n")
+    located = read_all(folder)["ppo_train"]
+    assert located == [(f"{folder}/ppo_train.jsonl:1", bare)]
+    split = tokenize_posts(located, tokenizer, LIMITS, "ppo_train")
+    assert set(split.columns) == {"queries"}
+    assert split.rows == [{"id": "a1", "title": "my bike", "query": format_post(POST)}]
+    (folder / "ppo_train.jsonl").write_text(json.dumps(bare | {"post": 3}) + "\n")
+    with pytest.raises(UserError, match=r"ppo_train\.jsonl:1: field post is of type int"):
+        read_all(folder)
+
+
+@pytest.mark.parametrize("with_ppo_train", [True, False])
+def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
+    tmp_path, monkeypatch, with_ppo_train
+):
+    monkeypatch.chdir(tmp_path)
+    sizes = {"train_posts": 24, "validation_posts": 4, "train_comparisons": 16}
+    Path("data").mkdir()
+    write_world(
+        Path("data"), seed=1, validation_comparisons=4, show=lambda items, *_: items, **sizes
+    )
+    if with_ppo_train:
+        posts = [make_post(f"toy9-more-{number}") | {"subreddit": "more"} for number in range(24)]
+        for post in posts:
+            del post["summary"]
+        lines = "".join(json.dumps(post) + "\n" for post in posts)
+        Path("data/ppo_train.jsonl").write_text(lines)
+    small = "base.hidden_size=32 base.num_layers=2 ppo.total_episodes=16 ppo.batch_size=8"
+    small += " ppo.ptx_coef=0.1 memory.cpu_threads=1 ppo.samples_every=1"
+    arguments = ["--preset", "tiny", "--name", "more", "--data", "data", "--set", *small.split()]
+    for stage in (base, sft, reward, normalize, ppo):
+        stage.main(arguments)
+    folder = tmp_path / "runs/more/seed44413/ppo"
+    queries = [row["query"] for row in read_lines(folder / "samples.jsonl")]
+    assert queries
+    assert all(query.startswith("SUBREDDIT: r/more\n") == with_ppo_train for query in queries)
+    results = (read_json(folder / "manifest.json") or {})["results"]
+    assert results["queries_from"] == ("ppo_train" if with_ppo_train else "sft_train")

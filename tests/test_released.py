@@ -1,0 +1,252 @@
+"""Released checkpoints: judged without training, and reward models of the paper's layout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoModelForTokenClassification, AutoTokenizer, GPTNeoXModel
+
+from eval.controls import judge_controls
+from eval.judge import judge_summaries
+from eval.summaries import write_summaries
+from eval.win_rate import measure_win_rates
+from reports.run_page import write_report
+from stages.finished import read_manifest, stage_folder
+from stages.learning.models import load_reward_model, score_responses
+from stages.learning.released import load_released_reward_model, read_weights
+from stages.pipeline import wanted_stages
+from stages.released import take_released
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+from stages.system.files import read_lines
+from tests.resuming import SETTINGS
+
+ROOT = Path(__file__).parents[1]
+MEAN = 1.75
+WORLD = [one for one in SETTINGS if one.startswith(("world.", "memory."))]
+
+
+def paper_layout(ours: Path, folder: Path, kind: str = "safetensors") -> Path:
+    """A reward model of ours as the paper's code saves it: a backbone, a scalar head, and the mean
+    in the configuration. Every score stays what it is."""
+    model = AutoModelForTokenClassification.from_pretrained(ours, dtype=torch.float32)
+    weights = {f"lm_backbone.{k}": v.clone() for k, v in model.gpt_neox.state_dict().items()}
+    weights["scalar_head.weight"] = model.classifier.weight.detach().clone()
+    weights["scalar_head.bias"] = model.classifier.bias.detach().clone() + MEAN
+    folder.mkdir()
+    if kind == "safetensors":
+        save_file(weights, folder / "model.safetensors")
+    else:  # as older versions of transformers saved it
+        weights["lm_backbone.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+        weights["lm_backbone.layers.0.attention.bias"] = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+        weights["lm_backbone.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(4)
+        torch.save(weights, folder / "pytorch_model.bin")
+    base = json.loads((ours / "config.json").read_text()) | {
+        "architectures": ["GPTNeoXForCausalLM"]
+    }
+    saved = {"architectures": ["ScalarModel"], "base_config": base, "base_model": "models/sft"}
+    saved |= {"bias": MEAN, "hidden_size": base["hidden_size"]}
+    (folder / "config.json").write_text(json.dumps(saved))
+    return folder
+
+
+class PaperModel(nn.Module):
+    """The paper's forward pass, written from its description: details 11, 12 and 15."""
+
+    def __init__(self, folder: Path, backbone_config: Any) -> None:
+        super().__init__()
+        weights = read_weights(folder)
+        self.lm_backbone = GPTNeoXModel(backbone_config).eval()
+        self.scalar_head = nn.Linear(backbone_config.hidden_size, 1)
+        self.load_state_dict(
+            {
+                k: v
+                for k, v in weights.items()
+                if "attention.bias" not in k and "masked_bias" not in k and "inv_freq" not in k
+            }
+        )
+        self.bias = json.loads((folder / "config.json").read_text())["bias"]
+
+    @torch.no_grad()
+    def score(self, tokens: list[int]) -> float:
+        output = self.lm_backbone(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+        return (self.scalar_head(output.hidden_states[-1]) - self.bias)[0, -1, 0].item()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_path, kind):
+    ours = whole / "normalize/model"
+    folder = paper_layout(ours, tmp_path / "paper", kind)
+    converted, mean = load_released_reward_model(folder)
+    assert mean == MEAN
+    theirs = PaperModel(folder, AutoModelForTokenClassification.from_pretrained(ours).config)
+    queries, response = [[5, 6, 7, 8], [9, 5, 3, 2]], [11, 12, 0]
+    found = score_responses(
+        converted, torch.tensor(queries), torch.tensor([response, response]), -1
+    )
+    expected = [theirs.score([*query, *response]) for query in queries]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    assert abs(expected[0] - expected[1]) > 1e-4
+    converted.save_pretrained(tmp_path / "saved")
+    again = load_reward_model(tmp_path / "saved").eval()
+    same = score_responses(again, torch.tensor(queries), torch.tensor([response, response]), -1)
+    assert torch.equal(same, found)
+
+
+def test_what_is_no_reward_model_is_one_line(whole, tmp_path):
+    ours, mean = load_released_reward_model(whole / "normalize/model")
+    assert mean is None  # ours already
+    assert ours.config.num_labels == 1
+    with pytest.raises(UserError, match=r"config\.json is missing"):
+        load_released_reward_model(tmp_path)
+    with pytest.raises(UserError, match="holds no reward model: that is"):
+        load_released_reward_model(whole / "sft/model")
+    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    weights = read_weights(folder)
+
+    def error(changed: dict[str, Any]) -> str:
+        save_file(changed, folder / "model.safetensors")
+        with pytest.raises(UserError) as caught:
+            load_released_reward_model(folder)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    norm = "lm_backbone.final_layer_norm.weight"
+    assert "lacks scalar_head.bias" in error(
+        {k: v for k, v in weights.items() if "head.b" not in k}
+    )
+    assert "1 backbone weights (final_" in error({k: v for k, v in weights.items() if k != norm})
+    assert "1 backbone weights (more)" in error(weights | {"lm_backbone.more": torch.ones(1)})
+    assert "other shapes" in error(weights | {norm: torch.ones(3)})
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        load_released_reward_model(folder)
+
+
+def test_a_released_reward_model_can_be_the_gold_judge_of_any_run(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole.parents[1], tmp_path / "runs", copy_function=os.link)
+    folder = paper_layout(whole / "normalize/model", tmp_path / "paper")
+    shutil.copy(whole / "normalize/model/tokenizer.json", folder)
+    shutil.copy(whole / "normalize/model/tokenizer_config.json", folder)
+    monkeypatch.chdir(tmp_path)
+    overrides = (*SETTINGS, "judge.kind=reward_model", "judge.model=paper")
+    config = make_config("tiny", name="resumed", overrides=overrides)
+    results = judge_summaries(config)
+    assert results["judge"]["name"] == "gold reward model in folder paper, not an LLM"
+    assert "NOT KNOWN" in results["judge"]["note"]
+    written = {row["id"]: row for row in read_lines(whole / "summaries/ppo.jsonl")}
+    rows = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
+    for row in (one for one in rows if one["policy"] == "ppo"):  # it is the run's own, converted
+        expected = written[row["id"]]["reference_score"]
+        assert row["reference_score"] == pytest.approx(expected, abs=1e-4)
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`make` in a folder of its own, as people type it."""
+    shutil.copy(ROOT / "Makefile", folder)
+    typed = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        typed, capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def judged(whole, tmp_path_factory):
+    """A folder in which `make eval POLICY=... REWARD_MODEL=...` has judged a released policy."""
+    folder = tmp_path_factory.mktemp("released")
+    shutil.copytree(whole / "sft/model", folder / "policy")
+    paper_layout(whole / "normalize/model", folder / "reward")
+    words = [f"SET={' '.join(WORLD)} eval.posts=6 checks.control_posts=3", "REWARD_MODEL=reward"]
+    made = make(folder, "eval", "POLICY=policy", *words)
+    assert made.returncode == 0, made.stderr
+    return folder, words, made.stdout
+
+
+def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
+    folder, words, said = judged
+    run = folder / "runs/released-policy/seed44413"
+    assert {one.name for one in run.iterdir() if not one.name.startswith(".")} == {
+        *("base", "released", "summaries", "judge", "controls", "win_rate", "report")
+    }
+    assert [path.stem for path in (run / "summaries").glob("*.jsonl")] == ["released"]
+    rows = read_lines(run / "summaries/released.jsonl")
+    assert len(rows) == 6
+    model = PaperModel(
+        folder / "reward", AutoModelForTokenClassification.from_pretrained(folder / "policy").config
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    row = rows[0]
+    text = f"{row['query']} {row['reference']}"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert row["reference_score"] == pytest.approx(
+        model.score([*ids, tokenizer.eos_token_id]), abs=1e-4
+    )
+    page = (run / "report/facts/released-policy-seed44413.md").read_text()
+    assert "others trained it, and nothing was trained here" in page
+    assert "The mean 1.7500" in page
+    assert "The judge is NOT an LLM" in page
+    assert str(folder) not in page
+    assert "RELEASED" in said
+    again = make(folder, "eval", "POLICY=policy", *words)
+    assert "nothing to do" in again.stdout, again.stderr
+
+
+def test_a_policy_without_a_reward_model_has_no_scores(judged, tmp_path, monkeypatch):
+    folder, words, _ = judged
+    shutil.copytree(folder / "policy", tmp_path / "policy")
+    base = "runs/bare/seed44413/base"
+    shutil.copytree(folder / "runs/released-policy/seed44413/base", tmp_path / base)
+    shutil.copytree(folder / "runs/cache", tmp_path / "runs/cache")
+    monkeypatch.chdir(tmp_path)
+    overrides = ("released.policy=policy", *words[0].removeprefix("SET=").split())
+    config = make_config("tiny", name="bare", overrides=overrides)
+    for stage in (take_released, write_summaries, judge_summaries, judge_controls):
+        stage(config)
+    measure_win_rates(config)
+    write_report(config)
+    run = Path(base).parent
+    assert {row["score"] for row in read_lines(run / "summaries/released.jsonl")} == {None}
+    assert "No reward model was given" in (run / "report/facts/bare-seed44413.md").read_text()
+    manifest = read_manifest(run / "summaries") or {}
+    assert set(manifest["inputs"]) == {"base", "released"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "goal", "said"),
+    [
+        ({}, "ppo", "ppo trains, and POLICY= is judged without training"),
+        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
+        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
+        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
+    ],
+)
+def test_what_makes_no_sense_with_a_released_policy_is_one_line(changes, goal, said):
+    overrides = ("released.policy=org/policy@v1", *changes.get("overrides", ()))
+    with pytest.raises(UserError, match=said):
+        wanted_stages(make_config("tiny", **{**changes, "overrides": overrides}), [goal])
+
+
+def test_a_reward_model_alone_and_a_stage_without_its_policy_are_refused():
+    with pytest.raises(UserError, match=r"come with released\.policy"):
+        make_config("tiny", name="x", overrides=("released.reward_model=folder",))
+    with pytest.raises(UserError, match="add POLICY="):
+        wanted_stages(make_config("tiny"), ["released"])
+
+
+def test_the_run_is_named_after_the_policy_and_starts_from_it():
+    config = make_config("pythia-1b", overrides=("released.policy=org/its policy@v1.0",))
+    assert config.name == "released-its-policy-v1.0"
+    assert config.base.checkpoint == "org/its policy@v1.0"
+    assert (config.base.tokenizer, config.data.source) == ("", "hub")
+    stages = "base released summaries judge controls win_rate report".split()
+    assert wanted_stages(config, ["eval"]) == stages
+    assert "released" not in wanted_stages(make_config("pythia-1b"), ["eval"])
