@@ -25,7 +25,7 @@ from stages.settings.config import Config, UserError
 STEPS = {
     "sample": "ppo sample",
     "response_logprobs": "ppo measure",
-    "response_values": "ppo measure",
+    "response_values": "ppo score",  # the plan counts both scalar networks there
     "score_responses": "ppo score",
 }
 

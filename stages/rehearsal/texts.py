@@ -58,7 +58,7 @@ def _posts(rng: random.Random, data: Data, most: int) -> TokenizedSplit:
     columns = zip(*sizes, strict=True)
     named = zip(("queries", "summaries"), columns, strict=True)
     tokens = {name: make_ragged(_tokens(rng, most, column)) for name, column in named}
-    rows: list[dict[str, Any]] = [{"reference": ""}] * len(sizes)
+    rows: list[dict[str, Any]] = [{"id": str(row), "reference": ""} for row in range(len(sizes))]
     return TokenizedSplit(columns=tokens, rows=rows)
 
 
@@ -74,7 +74,8 @@ def _pairs(rng: random.Random, data: Data, most: int) -> TokenizedSplit:
     columns = zip(*sizes, strict=True)
     named = zip(("queries", "chosen", "rejected"), columns, strict=True)
     tokens = {name: make_ragged(_tokens(rng, most, column)) for name, column in named}
-    return TokenizedSplit(columns=tokens, rows=[dict(NO_GROUP)] * len(sizes))
+    rows = [{"id": str(row), **NO_GROUP} for row in range(len(sizes))]
+    return TokenizedSplit(columns=tokens, rows=rows)
 
 
 def _drawn(rng: random.Random, quantiles: Sequence[float], limit: int) -> int:
