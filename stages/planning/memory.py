@@ -225,6 +225,14 @@ def passing_activations(setting: Setting, sequences: int, tokens: int) -> float:
     return count * (inner + outer) + mask
 
 
+def beside_adapter(setting: Setting, network: Network, tokens: int) -> float:
+    """Bytes of what LoRA adds to the widest layer of a pass: its input in float32, and its own
+    product before and after it is scaled.
+    """
+    wide = FULL + 2 * setting.wide
+    return tokens * setting.shape.intermediate * wide if network.adapter else 0.0
+
+
 def cache_per_token(shape: Shape, half: bool) -> int:
     """Bytes of one token's keys and values in all layers.
 
@@ -342,6 +350,7 @@ def passing(
     casts = setting.half * networks[0].cast_bytes(recomputed=True)
     count = sequences * positions * setting.shape.vocabulary
     layers = passing_activations(setting, sequences, tokens)
+    layers += beside_adapter(setting, networks[0], sequences * tokens)
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
     moments = [
         replace(base, moment="layers", copies=casts, activations=layers),
@@ -366,7 +375,8 @@ def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, in
             moment="prompt",
             copies=casts,
             cache=token * query,
-            activations=passing_activations(setting, sequences, query),
+            activations=passing_activations(setting, sequences, query)
+            + beside_adapter(setting, networks[0], sequences * query),
         ),
         replace(
             base,
