@@ -41,9 +41,9 @@ HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
-GOALS := base sft rm normalize ppo dpo eval judge-calibration ablations
-.PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish scaling versus \
-	verdict-analysis smollm judge-server
+GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
+.PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
+	scaling versus verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.

@@ -94,6 +94,7 @@ def blocks(record: Record) -> list[Block]:
         *_reward_model(record),
         *dpo.blocks(record),
         *samples.blocks(record),
+        *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.rows(record.results("base")),
         *made_with.settings_tables(record.settings),

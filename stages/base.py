@@ -1,8 +1,9 @@
 """Stage 0: what a preset starts from: tokenised posts, the tokenizer and the base checkpoint.
 
-The checkpoint is a hub id or folder, or a randomly initialised GPT-NeoX (Pythia's architecture)
-for presets that need no download. The tokenizer is the checkpoint's, a given folder, or a BPE
-trained on the preset's own posts. Tokens are cached by content and shared between runs.
+The checkpoint is a folder, a hub id, or a randomly initialised GPT-NeoX (Pythia's architecture) for
+presets that need no download. The tokenizer is the checkpoint's, a given one, or a BPE trained on
+the preset's own posts. Tokens are cached by content and shared between runs. This is the only stage
+of training that asks the hub for anything.
 """
 
 import hashlib
@@ -10,6 +11,8 @@ import json
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from stages.learning.loop import stream_seed
 from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.drawn import drawn_rows
+from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.readers import (
     COMPARISONS,
@@ -55,8 +59,9 @@ from stages.posts.world import fresh_folder, put_folder, world_folder
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
-from stages.settings.config import RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.system.files import read_lines
+from stages.system.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
@@ -66,21 +71,49 @@ CACHE_VERSION = 2
 def make_base(config: Config) -> None:
     """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
     with open_stage(config, "base") as run:
+        fetched = fetch_all(config)
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
         limits = split_limits(config.data, positions_of(model))
         link_tokens(tokenizer, rows, limits, run.partial / "data")
         save_model(model, tokenizer, run.partial / "model")
+        from_hub = [one.record for one in fetched if one.commit]
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
             "source": config.data.source,
             **describe(run, rows, limits),
+            **({"hub": from_hub} if from_hub else {}),
         }
         for line in remarks(results, run.folder / "data" / SKIPPED_FILE):
             print(line, file=sys.stderr, flush=True)
         run.finish(results)
+
+
+def fetch_all(config: Config) -> list[Fetched]:
+    """Fetch everything that the stage takes from elsewhere, and say what and how much.
+
+    Raises UserError for what the hub or its cache does not give.
+    """
+    base = config.base
+    todo: list[tuple[Callable[[Source], Fetched], Source]]
+    todo = [(fetch_rows, one) for one in sources_of(config.data) if config.data.source == HUB]
+    if base.tokenizer not in ("", TRAIN_TOKENIZER):
+        todo.append((fetch_tokenizer, model_source("base.tokenizer", base.tokenizer)))
+    if base.checkpoint != RANDOM:
+        todo.append((fetch_model, _checkpoint(config)))
+    fetched = []
+    for fetch, source in todo:
+        started = time.monotonic()
+        print(f"fetch {source.label}", flush=True)
+        fetched.append(fetch(source))
+        took = time.monotonic() - started
+        print(f"  {fetched[-1].size}, {took:.0f} s", flush=True)
+        news = moved(fetched[-1])
+        if news:
+            print(news, flush=True)
+    return fetched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +208,11 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
 
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
+    if not config.base.tokenizer:
+        return load_tokenizer(fetch_model(_checkpoint(config)).folder)
     if config.base.tokenizer != TRAIN_TOKENIZER:
-        return load_tokenizer(config.base.tokenizer or config.base.checkpoint)
+        source = model_source("base.tokenizer", config.base.tokenizer)
+        return load_tokenizer(fetch_tokenizer(source).folder)
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -193,6 +229,10 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
     return fast
 
 
+def _checkpoint(config: Config) -> Source:
+    return model_source("base.checkpoint", config.base.checkpoint)
+
+
 def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.Module:
     """The base checkpoint, or a GPT-NeoX with new weights drawn from the run's seed.
 
@@ -200,7 +240,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     """
     base = config.base
     if base.checkpoint != RANDOM:
-        model = load_policy(base.checkpoint)
+        model = load_policy(fetch_model(_checkpoint(config)).folder)
         require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(

@@ -17,8 +17,7 @@ from stages.learning.released import load_released_reward_model
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
-
-REWARD_MODEL_FILES = ["*.json", "*.safetensors", "*.bin", "*.txt"]
+from stages.system.hub import fetch_model, model_source
 
 
 def take_released(config: Config) -> None:
@@ -55,20 +54,7 @@ def reward_model_folder(source: str) -> Path:
 
     Raises UserError if the hub does not give it.
     """
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    name, _, revision = source.partition("@")
-    try:
-        return Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=REWARD_MODEL_FILES)
-        )
-    except (OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"released.reward_model={source} is no folder, and the hub does not give it: {reason}"
-        ) from None
+    return fetch_model(model_source("released.reward_model", source)).folder
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

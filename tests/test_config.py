@@ -93,7 +93,7 @@ def test_one_million_episodes_leave_out_the_last_unfilled_batch():
     assert Ppo(total_episodes=512, batch_size=512).num_updates == 1
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "posts"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if PRESETS[name]().data.source])
 def test_a_preset_needs_nothing_else(name):
     config = make_config(name)
     assert (config.preset, config.name) == (name, name)

@@ -96,17 +96,7 @@ def test_a_missing_earlier_stage_names_the_make_command(folder, capsys):
     message = error_of(capsys, ppo)
     assert "make" in message
     assert "DATA=data" in message
-    assert "make sft" in error_of(capsys, sft)
-
-
-def test_a_tokenizer_whose_pad_is_its_eos_is_refused(folder, capsys):
-    base.main(["--preset", "tiny", "--name", "first", "--data", "data"])
-    tokenizer = Path("runs/first/seed44413/base/model")
-    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
-    settings["pad_token"] = settings["eos_token"]
-    (tokenizer / "tokenizer_config.json").write_text(json.dumps(settings))
-    message = error_of(capsys, base, "--tokenizer", str(tokenizer))
-    assert "pad token is its EOS" in message
+    assert "make data" in error_of(capsys, sft)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +107,8 @@ def test_a_tokenizer_whose_pad_is_its_eos_is_refused(folder, capsys):
         (["SET=ppo.kl_coef=high", "NAME=x"], "ppo.kl_coef takes a value of type float"),
         (["SET=ppo.kl_coef=0.1"], "an override needs a run name of its own"),
         (["PRESET=posts"], "needs a folder of posts"),
+        (["PRESET=smollm2"], "needs a folder of posts"),
+        (["PRESET=smollm2", "DATA=."], "is not there: run `make smollm`"),
         (["PRESET=posts", "DATA=."], "needs a tokenizer folder"),
         (["NAME=x", "UPSTREAM=gone"], "make rm PRESET=tiny SEED=44413 NAME=gone"),
         (["PRESET=tny"], "did you mean tiny"),
@@ -139,4 +131,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         base.main(["--preset", "pythia-70m"])
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("error: hub data vwxyzjn/summarize_from_feedback_tldr_3_filtered")
+    posts = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
+    assert message.startswith(f"error: data.sft_dataset: dataset {posts} is not in the hub's cache")

@@ -317,7 +317,7 @@ def test_the_command_makes_the_very_run_that_needs_the_stage(tmp_path):
         make_config("posts", data=str(folder), tokenizer="a tokenizer"),
         make_config("tiny", name="mine", overrides=("ppo.lam=0.5", "ppo.whiten_rewards=true")),
     ):
-        for stage, goal in {"base": "sft", "sft": "sft", "ppo": "ppo", "judge": "eval"}.items():
+        for stage, goal in {"base": "data", "sft": "sft", "ppo": "ppo", "judge": "eval"}.items():
             assert typed(make_command(config, stage)) == (goal, config)
 
 

@@ -1,4 +1,4 @@
-"""What a run was made with: lengths of its data, settings, time, memory, versions, hashes."""
+"""What a run was made with: repositories, lengths of its data, settings, time, versions, hashes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +30,24 @@ SPLIT_LIMITS = {
     "comparisons_validation": COMPARISON_LIMITS,
     "ppo_train": {"longest_query": "max_query_tokens"},
 }
+
+
+def from_hub(results: dict[str, Any]) -> list[Block]:
+    """The repositories of the hub that a run was made from, each at its commit; none for others."""
+    rows = [
+        [one["setting"], _named(one), one["revision"], one["commit"]]
+        for one in results.get("hub", [])
+    ]
+    if not rows:
+        return []
+    caption = "Every stage, seed and run of this folder uses these commits."
+    header = ("setting", "made from", "revision", "at commit")
+    return [Heading("From the hub"), Table(header, rows, caption)]
+
+
+def _named(record: dict[str, str]) -> str:
+    name, configuration = record["repository"], record["configuration"]
+    return f"{name}, configuration {configuration}" if configuration else name
 
 
 def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[Block]:

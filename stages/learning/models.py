@@ -136,6 +136,8 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     """Write model and tokenizer in the plain transformers layout."""
     _quiet()
     model.save_pretrained(folder)
+    # Whether the hub could be asked is no part of a tokenizer.
+    tokenizer.init_kwargs.pop("local_files_only", None)
     tokenizer.save_pretrained(folder)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
+from stages.posts.hub import read_hub
 from stages.settings.config import HUB, Data, UserError
 
 POSTS = ("sft_train", "sft_validation")
@@ -42,7 +43,7 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
     """The checked rows of one split. Raises UserError as `read_source` does."""
     bad = bad or BadRows(data.on_bad_row)
     located = []
-    raw = _read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
+    raw = read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
     for where, row in raw:
         with bad.of(split):
             checked = _parse_line(where, row) if isinstance(row, bytes) else row
@@ -85,22 +86,6 @@ def _parse_line(where: str, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise BadRowError(where, "not a JSON object")
     return row
-
-
-def _read_hub(data: Data, split: str) -> Iterator[Located]:
-    from datasets import load_dataset
-
-    kind, part = split.split("_")
-    source = data.sft_dataset if kind == "sft" else data.comparisons_dataset
-    path, _, revision = source.partition("@")
-    path, _, configuration = path.partition(":")
-    try:
-        loaded = load_dataset(path, configuration or None, split=part, revision=revision or None)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"hub data {source}, split {part}, does not load: {reason}") from None
-    for number, row in enumerate(loaded, start=1):
-        yield f"{source}[{part}]:{number}", dict(row)
 
 
 def _check(split: str, where: str, row: dict[str, Any]) -> None:

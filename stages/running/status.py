@@ -24,6 +24,7 @@ COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
 MARKS = "ok done, old stale, run running, half interrupted, fail failed, - missing"
 GOAL_LINES = {
+    "data": "posts, tokenizer, checkpoint; from then on offline",
     "sft": "supervised fine-tuning on the reference summaries",
     "rm": "the reward model, and its normalization",
     "ppo": "PPO against the reward model",
@@ -69,6 +70,7 @@ VARIABLES = {
 PRESET_LINES = {
     "tiny": "0.2, 1 and 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
+    "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
     "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
 }
 

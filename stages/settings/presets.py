@@ -167,6 +167,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "smollm2-full": smollm2_full,
     # Microbatches are such that every stage fits the card that the preset is made for, as
     # `make plan` counts it; pythia-6.9b fits none without sharding.
+    "pythia-14m": lambda: paper("14m", microbatch_size=32, forward_batch_size=128),
     "pythia-70m": lambda: paper("70m", microbatch_size=32, forward_batch_size=128),
     "pythia-160m": lambda: paper("160m", microbatch_size=32, forward_batch_size=128),
     "pythia-410m": lambda: paper("410m", microbatch_size=16, forward_batch_size=128),

@@ -21,9 +21,11 @@ class Base:
     """Where a preset starts from."""
 
     checkpoint: str = RANDOM
-    """Hub id or folder of a causal LM; `random`: a GPT-NeoX of the shape below, new weights."""
+    """Folder or hub id[@revision] of a causal LM; `random`: a GPT-NeoX of the shape below, with new
+    weights."""
     tokenizer: str = ""
-    """Folder or hub id; empty: the checkpoint's own; `train`: a BPE trained on the posts."""
+    """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE trained on the
+    posts."""
     vocab_size: int = 1024
     """Upper bound for the vocabulary of a trained tokenizer, tokens."""
     hidden_size: int = 128
@@ -66,7 +68,7 @@ class Data:
     source: str = HUB
     """`hub`, `toy`, or a folder with sft_* and comparisons_* files (JSONL or Parquet)."""
     sft_dataset: str = "vwxyzjn/summarize_from_feedback_tldr_3_filtered"
-    """Hub id in the schema of tldr_3_filtered, for source `hub`."""
+    """Hub id[:configuration][@revision] in the schema of tldr_3_filtered, for source `hub`."""
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""

@@ -1,0 +1,244 @@
+"""The hub, walked with the unmodified clients against a local one (`tests/hub_server.py`)."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from reports.sections import made_with
+from stages.settings.presets import PRESETS
+from tests import hub_repositories as layouts
+from tests.hub_client import (
+    HELD_OUT,
+    HELD_OUT_PAIRS,
+    PAIRS,
+    TRAIN,
+    Client,
+    commit_of,
+    fetched,
+    small_hub,
+    small_model,
+    small_tokenizer,
+)
+
+NAMED = "--preset pythia-14m --name walk --set".split()
+SETTINGS = """
+    data.max_query_tokens=160 data.max_summary_tokens=60 data.max_query_summary_tokens=220
+    data.max_comparison_tokens=120 data.max_query_comparison_tokens=250
+    sft.batch_size=8 rm.batch_size=8 ppo.batch_size=8 ppo.total_episodes=16 eval.posts=4
+    judge.kind=reward_model checks.control_posts=2 memory.mixed_precision=no memory.cpu_threads=1
+    memory.microbatch_size=8 memory.forward_batch_size=8
+""".split()
+
+
+@pytest.fixture
+def hub():
+    with small_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def client(hub, tmp_path):
+    return Client(hub, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder in which `make data` ran from an empty cache; with what it printed, as `said`."""
+    with small_hub() as hub:
+        client = Client(hub, tmp_path_factory.mktemp("made"))
+        done = run_base(client)
+        assert done.code == 0, done.errors
+        yield SimpleNamespace(hub=hub, client=client, folder=client.folder, said=done.out)
+
+
+def run_base(client, *options: str, **environment: str) -> SimpleNamespace:
+    """`make data` as Make calls it."""
+    words = ["stages.pipeline", "data", *options, *NAMED, *SETTINGS]
+    return client(words, **environment)
+
+
+def manifest(tmp_path: Path, seed: int = 44413) -> dict:
+    path = tmp_path / f"runs/walk/seed{seed}/base/manifest.json"
+    return dict(json.loads(path.read_text()))
+
+
+# -- the stand-in is a hub, and loading goes as said -----------------------------------------------
+
+PLAIN_CLIENTS = """
+import json
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+pairs = load_dataset({pairs!r}, data_dir="comparisons", revision="refs/convert/parquet")
+posts = load_dataset({posts!r})
+tokenizer = AutoTokenizer.from_pretrained({model!r})
+for safe in (True, False):
+    model, info = AutoModelForCausalLM.from_pretrained(
+        {model!r}, revision={commit!r}, use_safetensors=safe, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+sizes = {{name: len(rows) for name, rows in [*posts.items(), *pairs.items()]}}
+choices = pairs["validation"]["choice"]
+print(json.dumps([sizes, list(choices), tokenizer.convert_ids_to_tokens([0, 1])]))
+"""
+
+
+def test_the_plain_clients_take_the_stand_in_for_a_hub(hub, client):
+    commit = commit_of(hub, f"models/{layouts.PYTHIA}")
+    names = {"pairs": layouts.COMPARISONS, "posts": layouts.POSTS, "model": layouts.PYTHIA}
+    found = client(PLAIN_CLIENTS.format(commit=commit, **names))
+    assert found.code == 0, found.errors
+    sizes, choices, specials = json.loads(found.out)
+    assert sizes == {"train": 24, "validation": 6, "test": 2}
+    assert choices == [row["choice"] for row in HELD_OUT_PAIRS]
+    assert specials == ["<|endoftext|>", "<|padding|>"]
+
+
+READ = """
+import json
+from stages.posts.readers import read_source
+from stages.settings.config import Data
+print(json.dumps(dict(read_source(Data(), "hub"))))
+"""
+
+
+def test_the_presets_data_sets_load_with_every_row(client):
+    found = client(READ)
+    assert found.code == 0, found.errors
+    splits = json.loads(found.out)
+    expected = {
+        "sft_train": TRAIN,
+        "sft_validation": HELD_OUT,
+        "comparisons_train": PAIRS,
+        "comparisons_validation": HELD_OUT_PAIRS,
+    }
+    assert {name: [row for _, row in rows] for name, rows in splits.items()} == expected
+    where = f"{layouts.COMPARISONS}:comparisons@refs/convert/parquet[validation]:1"
+    assert splits["comparisons_validation"][0][0] == where
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_old_buffers_are_no_weights_and_float16_is_read_as_float32(hub, client, kind):
+    other = {"model.safetensors", "pytorch_model.bin"} - {kind}
+    files = {name: one for name, one in small_model().items() if name not in other}
+    layouts.add_pythia(hub, small_tokenizer(), files)
+    folder = Path(fetched(client))
+    assert {one.name for one in folder.iterdir()} == {"config.json", kind, *small_tokenizer()}
+
+    from stages.learning.models import load_policy, load_tokenizer
+
+    published = load(small_model()["model.safetensors"])
+    assert any(name.endswith("rotary_emb.inv_freq") for name in published)
+    for name, weight in load_policy(folder).state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, published[name].float()), name
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.convert_tokens_to_ids("<|padding|>") == 1
+    assert tokenizer.pad_token_id == len(tokenizer) - 1
+
+
+def test_weights_are_fetched_once_and_in_one_format(hub, client):
+    files = hub.repository("models", layouts.PYTHIA).resolve("main")[1]
+    files |= {"onnx/model.safetensors": b"other", "rust_model.ot": b"other"}
+    hub.repository("models", layouts.PYTHIA).commit(files)
+    folder = Path(fetched(client))
+    assert not {one.name for one in folder.iterdir()} & {
+        "pytorch_model.bin",
+        "onnx",
+        "rust_model.ot",
+    }
+    assert fetched(client) == str(folder)
+    assert [one for one in hub.requests if "agent-harnesses" not in one] == []
+
+
+# -- one commit ------------------------------------------------------------------------------------
+
+
+def test_make_data_records_the_commits_and_says_them_on_the_page(made):
+    commits = {
+        "data.sft_dataset": commit_of(made.hub, f"datasets/{layouts.POSTS}"),
+        "data.comparisons_dataset": commit_of(
+            made.hub, f"datasets/{layouts.COMPARISONS}", layouts.CONVERTED
+        ),
+        "base.checkpoint": commit_of(made.hub, f"models/{layouts.PYTHIA}"),
+    }
+    results = manifest(made.folder)["results"]
+    assert {one["setting"]: one["commit"] for one in results["hub"]} == commits
+    assert results["tokens"]["comparisons_train"]["rows"] == len(PAIRS)
+    assert all(setting in made.said and one in made.said for setting, one in commits.items())
+    page = str(made_with.from_hub(results))
+    assert all(commit in page for commit in commits.values())
+
+
+def test_after_make_data_another_seed_needs_no_network_and_begins_alike(made):
+    offline = run_base(made.client, "--seed", "7", HF_HUB_OFFLINE="1")
+    assert offline.code == 0, offline.errors
+    assert made.hub.requests == []
+    for key in ("results", "content"):
+        assert manifest(made.folder, 7)[key] == manifest(made.folder)[key]
+
+
+MOVED = """
+from stages.system.hub import fetch_model, model_source, moved
+fetched = fetch_model(model_source("base.checkpoint", {source!r}))
+print(fetched.commit)
+print(moved(fetched))
+"""
+
+
+def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client):
+    first = commit_of(hub, f"models/{layouts.PYTHIA}")
+    code = MOVED.format(source=layouts.PYTHIA)
+    assert client(code).out.splitlines() == [first, "None"]
+    second = layouts.add_pythia(hub, small_tokenizer(), small_model(seed=2)).branches["main"]
+    used, said = client(code).out.splitlines()
+    assert used == first
+    assert said.startswith(f"base.checkpoint: model {layouts.PYTHIA}: revision main has moved")
+    assert second in said
+    assert first[:10] in said
+    assert client(code, HF_ENDPOINT="http://127.0.0.1:1").out.splitlines() == [first, "None"]
+    # A commit in the setting is taken as it is.
+    exact = MOVED.format(source=f"{layouts.PYTHIA}@{second}")
+    assert client(exact).out.splitlines() == [second, "None"]
+
+
+# -- the whole way ---------------------------------------------------------------------------------
+
+
+def test_pythia_14m_differs_from_the_papers_sizes_in_base_and_memory_alone():
+    small, paper = PRESETS["pythia-14m"](), PRESETS["pythia-1b"]()
+    assert small.base.checkpoint == layouts.PYTHIA
+    assert (small.sft, small.rm, small.ppo, small.data) == (
+        paper.sft,
+        paper.rm,
+        paper.ppo,
+        paper.data,
+    )
+
+
+def test_the_published_shape_has_the_published_number_of_parameters():
+    weights = load(layouts.pythia_files()["model.safetensors"])
+    buffers = ("attention.bias", "masked_bias", "inv_freq")
+    count = sum(one.numel() for name, one in weights.items() if not name.endswith(buffers))
+    assert count == 14_067_712
+
+
+def test_after_make_data_every_stage_to_the_page_runs_offline(made, monkeypatch):
+    # In this process HF_HUB_OFFLINE is set.
+    from eval import controls, judge, summaries, win_rate
+    from reports import run_page
+    from stages import normalize, ppo, reward, sft
+
+    made.hub.requests.clear()
+    monkeypatch.chdir(made.folder)
+    stages = (sft, reward, normalize, ppo, summaries, judge, controls, win_rate, run_page)
+    for module in stages:
+        module.main([*NAMED, *SETTINGS])
+    assert made.hub.requests == []
+    pages = (made.folder / "runs/walk/seed44413").glob("report/*/walk-seed44413.md")
+    text = next(pages).read_text(encoding="utf-8")
+    for one in manifest(made.folder)["results"]["hub"]:
+        assert one["commit"] in text
