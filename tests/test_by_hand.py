@@ -1,0 +1,136 @@
+"""What the reward model and SFT learn, against forward passes written out here.
+
+Training and evaluation share `score_pairs` and `summed_loss`; a fault in them shows in no accuracy
+and no loss of their own. Here each row goes through the plain model alone, without padding, masks
+or position ids.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stages.learning.likelihood import counted_tokens, summed_loss
+from stages.learning.preferences import summarize_gaps
+from stages.posts.tokens import Limits, TokenizedSplit, tokenize_comparisons, tokenize_posts
+from stages.reward import score_pairs, take_step
+from stages.settings.command_line import make_config
+from tests.conftest import close, state_of
+
+CPU = torch.device("cpu")
+POST = {"subreddit": "tifu", "title": "my bike", "post": "My boss sold my bike."}
+LIMITS = Limits(query=300, response=100, query_response=400)
+
+
+def comparison(first: str, second: str, choice: int, post: str = POST["post"]) -> dict:
+    texts = [{"text": text, "policy": "p", "note": None} for text in (first, second)]
+    info = {**POST, "id": "t3_1", "post": post}
+    return {
+        "info": info,
+        "summaries": texts,
+        "choice": choice,
+        "worker": "w",
+        "batch": "b",
+        "split": "s",
+        "extra": {"confidence": None},
+    }
+
+
+PAIRS = [
+    comparison(" My boss sold my bike.", " bike", 0),
+    comparison(" no", " My boss sold it, and I walk.", 1, post="I walk. " * 5),
+    comparison(" A bike and a boss.", " A boss", 1),
+]
+
+
+@pytest.fixture
+def pairs(tokenizer) -> TokenizedSplit:
+    located = [(f"f:{number}", row) for number, row in enumerate(PAIRS)]
+    return tokenize_comparisons(located, tokenizer, LIMITS, "comparisons_train")
+
+
+def score_by_hand(reward_model, tokenizer, row: dict, text: str) -> torch.Tensor:
+    """The scalar at the token EOS of one prompt and summary."""
+    info = row["info"]
+    prompt = f"SUBREDDIT: r/{info['subreddit']}\n\nTITLE: {info['title']}\n\nPOST: {info['post']}"
+    ids = [*tokenizer(f"{prompt}\n\nTL;DR:{text}").input_ids, tokenizer.eos_token_id]
+    scalars = reward_model(torch.tensor([ids])).logits[0, :, 0]
+    assert len(scalars) == len(ids)
+    return scalars[len(ids) - 1]
+
+
+def test_the_chosen_and_the_rejected_summary_are_scored_at_their_eos(
+    reward_model, tokenizer, pairs
+):
+    chosen, rejected = score_pairs(reward_model, pairs, range(len(PAIRS)), CPU)
+    for number, row in enumerate(PAIRS):
+        texts = [summary["text"] for summary in row["summaries"]]
+        liked, other = texts[row["choice"]], texts[1 - row["choice"]]
+        close(chosen[number], score_by_hand(reward_model, tokenizer, row, liked), 1e-5)
+        close(rejected[number], score_by_hand(reward_model, tokenizer, row, other), 1e-5)
+
+
+def test_a_step_of_the_reward_model_raises_what_people_chose_above_what_they_did_not(
+    reward_model, tokenizer, pairs
+):
+    """The gradient is that of -log sigmoid(chosen - rejected), taken over the texts by hand."""
+    by_hand = copy.deepcopy(reward_model)
+    losses = []
+    for row in PAIRS:
+        texts = [summary["text"] for summary in row["summaries"]]
+        chosen, rejected = (
+            score_by_hand(by_hand, tokenizer, row, texts[index])
+            for index in (row["choice"], 1 - row["choice"])
+        )
+        losses.append(-F.logsigmoid(chosen - rejected))
+    torch.stack(losses).mean().backward()
+    with torch.no_grad():
+        for parameter in by_hand.parameters():
+            parameter -= 0.1 * parameter.grad
+    ours = copy.deepcopy(reward_model)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    state = state_of(make_config("tiny"), ours, optimizer)
+    stats = take_step(state, pairs, list(range(len(PAIRS))))
+    assert stats["loss/train"] == pytest.approx(sum(one.item() for one in losses) / len(losses))
+    for found, expected in zip(ours.parameters(), by_hand.parameters(), strict=True):
+        close(found.detach(), expected.detach(), 1e-5)
+
+
+def test_a_gap_of_0_is_not_right(reward_model, tokenizer, pairs):
+    facts = dict.fromkeys(("split", "batch", "policies"), "x") | {"strength": 2}
+    columns = {
+        "queries": pairs.columns["queries"],
+        "chosen": pairs.columns["chosen"],
+        "rejected": pairs.columns["chosen"],
+    }
+    equal = TokenizedSplit(columns=columns, rows=[facts] * 3)
+    found = summarize_gaps([0.0, 0.5, -0.5], equal.rows)
+    assert found["accuracy"] == pytest.approx(1 / 3)
+    assert found["by_batch"]["x"]["accuracy"] == pytest.approx(1 / 3)
+    assert found["calibration"][0][1] == 0
+    optimizer = torch.optim.SGD(reward_model.parameters(), lr=0.0)
+    state = state_of(make_config("tiny"), reward_model, optimizer)
+    assert take_step(state, equal, [0, 1, 2])["accuracy/train"] == 0
+
+
+@pytest.mark.parametrize("on_query", [True, False])
+def test_the_sft_loss_counts_the_tokens_that_the_setting_names(policy, tokenizer, on_query):
+    rows = [
+        {**POST, "id": "1", "summary": "My boss sold my bike."},
+        {**POST, "id": "2", "summary": "bike", "post": "I walk. " * 6},
+    ]
+    located = [(f"f:{number}", row) for number, row in enumerate(rows)]
+    split = tokenize_posts(located, tokenizer, LIMITS, "sft_train")
+    expected, count = torch.tensor(0.0), 0
+    for row in rows:
+        prompt = f"SUBREDDIT: r/tifu\n\nTITLE: my bike\n\nPOST: {row['post']}\n\nTL;DR:"
+        query = tokenizer(prompt).input_ids
+        ids = query + tokenizer(f" {row['summary']}").input_ids + [tokenizer.eos_token_id]
+        logprobs = policy(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        for place in range(1 if on_query else len(query), len(ids)):
+            expected = expected - logprobs[place - 1, ids[place]]
+            count += 1
+    found = summed_loss(policy, split, [0, 1], on_query, CPU)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert counted_tokens(split, [0, 1], on_query) == count
