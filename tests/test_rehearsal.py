@@ -76,8 +76,10 @@ def test_the_page_says_all_of_it_in_80_columns(measured):
     text = "\n".join(lines)
     for said in ("ratio", "one update of PPO", "together", "start checks", "$", "checkpoint"):
         assert said in text
-    failed = {**found, "rm step": {"failed": "out of memory"}}
-    text = "\n".join(rehearse.page_lines(config_of(ASKED), about, failed, price=0))
+    failed = {**found, "rm step": {"failed": "out of memory"}, "start checks": {"said": "no " * 40}}
+    lines = rehearse.page_lines(config_of(ASKED), about, failed, price=0)
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
     assert "rm step        failed: out of memory" in text
 
 

@@ -1,5 +1,6 @@
 """What a rehearsal found, beside what the plan says: lines of at most 80 columns."""
 
+import textwrap
 from dataclasses import replace
 from typing import Any
 
@@ -159,4 +160,4 @@ def whole_lines(setting: Setting, found: Found, price: float) -> list[str]:
     elif "failed" in saved:
         lines.append(f"a checkpoint of PPO: {saved['failed']}")
     checks = found.get("start checks", {}).get("said", "not reached")
-    return [*lines, f"start checks in this precision: {checks}"]
+    return [*lines, *textwrap.wrap(f"start checks in this precision: {checks}", 80)]
