@@ -13,6 +13,11 @@ LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
 JUDGE ?=
+GPU ?=
+GPUS ?=
+MFU ?=
+PRESETS ?=
+PRICE_PER_HOUR ?=
 POLICY ?=
 REWARD_MODEL ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
@@ -37,8 +42,8 @@ HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
-.PHONY: $(GOALS) pipeline help status settings install check test chaos publish scaling versus \
-	verdict-analysis smollm judge-server
+.PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
+	scaling versus verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -52,6 +57,15 @@ help settings:
 
 status:
 	@$(PYTHON) -B -m stages.pipeline status $(call option,name,$(NAME))
+
+# What a run needs, counted before anything is downloaded or installed, and measured on this machine.
+ON = $(call option,gpu,$(GPU)) $(call option,gpus,$(GPUS)) $(call option,mfu,$(MFU)) \
+	$(call option,price-per-hour,$(PRICE_PER_HOUR))
+plan:
+	@$(PYTHON) -B -m stages.planning.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \
+		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
+rehearse: $(INSTALLED)
+	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt

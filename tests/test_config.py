@@ -101,7 +101,8 @@ def test_a_preset_needs_nothing_else(name):
 
 @pytest.mark.parametrize("family", ["pythia-", "tiny"])
 def test_sizes_of_a_family_differ_in_nothing_but_base_and_memory(family):
-    members = [make_config(name) for name in PRESETS if name.startswith(family)]
+    names = [name for name in PRESETS if name.startswith(family)]
+    members = [one for one in map(make_config, names) if not one.lora.rank]
     assert len(members) >= 3
     first = members[0]
     for one in members[1:]:
@@ -115,6 +116,18 @@ def test_sizes_of_a_family_differ_in_nothing_but_base_and_memory(family):
             if getattr(one.base, item.name) != getattr(first.base, item.name)
         }
         assert differing <= size
+
+
+def test_a_preset_with_lora_differs_from_its_size_in_adapters_their_rate_and_memory_alone():
+    names = [name for name in PRESETS if name[:6] == "pythia" and PRESETS[name]().lora.rank]
+    assert len(names) >= 3
+    for name in names:
+        one, size = make_config(name), make_config("-".join(name.split("-")[:2]))
+        for section in set(SECTIONS) - {"lora", "memory"}:
+            mine, theirs = getattr(one, section), getattr(size, section)
+            if section in one.lora.adapted_stages:
+                mine = dataclasses.replace(mine, learning_rate=theirs.learning_rate)
+            assert mine == theirs, (name, section)
 
 
 def test_the_posts_preset_asks_for_posts_and_a_tokenizer(tmp_path):

@@ -37,7 +37,9 @@ RANKS = (
     "eval.rates",
     "eval.judges",
     "eval.judges.openai",
+    "stages.planning",
     "eval",
+    "stages.rehearsal",
     "reports",  # what pages share
     "reports.sections",
     "reports.*_page",
@@ -49,9 +51,10 @@ AT_STAGES_LEVEL |= {"finished.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
 AT_STAGES_LEVEL |= {"released.py"}
 AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
+AT_STAGES_LEVEL |= {"planning", "rehearsal"}
 
 WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.system.*", "stages.pipeline"]
-WITHOUT_TORCH += ["stages.finished", "stages.posts.toy"]
+WITHOUT_TORCH += ["stages.finished", "stages.posts.toy", "stages.planning.*"]
 WITHOUT_TORCH += ["stages.posts.world", "stages.posts.readers", "eval.judge", "eval.win_rate"]
 WITHOUT_TORCH += ["eval.verdict_analysis", "eval.rates.*", "eval.judges.openai.*", "reports.*"]
 

@@ -1,0 +1,389 @@
+"""Bytes on one device, stage by stage. Standard library only.
+
+Every number follows from what the code does: master weights, gradients and Adam's two moments in
+float32; autocast to bf16 that keeps its copies of the weights; activations that autograd saves;
+logits and the copies of them that a loss makes. Without sharding every device holds all of it.
+
+Letters: B sequences, L tokens of a sequence, T tokens that have logits, V vocabulary, H hidden
+width. The longest sequences decide, because rows of similar length share a batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stages.planning.lengths import Lengths
+from stages.planning.shapes import (
+    Shape,
+    adapter_parameters,
+    block_weights,
+    policy_parameters,
+    scorer_parameters,
+)
+from stages.settings.config import Config
+
+FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
+MOMENTS = 8  # bytes of Adam's two moments of one parameter
+
+# Bytes per logit. `token_logprobs` divides the logits by the temperature (a copy), takes the
+# exponential of that copy in `logsumexp` (one more), and in the backward pass needs
+# (x - lse), its exponential and the product with the gradient beside the copy.
+LOSS_FORWARD = 3 * FULL
+# A network that the accelerator has not wrapped gives bf16 logits: 2 bytes in place of 4.
+PLAIN_FORWARD = LOSS_FORWARD - FULL + HALF
+LOSS_BACKWARD = 4 * FULL
+# PPO's statistics beside the loss: logits, scaled logits, logits / temperature, its softmax, and
+# the product of the last two in `entropy`.
+ENTROPY = 5 * FULL
+# `draw` inverts the cumulative distribution in float64: scaled, softmax, cumulative.
+DRAWING = 3 * 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes:
+    """What one device holds at the worst moment of a part of a stage, in bytes."""
+
+    moment: str
+    """Which moment that is."""
+    weights: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    copies: float = 0
+    """bf16 copies of weights that autocast keeps."""
+    activations: float = 0
+    logits: float = 0
+    cache: float = 0
+    """Keys and values of the sampler."""
+    other: float = 0
+    """What a step needs for a moment: the optimizer's and the gradients' temporary tensors."""
+
+    @property
+    def total(self) -> float:
+        """All of it, bytes."""
+        held = self.weights + self.gradients + self.optimizer + self.copies
+        return held + self.activations + self.logits + self.cache + self.other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One network on the device."""
+
+    shape: Shape
+    scalar: bool = False
+    """A reward model or critic, which has one output."""
+    adapter: int = 0
+    """Rank of its LoRA adapter; 0: none."""
+    trained: bool = False
+    """Whether an optimizer learns it."""
+    frozen: bool = False
+    """Whether its weights are marked as not to be learned: autocast keeps no copies of them."""
+    each: int = FULL
+    """Bytes of one of its weights."""
+
+    @property
+    def parameters(self) -> int:
+        """Its own parameters, without an adapter."""
+        return scorer_parameters(self.shape) if self.scalar else policy_parameters(self.shape)
+
+    @property
+    def learned(self) -> int:
+        """Parameters that learn."""
+        if not self.trained:
+            return 0
+        if not self.adapter:
+            return self.parameters
+        head = self.shape.hidden + 1 if self.scalar else 0
+        return adapter_parameters(self.shape, self.adapter) + head
+
+    @property
+    def matrices(self) -> int:
+        """Weights that a matrix product reads for every token."""
+        head = 0 if self.scalar else self.shape.vocabulary * self.shape.hidden
+        return self.shape.layers * block_weights(self.shape) + head
+
+    @property
+    def largest(self) -> int:
+        """Parameters of its largest tensor, the embedding."""
+        return self.shape.vocabulary * self.shape.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights; an adapter is held in float32."""
+        added = adapter_parameters(self.shape, self.adapter) if self.adapter else 0
+        return self.parameters * self.each + added * FULL
+
+    def cast_bytes(self, recomputed: bool = False) -> int:
+        """bf16 copies of its weights that live while a pass is under way.
+
+        Autocast keeps a copy of every weight that may learn until it ends, and autograd keeps those
+        that it needs. Frozen weights are cast again for each product.
+        """
+        if self.each == HALF:
+            return 0
+        kept = not self.adapter or (self.trained and not recomputed)
+        if kept and not self.frozen:
+            return HALF * self.matrices
+        output = 0 if self.scalar else self.largest
+        return HALF * max(output, self.shape.hidden * self.shape.intermediate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all parts of a run's plan share."""
+
+    config: Config
+    shape: Shape
+    lengths: Lengths
+    devices: int = 1
+    on_gpu: bool = True
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an activation."""
+        return HALF if self.half else FULL
+
+    @property
+    def half(self) -> bool:
+        """Whether autocast computes in bf16."""
+        return self.config.memory.mixed_precision == "bf16"
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return self.config.memory.gradient_checkpointing
+
+    def rank(self, stage: str) -> int:
+        """Rank of a stage's adapters; 0 if it learns all weights."""
+        return self.config.lora.rank if stage in self.config.lora.adapted_stages else 0
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of a weight of PPO's reference policy and reward model."""
+        return HALF if self.config.memory.frozen_dtype == "bf16" else FULL
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+def saved_per_token(shape: Shape, half: bool) -> float:
+    """Bytes that autograd saves for one token in one block.
+
+    GPT-NeoX: the block's input in float32; in the precision of the products the outputs of both
+    norms, qkv (its values are a view of it), rotated queries and keys, attention's output twice (as
+    the kernel and as the next layer lays it out), and the MLP before and after its activation.
+    Llama: the inputs of both norms, and these normed, in float32; one cast a linear layer; queries,
+    keys and values for all heads; attention's output; four tensors of the MLP.
+    Both are tested against autograd. GPT-2 and Gemma are taken for the one that they resemble.
+    """
+    hidden, heads, wide = shape.hidden, shape.attention, shape.intermediate
+    statistics = 16 + FULL * shape.heads
+    if shape.gated:
+        casts = 5 if half else 2
+        narrow = casts * hidden + 4 * heads + 4 * wide
+        return 4 * hidden * FULL + narrow * (HALF if half else FULL) + statistics
+    narrow = 2 * hidden + 7 * heads + 2 * wide
+    return hidden * FULL + narrow * (HALF if half else FULL) + statistics
+
+
+def saved_activations(setting: Setting, sequences: int, tokens: int) -> float:
+    """Bytes that autograd holds when a network's forward pass ends, without logits.
+
+    Beside what each token costs, every layer holds its own float form of the attention mask
+    [B, 1, L, L]. With gradient checkpointing only the inputs of the blocks are held.
+    """
+    shape = setting.shape
+    count = sequences * tokens
+    norm = 2 * FULL if shape.gated else FULL  # the last one's input; Llama's keeps it normed, too
+    ends = count * shape.hidden * (norm + setting.wide)
+    if setting.recomputed:
+        return shape.layers * count * shape.hidden * FULL + ends
+    return shape.layers * _one_layer(setting, sequences, tokens) + ends
+
+
+def _one_layer(setting: Setting, sequences: int, tokens: int) -> float:
+    mask = sequences * tokens**2 * setting.wide
+    return sequences * tokens * saved_per_token(setting.shape, setting.half) + mask
+
+
+def backward_extra(setting: Setting, sequences: int, tokens: int) -> float:
+    """Bytes of one block's gradients while the backward pass is in it; with gradient checkpointing
+    also of the block's own activations.
+    """
+    shape, count = setting.shape, sequences * tokens
+    gradients = count * (3 * shape.hidden * FULL + 2 * shape.intermediate * setting.wide)
+    again = _one_layer(setting, sequences, tokens) if setting.recomputed else 0
+    return gradients + again
+
+
+def passing_activations(setting: Setting, sequences: int, tokens: int) -> float:
+    """Bytes of a forward pass without gradients, inside its widest part, the MLP: the residual
+    stream, attention's output, the norm's output, and two or three tensors of the MLP.
+    """
+    shape, count = setting.shape, sequences * tokens
+    inner = (3 if shape.gated else 2) * shape.intermediate * setting.wide
+    outer = shape.hidden * (2 * FULL + setting.wide)
+    mask = sequences * tokens**2 * (1 + setting.wide)
+    return count * (inner + outer) + mask
+
+
+def beside_adapter(setting: Setting, network: Network, tokens: int) -> float:
+    """Bytes of what LoRA adds to the widest layer of a pass: its input in float32, and its own
+    product before and after it is scaled.
+    """
+    wide = FULL + 2 * setting.wide
+    return tokens * setting.shape.intermediate * wide if network.adapter else 0.0
+
+
+def cache_per_token(shape: Shape, half: bool) -> int:
+    """Bytes of one token's keys and values in all layers.
+
+    Under autocast the keys are float32, because rotating them multiplies by float32 numbers, and
+    the values are bf16. GPT-2 does not rotate.
+    """
+    rotated = shape.family != "gpt2"
+    keys = FULL if rotated or not half else HALF
+    return shape.layers * shape.key_value * (keys + (HALF if half else FULL))
+
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Bytes:
+    """What stays on the device between two moments of a stage, after its first update.
+
+    Several devices hold every gradient twice: DistributedDataParallel keeps buckets of its own.
+    """
+    learned = sum(one.learned for one in networks)
+    copies = 2 if setting.devices > 1 else 1
+    return Bytes(
+        moment="",
+        weights=sum(one.weight_bytes for one in networks),
+        gradients=learned * FULL * copies * gradients,
+        optimizer=learned * MOMENTS,
+    )
+
+
+def optimizer_extra(setting: Setting, networks: Sequence[Network]) -> float:
+    """Bytes of AdamW's temporary tensors: on a GPU the root of all second moments at once, on a CPU
+    two tensors as large as the largest.
+    """
+    learned = [one for one in networks if one.trained]
+    if setting.on_gpu:
+        return sum(one.learned for one in learned) * FULL
+    return 2 * FULL * max(one.learned if one.adapter else one.largest for one in learned)
+
+
+def embedding_gradient(networks: Sequence[Network]) -> float:
+    """Bytes of a gradient of the embedding that is added to the one there is."""
+    return max(
+        (FULL * one.largest for one in networks if one.trained and not one.adapter), default=0
+    )
+
+
+def training(
+    setting: Setting,
+    networks: Sequence[Network],
+    batch: tuple[int, int, int],
+    per_logit: float = LOSS_FORWARD,
+) -> Bytes:
+    """The worst moment of an optimizer step.
+
+    `batch` is sequences and tokens of a microbatch, and the positions with logits; `per_logit` is
+    what the loss holds per logit before the backward pass.
+    """
+    sequences, tokens, positions = batch
+    base = held(setting, networks, gradients=True)
+    learned = [one for one in networks if one.trained]
+    count = sequences * positions * setting.shape.vocabulary
+    saved = len(learned) * saved_activations(setting, sequences, tokens)
+    casts = setting.half * sum(one.cast_bytes(setting.recomputed) for one in learned)
+    held_casts = 0 if setting.recomputed else casts
+    extra = backward_extra(setting, sequences, tokens)
+    moments = [
+        replace(
+            base, moment="loss", copies=held_casts, activations=saved, logits=per_logit * count
+        ),
+        replace(
+            base,
+            moment="backward",
+            copies=held_casts,
+            activations=saved,
+            logits=LOSS_BACKWARD * count,
+        ),
+        replace(base, moment="layers", copies=held_casts, activations=saved + extra),
+        replace(base, moment="embedding", other=embedding_gradient(networks)),
+        replace(base, moment="optimizer", other=optimizer_extra(setting, networks)),
+    ]
+    if positions:
+        weight = _head_gradient(setting, learned)
+        grads = (FULL + (HALF if setting.half else FULL)) * count
+        moments.append(
+            replace(
+                base,
+                moment="head",
+                copies=held_casts,
+                activations=saved,
+                logits=grads,
+                other=weight,
+            )
+        )
+    return max(moments, key=lambda one: one.total)
+
+
+def _head_gradient(setting: Setting, learned: Sequence[Network]) -> float:
+    """Bytes of the output layer's new gradient, before it is added to the one there is."""
+    own = [one for one in learned if not one.adapter and not one.scalar]
+    each = FULL + (HALF if setting.half else 0)
+    return max((each * one.largest for one in own), default=0)
+
+
+def passing(
+    setting: Setting,
+    networks: Sequence[Network],
+    batch: tuple[int, int, int],
+    per_logit: float = LOSS_FORWARD,
+) -> Bytes:
+    """The worst moment of a pass without gradients through the first network; the others and the
+    optimizer's moments are held beside it.
+    """
+    sequences, tokens, positions = batch
+    base = held(setting, networks, gradients=False)
+    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    count = sequences * positions * setting.shape.vocabulary
+    layers = passing_activations(setting, sequences, tokens)
+    layers += beside_adapter(setting, networks[0], sequences * tokens)
+    last = 2 * FULL * sequences * tokens * setting.shape.hidden
+    moments = [
+        replace(base, moment="layers", copies=casts, activations=layers),
+        replace(base, moment="logits", copies=casts, activations=last, logits=per_logit * count),
+    ]
+    return max(moments, key=lambda one: one.total)
+
+
+def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int]) -> Bytes:
+    """The worst moment of sampling from the first network; `batch` is sequences, tokens of a query,
+    tokens of a response.
+    """
+    sequences, query, response = batch
+    base = held(setting, networks, gradients=False)
+    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    token = cache_per_token(setting.shape, setting.half) * sequences
+    draws = DRAWING * sequences * setting.shape.vocabulary
+    growing = token * (query + response) / setting.shape.layers
+    moments = [
+        replace(
+            base,
+            moment="prompt",
+            copies=casts,
+            cache=token * query,
+            activations=passing_activations(setting, sequences, query)
+            + beside_adapter(setting, networks[0], sequences * query),
+        ),
+        replace(
+            base,
+            moment="last token",
+            copies=casts,
+            cache=token * (query + response) + growing,
+            logits=draws,
+        ),
+    ]
+    return max(moments, key=lambda one: one.total)

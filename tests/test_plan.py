@@ -1,0 +1,398 @@
+"""What `make plan` counts, against published numbers, real modules, autograd and by hand."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval import controls
+from eval.judges.openai.budget import price_of
+from stages.planning.cards import CARDS, GIB, card_of, cards_for
+from stages.planning.costs import CONTROL_TEXTS, checkpoint_bytes, disk_of, questions_of
+from stages.planning.lengths import CHARACTERS_PER_TOKEN, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
+from stages.planning.memory import Setting, saved_activations, saved_per_token
+from stages.planning.parts import PARTS, mends, part_bytes, too_large
+from stages.planning.plan import lines_of, parse
+from stages.planning.shapes import (
+    PUBLISHED,
+    Shape,
+    adapter_parameters,
+    policy_parameters,
+    read_shape,
+    scorer_parameters,
+    shape_of,
+)
+from stages.planning.work import Rate, forward_flops, hours_by_stage, updates_of, work_of
+from stages.settings.command_line import make_config
+from stages.settings.config import Base, UserError
+from stages.settings.presets import PRESETS
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+def setting(preset: str = "pythia-1b", devices: int = 1, **memory) -> Setting:
+    config = make_config(preset)
+    config = replace(config, memory=replace(config.memory, **memory))
+    shape = shape_of(config.base)
+    return Setting(config=config, shape=shape, lengths=lengths_of(config), devices=devices)
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+# The numbers on the models' cards on the hub.
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("pythia-14m", 14_067_712),
+        ("pythia-70m", 70_426_624),
+        ("pythia-160m", 162_322_944),
+        ("pythia-410m", 405_334_016),
+        ("pythia-1b", 1_011_781_632),
+        ("pythia-1.4b", 1_414_647_808),
+        ("pythia-2.8b", 2_775_208_960),
+        ("pythia-6.9b", 6_857_302_016),
+        ("pythia-12b", 11_846_072_320),
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-1.7b", 1_711_376_384),
+    ],
+)
+def test_published_sizes_have_their_published_parameters(name, parameters):
+    assert policy_parameters(PUBLISHED[name]) == parameters
+
+
+SMALL = {"vocab_size": 96, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+FAMILIES = {
+    "gpt_neox": SMALL | {"intermediate_size": 100},
+    "llama": SMALL | {"intermediate_size": 100, "num_key_value_heads": 2},
+    "mistral": SMALL | {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16},
+    "qwen2": SMALL | {"intermediate_size": 100, "num_key_value_heads": 2},
+    "qwen3": SMALL | {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16},
+    "gemma": SMALL | {"intermediate_size": 100, "num_key_value_heads": 1, "head_dim": 16},
+    "gemma2": SMALL | {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16},
+    "gpt2": {"vocab_size": 96, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_read_configuration_has_as_many_parameters_as_the_model_that_transformers_makes(
+    family, tmp_path
+):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    config.save_pretrained(tmp_path)
+    shape = read_shape(tmp_path / "config.json")
+    with torch.device("meta"):
+        policy = AutoModelForCausalLM.from_config(config)
+        config.num_labels = 1
+        scorer = AutoModelForTokenClassification.from_config(config)
+    assert sum(one.numel() for one in policy.parameters()) == policy_parameters(shape)
+    assert sum(one.numel() for one in scorer.parameters()) == scorer_parameters(shape)
+
+
+def test_adapters_are_counted_as_peft_makes_them(policy_folder):
+    from stages.learning.lora import adapt
+    from stages.learning.models import load_policy
+
+    config = make_config("tiny", name="mine", overrides=("lora.rank=4",))
+    policy = load_policy(policy_folder)
+    adapt(policy, config, "sft")
+    learned = sum(one.numel() for one in policy.parameters() if one.requires_grad)
+    assert learned == adapter_parameters(read_shape(policy_folder / "config.json"), 4)
+
+
+def test_an_unknown_shape_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"shape of org/my-model is not known: give a folder"):
+        shape_of(Base(checkpoint="org/my-model"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    with pytest.raises(UserError, match="no formula for model_type rwkv"):
+        shape_of(Base(checkpoint=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(UserError, match="not the configuration of a model"):
+        shape_of(Base(checkpoint=str(tmp_path)))
+
+
+def test_names_on_the_hub_lead_to_their_shapes():
+    names = ("EleutherAI/pythia-1b-deduped@abc", "EleutherAI/pythia-1b", "runs/models/Pythia-1b/")
+    assert all(shape_of(Base(checkpoint=one)) == PUBLISHED["pythia-1b"] for one in names)
+    smollm = shape_of(Base(checkpoint="HuggingFaceTB/SmolLM2-135M-Instruct"))
+    assert smollm == PUBLISHED["smollm2-135m"]
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def autograd_saves(shape: Shape, half: bool, checkpointing: bool) -> int:
+    """Bytes that autograd holds when a forward pass ends, without weights and copies of weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    names = {"gpt_neox": {}, "llama": {"num_key_value_heads": shape.kv_heads}}
+    config = AutoConfig.for_model(
+        shape.family,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate,
+        **names[shape.family],
+    )
+    model = AutoModelForCausalLM.from_config(config).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    held: dict[int, torch.Tensor] = {}
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    shapes = {tuple(one.shape) for one in model.parameters()}
+    shapes |= {one[::-1] for one in shapes}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.dtype == torch.bfloat16 and tuple(tensor.shape) in shapes
+        if tensor.untyped_storage().data_ptr() not in weights and not copy:
+            held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    mask = torch.ones(3, 70, dtype=torch.long)
+    mask[0, :5] = 0
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=half),
+    ):
+        model(input_ids=mask, attention_mask=mask, use_cache=False)
+    return sum(one.untyped_storage().nbytes() for one in held.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_activations_are_what_autograd_saves(family, half, checkpointing):
+    kv = 2 if family == "llama" else 0
+    three = Shape(
+        family=family,
+        hidden=64,
+        layers=3,
+        heads=4,
+        kv_heads=kv,
+        intermediate=176,
+        vocabulary=120,
+    )
+    given = setting(mixed_precision="bf16" if half else "no", gradient_checkpointing=checkpointing)
+
+    def planned(shape: Shape) -> float:
+        return saved_activations(replace(given, shape=shape), 3, 70)
+
+    two = replace(three, layers=2)
+    by_layer = autograd_saves(three, half, checkpointing) - autograd_saves(two, half, checkpointing)
+    assert planned(three) - planned(two) == pytest.approx(by_layer, rel=0.01)
+    assert planned(three) == pytest.approx(autograd_saves(three, half, checkpointing), rel=0.1)
+
+
+def test_the_sft_step_of_pythia_1b_by_hand():
+    held = part_bytes(setting(microbatch_size=8))["sft step"]
+    parameters = 1_011_781_632
+    assert (held.weights, held.gradients, held.optimizer) == (
+        4 * parameters,
+        4 * parameters,
+        8 * parameters,
+    )
+    # 16 blocks of 12 H^2 weights and the output layer, in bf16.
+    assert held.copies == 2 * (16 * 12 * 2048**2 + 50304 * 2048)
+    # A token in a block: H in float32, 17 H in bf16, norms and 8 heads; the mask; the last norm.
+    token = 4 * 2048 + 2 * 17 * 2048 + 16 + 4 * 8
+    block = 8 * (562 * token + 562**2 * 2)
+    assert held.activations == 16 * block + 8 * 562 * 2048 * (4 + 2)
+    assert held.logits == 4 * 4 * 8 * 562 * 50304
+    assert held.moment == "backward"
+
+
+def test_the_rollout_of_pythia_1b_by_hand():
+    held = part_bytes(setting(forward_batch_size=64))["ppo rollout"]
+    policy, scorer = 1_011_781_632, 1_011_781_632 - 50304 * 2048 + 2049
+    assert held.weights == 4 * 2 * (policy + scorer)
+    assert (held.gradients, held.optimizer) == (0, 8 * (policy + scorer))
+    # Keys in float32 and values in bf16 of 512 tokens in 16 layers.
+    assert (held.moment, held.cache) == ("prompt", 64 * 512 * 16 * 2048 * (4 + 2))
+
+
+def test_frozen_networks_in_bf16_take_half():
+    whole = part_bytes(setting())["ppo rollout"]
+    halved = part_bytes(setting(frozen_dtype="bf16"))["ppo rollout"]
+    frozen = policy_parameters(PUBLISHED["pythia-1b"]) + scorer_parameters(PUBLISHED["pythia-1b"])
+    assert whole.weights - halved.weights == 2 * frozen
+
+
+def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
+    one, eight = (part_bytes(setting(devices=count))["sft step"] for count in (1, 8))
+    assert eight.gradients == 2 * one.gradients
+    assert (eight.weights, eight.optimizer) == (one.weights, one.optimizer)
+
+
+# -- does it fit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().data.source])
+def test_every_preset_fits_the_cards_it_is_made_for(preset):
+    gpu, devices = cards_for(preset)
+    large = too_large(part_bytes(setting(preset, devices)), card_of(gpu))
+    assert bool(large) == (preset == "pythia-6.9b")  # it waits for sharding, and its plan says so
+
+
+def test_what_does_not_fit_is_said_with_knobs_that_make_it_fit():
+    card = card_of("rtx4090-24gb")
+    given = setting("pythia-1b")
+    assert "ppo learn" in too_large(part_bytes(given), card)
+    knobs = mends(given, card)
+    assert knobs
+    config = make_config("pythia-1b", name="mine", overrides=tuple(" ".join(knobs).split()))
+    assert not too_large(part_bytes(replace(given, config=config)), card)
+    for left_out in knobs:  # each of them is needed
+        rest = tuple(" ".join(one for one in knobs if one != left_out).split())
+        config = make_config("pythia-1b", name="mine", overrides=rest)
+        assert too_large(part_bytes(replace(given, config=config)), card)
+
+
+def test_a_model_that_no_knob_makes_fit_is_told_so():
+    config = make_config("pythia-6.9b", name="m", overrides=("base.checkpoint=pythia-12b",))
+    given = replace(setting("pythia-6.9b"), config=config, shape=PUBLISHED["pythia-12b"])
+    assert mends(given, card_of("l4-24gb")) == []
+
+
+# -- work and costs --------------------------------------------------------------------------------
+
+
+def test_updates_are_those_of_the_paper():
+    assert updates_of(setting()) == {"sft": 911, "rm": 1450, "ppo": 1953, "dpo": 1450}
+
+
+def test_operations_of_a_forward_pass_by_hand():
+    # 16 blocks of 12 H^2 weights; attention of 100 tokens to 100; logits at 10 positions.
+    by_hand = 2 * 16 * 12 * 2048**2 * 100 + 4 * 16 * 2048 * 100 * 100 + 2 * 2048 * 50304 * 10
+    assert forward_flops(setting(), tokens=100, length=100, logits=10) == by_hand
+
+
+def test_learning_of_ppo_is_four_epochs_of_three_passes_through_two_networks():
+    works = {work.label: work for work in work_of(setting()) if work.stage == "ppo"}
+    length, episodes = QUERY_TOKENS + 53, 1953 * 512
+    critic = 4 * 3 * forward_flops(setting(), episodes * length, length, 0)
+    assert works["learn critic"].flops == pytest.approx(critic)
+    head = 4 * 3 * 2 * 2048 * 50304 * episodes * 53
+    assert works["learn policy"].flops == pytest.approx(critic + head)
+
+
+def test_hours_fall_with_cards_and_with_the_assumed_share():
+    one, eight = (
+        sum(hours_by_stage(setting(devices=n), Rate(card=CARDS["h100-80gb"])).values())
+        for n in (1, 8)
+    )
+    assert 7 < one / eight <= 8.01
+    half = hours_by_stage(setting(), Rate(card=CARDS["h100-80gb"], mfu=0.15))
+    whole = hours_by_stage(setting(), Rate(card=CARDS["h100-80gb"], mfu=0.30))
+    assert half["normalize"] == pytest.approx(2 * whole["normalize"])
+
+
+def test_the_judge_is_asked_in_both_orders_about_two_policies_and_the_controls():
+    asked = questions_of(setting())
+    assert asked is not None
+    assert asked.calls == 2 * (2 * 6447 + 4 * 50)
+    price = price_of(make_config("pythia-1b").judge)
+    assert price is not None
+    assert asked.dollars == pytest.approx(price.of(asked.read, asked.written))
+    assert 550 < asked.read / asked.calls < 700  # a post of 346 tokens, two summaries, the question
+    assert len(controls.CONTROLS) - 1 == CONTROL_TEXTS
+    assert questions_of(setting("tiny")) is None
+
+
+def test_disk_holds_six_models_and_three_checkpoints():
+    given = setting()
+    policy, scorer = policy_parameters(given.shape), scorer_parameters(given.shape)
+    assert checkpoint_bytes(given, "ppo") == 12 * (policy + scorer)
+    assert disk_of(given)["models"] == 4 * 3 * (policy + scorer)
+    assert disk_of(given)["checkpoints"] == 3 * 12 * (policy + scorer)
+
+
+def test_mean_lengths_are_those_of_real_posts():
+    folder, tokenizer = SHARED / "tldr-human", SHARED / "tokenizer"
+    if not folder.is_dir():
+        pytest.skip("needs the real posts of ../shared/tldr-human")
+    from stages.learning.models import load_tokenizer
+    from stages.posts.readers import format_post
+    from stages.posts.tokens import plain_encoder
+
+    lines = (folder / "sft_validation.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    encode = plain_encoder(load_tokenizer(tokenizer))
+    queries = [len(one) for one in encode([format_post(row) for row in rows])]
+    summaries = [len(one) + 1 for one in encode([" " + row["summary"] for row in rows])]
+    assert sum(queries) / len(rows) == pytest.approx(QUERY_TOKENS, rel=0.03)
+    assert sum(summaries) / len(rows) == pytest.approx(SUMMARY_TOKENS, rel=0.03)
+    characters = sum(len(format_post(row)) for row in rows)
+    assert characters / sum(queries) == pytest.approx(CHARACTERS_PER_TOKEN, rel=0.02)
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def test_a_plan_says_everything_in_80_columns():
+    lines = lines_of(parse(["--preset", "pythia-6.9b", "--gpus", "8", "--price-per-hour", "2"]))
+    text = "\n".join(lines)
+    assert all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
+    said = ("6,857,302,016", "8 x h100-80gb", "does not fit", "lora.rank=16", "ASSUMED", "judge")
+    assert [one for one in (*said, *PARTS) if one not in text] == []
+
+
+def test_a_grid_has_a_row_for_each_preset_and_sums_them():
+    arguments = ["--presets", "pythia-1b", "pythia-2.8b-lora", "--seeds", "1", "2", "3"]
+    lines = lines_of(parse(arguments))
+    rows = {line.split()[0]: line.split() for line in lines if line.startswith(("pythia", "toge"))}
+    assert list(rows) == ["pythia-1b", "pythia-2.8b-lora", "together"]
+    hours = [float(rows[name][-3].replace(",", "")) for name in rows]
+    assert hours[2] == pytest.approx(hours[0] + hours[1], abs=0.11)
+    one = sum(hours_by_stage(setting("pythia-1b"), Rate(card=CARDS["h100-80gb"])).values())
+    dpo = hours_by_stage(setting("pythia-1b"), Rate(card=CARDS["h100-80gb"]))["dpo"]
+    assert hours[0] == pytest.approx(3 * (one - dpo), abs=0.06)
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "h100"], "unknown GPU 'h100': did you mean h100-80gb"),
+        (["--gpus", "-1"], "GPUS=-1: give the number of cards"),
+        (["--mfu", "2"], "MFU must lie above 0 and not above 1"),
+        (["--presets", "pythia"], "unknown preset 'pythia'"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(arguments, said):
+    with pytest.raises(UserError) as error:
+        lines_of(parse(["--preset", "pythia-1b", *arguments]))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_plan_needs_the_standard_library_alone():
+    # With -S -I no installed package can be imported.
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from stages.planning import plan; "
+        "plan.main(['--preset', 'pythia-1b'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-B", "-S", "-I", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert "1,011,781,632 parameters" in found.stdout
+
+
+def test_usable_memory_is_less_than_all():
+    for card in CARDS.values():
+        assert 0.8 * card.memory_gib * GIB < card.usable < card.memory_gib * GIB
+
+
+def test_a_token_of_llama_and_of_gpt_neox_by_hand():
+    neox, llama = PUBLISHED["pythia-70m"], PUBLISHED["smollm2-135m"]
+    assert saved_per_token(neox, half=False) == 18 * 512 * 4 + 16 + 4 * 8
+    # Norms' inputs and outputs 4 H, two inputs of linear layers 2 H, q k v and output 4 H, MLP 4 I.
+    assert saved_per_token(llama, half=False) == (10 * 576 + 4 * 1536) * 4 + 16 + 4 * 9
