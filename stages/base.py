@@ -60,6 +60,7 @@ from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
+from stages.settings.presets import SMOLLM2
 from stages.system.files import read_lines
 from stages.system.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 
@@ -232,7 +233,10 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
 
 
 def _checkpoint(config: Config) -> Source:
-    return model_source("base.checkpoint", config.base.checkpoint)
+    checkpoint = config.base.checkpoint
+    if checkpoint == SMOLLM2 and not Path(checkpoint).is_dir():
+        raise UserError(f"base.checkpoint: {checkpoint} is not there: run `make smollm`")
+    return model_source("base.checkpoint", checkpoint)
 
 
 def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.Module:

@@ -16,7 +16,7 @@ from typing import Any
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
-from stages.settings.presets import PRESETS, SMOLLM2
+from stages.settings.presets import PRESETS
 from stages.settings.stages import SHARED_SECTIONS, SHARED_STAGES, STAGES
 
 # An override of these sections needs no name of its own: another judge is another opinion of the
@@ -208,8 +208,6 @@ def _check_given(config: Config) -> None:
         raise UserError(
             f"preset {config.preset} needs a tokenizer folder: add --tokenizer (make: TOKENIZER=)"
         )
-    if config.base.checkpoint == SMOLLM2 and not Path(SMOLLM2, "config.json").exists():
-        raise UserError(f"base.checkpoint: {SMOLLM2} is not there: run `make smollm`")
     if config.data.source not in (TOY, HUB) and not Path(config.data.source).is_dir():
         raise UserError(
             f"data.source: no folder {config.data.source}: correct --data (make: DATA=)"
