@@ -14,7 +14,7 @@ from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, is_released, judged_row, load_run, row
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.sections import dpo, judge, length, made_with, released, samples, scores
-from reports.verdict import MISSING, STRENGTH, interval, number, percent, whole
+from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
@@ -310,8 +310,8 @@ def _reward_model(record: Record) -> list[Block]:
     tables = [_group_table(record, key, what) for key, what in RM_GROUPS if found.get(key)]
     if found.get("cnndm"):
         news = found["cnndm"]
-        row_ = [percent(news["accuracy"]), whole(news["pairs"])]
-        tables.append(Table(("news articles", "accuracy", "pairs"), [["CNN/DM", *row_]]))
+        row_ = [counted(news), whole(news["pairs"])]
+        tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [["CNN/DM", *row_]]))
     names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
     scorers = {names[one]: record.results(one) for one in names if one in record.manifests}
     entry = paper.load()["rm_calibration"]
@@ -341,8 +341,8 @@ def _group_table(record: Record, key: str, what: str) -> Table:
     if len(names) > MOST_GROUPS and key == "by_policies":
         names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
         caption = f"The {MOST_GROUPS} most frequent of {len(groups)}."
-    rows = [[n, percent(groups[n]["accuracy"]), whole(groups[n]["pairs"])] for n in names]
-    header = [what, "accuracy", "pairs"]
+    rows = [[n, counted(groups[n]), whole(groups[n]["pairs"])] for n in names]
+    header = [what, "accuracy [95%]", "pairs"]
     size = paper.size_of(record.preset)
     if key == "by_strength":
         caption = "1: slightly better, 4: far better."

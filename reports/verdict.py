@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.rates.table import MOST_UNJUDGED, leans
+from stages.learning.intervals import wilson
 
 Row = dict[str, Any]
 MISSING = "–"
@@ -37,6 +38,12 @@ def whole(value: float | None) -> str:
 def interval(low: float, high: float) -> str:
     """A 95% interval of fractions, in percent."""
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def counted(found: dict[str, Any]) -> str:
+    """The `accuracy` of some `pairs`, with Wilson's 95% interval."""
+    inside = interval(*wilson(found["accuracy"] * found["pairs"], found["pairs"]))
+    return f"{percent(found['accuracy'])} {inside}"
 
 
 def estimate(found: dict[str, Any] | None) -> str:

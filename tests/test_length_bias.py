@@ -20,7 +20,7 @@ def split_of(chosen: list[int], rejected: list[int]) -> TokenizedSplit:
     lengths = {"queries": [3] * len(chosen), "chosen": chosen, "rejected": rejected}
     columns = {name: make_ragged([[1] * n for n in ns]) for name, ns in lengths.items()}
     rows = [
-        {"id": f"t{k}", "split": "v", "batch": "b", "confidence": 6, "policies": "a--b"}
+        {"id": f"t{k}", "split": "v", "batch": "b", "strength": 6, "policies": "a--b"}
         for k in range(len(chosen))
     ]
     return TokenizedSplit(columns=columns, rows=rows)

@@ -368,10 +368,12 @@ def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
     fabricate(config, judge=ONLINE)
     run_page.main(["--preset", "pythia-1b"])
     text = (folder_of(config=config) / "pythia-1b-seed44413.md").read_text()
-    assert "| strength of the label | accuracy | pairs | paper 1B |" in text
+    assert "| strength of the label | accuracy [95%] | pairs | paper 1B |" in text
     # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
-    assert re.search(
-        r"\| 1 \| 75\.0% \| 1,500 \| 56\.3% \|\n\| 4 \| 83\.0% \| 500 \| 69\.4% \|", text
+    # The intervals are statsmodels' (proportion_confint, Wilson).
+    assert (
+        "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
+        in text
     )
 
 

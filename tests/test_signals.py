@@ -209,7 +209,7 @@ def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(tmp_path, monk
             base.main(ARGUMENTS)
         assert stop.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "Read-only file system: make it writable, then run `make sft" in line
+        assert "Read-only file system: make it writable, then run `make data" in line
     finally:
         monkeypatch.chdir(tmp_path)
         subprocess.run(["umount", str(disk)], check=True)

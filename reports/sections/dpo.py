@@ -4,7 +4,7 @@ from typing import Any
 
 from reports.collect import Record
 from reports.page import Block, Heading, Table, Text
-from reports.verdict import STRENGTH, interval, number, percent, whole
+from reports.verdict import STRENGTH, counted, interval, number, percent, whole
 
 GROUPS = (("by_split", "split"), ("by_strength", STRENGTH), ("by_batch", "batch"))
 RANKED = "pairs ranked as the labellers did [95%]"
@@ -39,6 +39,6 @@ def _group_table(reward: dict[str, Any], dpo: dict[str, Any], what: str) -> Tabl
     names = sorted(dpo, key=lambda name: (len(name), name))
     rows = []
     for name in names:
-        shares = (percent(one[name]["accuracy"]) for one in (reward, dpo))
+        shares = (counted(one[name]) for one in (reward, dpo))
         rows.append([name, *shares, whole(dpo[name]["pairs"])])
-    return Table((what, "reward model", "DPO", "pairs"), rows)
+    return Table((what, "reward model [95%]", "DPO [95%]", "pairs"), rows)
