@@ -5,6 +5,7 @@ Nothing here touches the network, and nothing is written outside pytest's own te
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,25 @@ def runs(tmp_path, monkeypatch):
     """A runs folder of the test's own."""
     monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system of 200 kB with the given options; skips where that is not allowed."""
+    disk = tmp_path / "disk"
+    mounted = []
+
+    def mount(options: str = "size=200k") -> Path:
+        disk.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("a small file system cannot be mounted here")
+        mounted.append(disk)
+        return disk
+
+    yield mount
+    for one in mounted:
+        subprocess.run(["umount", "--lazy", str(one)], check=True)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Real processes that signals, kills and each other end; each goes on to the same weights."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -197,22 +196,13 @@ def test_what_the_disk_refuses_is_one_line(capsys, error, said):
     assert line.endswith("then run `make sft PRESET=tiny SEED=44413`")
 
 
-def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(tmp_path, monkeypatch, capsys):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=200k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a file system cannot be mounted here")
-    try:
-        monkeypatch.chdir(disk)
-        with pytest.raises(SystemExit) as stop:
-            base.main(ARGUMENTS)
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "Read-only file system: make it writable, then run `make data" in line
-    finally:
-        monkeypatch.chdir(tmp_path)
-        subprocess.run(["umount", str(disk)], check=True)
+def test_a_run_folder_that_is_read_only_is_one_line_with_its_mend(small_disk, monkeypatch, capsys):
+    monkeypatch.chdir(small_disk("ro,size=200k"))
+    with pytest.raises(SystemExit) as stop:
+        base.main(ARGUMENTS)
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Read-only file system: make it writable, then run `make data" in line
 
 
 def test_an_error_that_nobody_can_mend_keeps_its_traceback():
