@@ -103,8 +103,10 @@ def posts() -> Config:
 def smollm2() -> Config:
     """A pretrained model of 135M parameters on real posts and people's labels, for two cores.
 
-    Fewer and shorter posts than the paper's, and adapters instead of all weights: about three
-    hours. The reward model learns one half of the comparisons; a run on the other half is gold.
+    Fewer and shorter posts than the paper's: about three hours. SFT and the reward model learn all
+    weights; adapters learned less from as many posts (ROUGE-L 0.198 against 0.235). PPO and DPO
+    learn adapters, which spares a second copy of the policy. The reward model learns one half of
+    the comparisons; a run on the other half is gold.
     """
     return Config(
         preset="smollm2",
@@ -116,23 +118,23 @@ def smollm2() -> Config:
             validation_posts=128,
             ppo_posts=512,
             train_comparisons=1024,
-            max_query_tokens=256,
-            max_query_summary_tokens=309,
-            max_query_comparison_tokens=425,
+            max_query_tokens=224,
+            max_query_summary_tokens=277,
+            max_query_comparison_tokens=393,
         ),
-        # Adapters take larger steps than whole weights, and their gradients are small.
+        # Few updates: the paper's eps of 1e-5 would slow the small gradients of adapters.
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
-        lora=Lora(rank=16),
-        sft=Sft(learning_rate=5e-4, batch_size=16, loss_on_query=False, evaluations=2),
-        rm=Rm(learning_rate=3e-4, batch_size=16, pairs="even"),
+        lora=Lora(rank=16, stages="ppo,dpo"),
+        sft=Sft(learning_rate=1e-4, batch_size=16, loss_on_query=False, evaluations=2),
+        rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even"),
         ppo=Ppo(
-            learning_rate=2e-4,
+            learning_rate=3e-4,
             total_episodes=320,
             batch_size=32,
             num_ppo_epochs=2,
             samples_every=2,
         ),
-        dpo=Dpo(learning_rate=1e-4, batch_size=16),
+        dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=53),
         judge=Judge(kind="reward_model"),
         memory=Memory(
