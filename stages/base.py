@@ -8,7 +8,6 @@ of training that asks the hub for anything.
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
@@ -61,7 +60,7 @@ from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
-from stages.system.files import read_lines
+from stages.system.files import link_or_copy, read_lines
 from stages.system.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 
 EOS_TOKEN = "<|endoftext|>"
@@ -301,10 +300,7 @@ def link_tokens(
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     target.mkdir()
     for path in cache.iterdir():
-        try:
-            os.link(path, target / path.name)
-        except OSError:  # another file system
-            shutil.copy(path, target / path.name)
+        link_or_copy(path, target / path.name)
 
 
 def _tokens_key(tokenizer: PreTrainedTokenizerBase, rows: Rows, limits: dict[str, Limits]) -> str:

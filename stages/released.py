@@ -5,7 +5,6 @@ where policies are looked for, and its reward model, if one is given, beside it 
 released ones hold the mean of the references in their configuration (Huang et al. 2024, detail 15).
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from stages.learning.released import load_released_reward_model
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
+from stages.system.files import link_or_copy
 from stages.system.hub import fetch_model, model_source
 
 
@@ -43,10 +43,7 @@ def link_files(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
     target.mkdir()
     for path in source.iterdir():
-        try:
-            os.link(path, target / path.name)
-        except OSError:  # another file system
-            shutil.copy(path, target / path.name)
+        link_or_copy(path, target / path.name)
 
 
 def reward_model_folder(source: str) -> Path:

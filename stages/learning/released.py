@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
+from stages.learning.heads import head_of, in_float32, require_heads
 from stages.learning.models import load_reward_model, with_dropout
 from stages.settings.config import UserError
 from stages.system.files import read_json
@@ -48,10 +49,11 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
         raise UserError(f"{folder} lacks {', '.join(sorted(missing))}: no released reward model")
     model = AutoModelForTokenClassification.from_config(_base_config(folder, saved))
     _fill_backbone(folder, model.float().base_model, weights)
-    head, mean = _head_of(folder, model), float(saved.get("bias", 0.0))
+    head, mean = head_of(model), float(saved.get("bias", 0.0))
     with torch.no_grad():
         head.weight.copy_(weights[f"{HEAD}weight"])
         head.bias.copy_(weights[f"{HEAD}bias"].float() - mean)
+    in_float32(model)
     return model.eval(), mean
 
 
@@ -64,10 +66,12 @@ def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
     if kind is None:
         raise UserError(f"{folder}: base_config in config.json names no model_type")
     try:
-        return with_dropout(AutoConfig.for_model(kind, **fields, num_labels=1), 0.0)
+        config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
     except (KeyError, TypeError, ValueError) as error:
         first_line = str(error).splitlines()[0]
         raise UserError(f"{folder}: its base_config does not load: {first_line}") from None
+    require_heads(config, str(folder))
+    return with_dropout(config, 0.0)
 
 
 def _fill_backbone(folder: Path, backbone: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -86,17 +90,6 @@ def _fill_backbone(folder: Path, backbone: nn.Module, weights: dict[str, Tensor]
     if wrong:
         names = ", ".join(wrong[:3])
         raise UserError(f"{folder} lacks or adds {len(wrong)} backbone weights ({names})")
-
-
-def _head_of(folder: Path, model: nn.Module) -> nn.Linear:
-    """The one layer of a token classifier that gives one number; it must have a bias."""
-    heads = [one for one in model.modules() if isinstance(one, nn.Linear) and one.out_features == 1]
-    if len(heads) != 1 or heads[0].bias is None:
-        raise UserError(
-            f"{folder}: its family has no head with a bias, which must hold the mean: only"
-            " families such as GPT-NeoX can be converted"
-        )
-    return heads[0]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

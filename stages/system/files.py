@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under another name, without a second copy where the disk allows it."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy(source, target)
 
 
 def read_json(path: Path) -> Any:
