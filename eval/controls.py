@@ -18,6 +18,7 @@ from eval.judge import config_with_cap, make_judge, questions_about, read_polici
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.table import analyse, verdict_table
+from stages.posts.readers import parse_post
 from stages.runs import open_stage
 from stages.settings.config import Config, Judge, UserError, fail
 
@@ -29,7 +30,6 @@ CONTROLS = {
     "title": "the post's title",
     "other_post": "the reference of another post",
 }
-QUERY = re.compile(r"SUBREDDIT: .*?\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)", re.DOTALL)
 EVEN = 0.5
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
 OWN_TEXTS_ONLY = "reward_model"
@@ -92,8 +92,8 @@ def control_texts(post: Row, others: list[Row]) -> dict[str, str]:
     """The control texts of one post; an empty one where the post has none."""
     reference: str = post["reference"]
     words = reference.split()
-    found = QUERY.match(post["query"])
-    title, body = (found["title"], found["post"].removesuffix("TL;DR:")) if found else ("", "")
+    found = parse_post(post["query"]) or {"title": "", "post": ""}
+    title, body = found["title"], found["post"]
     unlike = (one["reference"] for one in others if one["reference"].split() != words)
     return {
         SELF: reference,

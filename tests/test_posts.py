@@ -18,6 +18,7 @@ from stages.posts.readers import (
     check_comparison,
     format_post,
     is_cnndm,
+    parse_post,
     read_source,
 )
 from stages.posts.tokens import (
@@ -240,6 +241,12 @@ def test_a_post_without_newline_loses_one_character_at_a_time():
     assert cut("abcdef", limit=8) == "T|abcde|"
     assert cut("one\ntwo", limit=5) == "T|on|"
     assert cut("abcdef", limit=3) == "T||"
+
+
+def test_a_prompt_is_taken_apart_as_it_was_put_together():
+    row = {"subreddit": "tifu", "title": "a\nb", "post": "one\n\nPOST: two\n\nTL;DR: three"}
+    assert parse_post(format_post(row)) == row
+    assert parse_post("Article:\nnews\n\nTL;DR:\n") is None
 
 
 def test_the_title_is_never_cut():

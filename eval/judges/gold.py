@@ -6,7 +6,6 @@ at the limit. Scores are computed in float32. Not an LLM.
 Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for people.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_tokenizer, score_responses
 from stages.learning.released import load_released_reward_model
 from stages.posts.halves import in_half
-from stages.posts.readers import POST_TEMPLATE
+from stages.posts.readers import POST_TEMPLATE, parse_post
 from stages.posts.tokens import fit_query, pad_left, pad_right, plain_encoder
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
@@ -31,10 +30,6 @@ from stages.system.files import read_lines
 
 KIND = "gold_reward_model"
 HELD_OUT = ("accuracy", "accuracy_low", "accuracy_high", "pairs")
-FILLED = re.compile(
-    r"SUBREDDIT: r/(?P<subreddit>.*?)\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)\n\nTL;DR:",
-    re.DOTALL,
-)
 Text = tuple[str, str]
 """A query and a summary of it."""
 
@@ -190,10 +185,10 @@ class GoldJudge:
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
-        tokens, filled = self.encode([query])[0], FILLED.fullmatch(query)
+        tokens, filled = self.encode([query])[0], parse_post(query)
         limit = self.gold.max_query_tokens
         if len(tokens) > limit and filled:
-            fields, encode = filled.groupdict(), self.encode
+            fields, encode = filled, self.encode
             with suppress(ValueError):  # a title over the limit: the whole query is read
                 _, tokens = fit_query(
                     lambda x: encode([x])[0], POST_TEMPLATE, fields, "post", limit

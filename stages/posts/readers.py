@@ -7,6 +7,7 @@ row is refused with file, line and field, or skipped. Source: Huang et al. 2024,
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ COMPARISONS = ("comparisons_train", "comparisons_validation")
 SPLITS = (*POSTS, *COMPARISONS)
 PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
 POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+FILLED = re.compile(
+    r"SUBREDDIT: r/(?P<subreddit>.*?)\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)\n\nTL;DR:",
+    re.DOTALL,
+)
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
@@ -173,3 +178,9 @@ def is_cnndm(row: dict[str, Any]) -> bool:
 def format_post(row: dict[str, Any]) -> str:
     """The prompt of one post, without truncation (Huang et al. 2024, detail 2)."""
     return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})
+
+
+def parse_post(query: str) -> dict[str, str] | None:
+    """Subreddit, title and post of a prompt that `format_post` wrote; None for another text."""
+    found = FILLED.fullmatch(query)
+    return found.groupdict() if found else None
