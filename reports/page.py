@@ -16,6 +16,7 @@ from stages.settings import config as settings
 from stages.system.files import write_text
 
 STYLE = Path(__file__).with_name("style.css")
+PUBLIC = "public"  # folder of a page about real data without the texts of others
 COLUMNS = 80
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.collect import load_run, names_of_runs
-from reports.page import beside_the_runs, files_of, wrapped
+from reports.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.settings import config as settings
@@ -117,7 +117,7 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
         yield Page(
             kind=KINDS[stage],
             names=(config.name,),
-            folder=folder,
+            folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
             stem=next(folder.glob("*.md")).stem,
             judge=folder.name,
             sources=hashes_of([folder, *(stage_folder(config, one) for one in inputs)]),

@@ -4,6 +4,7 @@
 
 writes into runs/<name>/seed<k>/report/<judge>/: <name>-seed<k>.md and .html, the plots of the
 Markdown page, headline.txt (the result tables for the terminal) and numbers.json (the run's row).
+`public/` holds the page once more without the texts of real data: `make publish` takes that one.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,13 @@ from typing import Any
 
 from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, is_released, judged_row, load_run, row
-from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
+from reports.page import PUBLIC, Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.sections import dpo, judge, length, made_with, released, samples, scores
 from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import TOY, Config, UserError, fail
 from stages.system.files import write_json, write_text
 
 MOST_GROUPS = 12
@@ -68,12 +69,16 @@ def write_report(config: Config) -> str:
         title = f"Run {record.name}, seed {record.seed}"
         if is_released(record):
             numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-            path = page.write(run.partial, stem, title, released_blocks(record, numbers))
-            text = released_headline(numbers, run.folder / path.name)
+            shown = released_blocks(record, numbers)
+            text = released_headline(numbers, run.folder / f"{stem}.html")
         else:
-            numbers = row(record)
-            path = page.write(run.partial, stem, title, blocks(record))
-            text = headline(numbers, run.folder / path.name)
+            numbers, shown = row(record), blocks(record)
+            text = headline(numbers, run.folder / f"{stem}.html")
+        page.write(run.partial, stem, title, shown)
+        if config.data.source != TOY:
+            public = run.partial / PUBLIC
+            public.mkdir(exist_ok=True)
+            page.write(public, stem, title, samples.without_the_data(shown))
         write_text(run.partial / "headline.txt", text)
         write_json(run.partial / "numbers.json", numbers)
         run.finish({})

@@ -95,6 +95,23 @@ def test_pages_of_every_kind_are_copied_with_true_hashes(place, capsys):
     assert "3.11.7" in one["versions"]["python"]
 
 
+def test_texts_of_real_data_stand_on_the_runs_own_page_and_are_not_published(place):
+    config = make_config("pythia-1b", seed=1)
+    fabricate(config, judge=fabricated_runs.ONLINE)
+    run_page.write_report(config)
+    publish.main(["--names", "pythia-1b"])
+    own = stage_folder(config, "report")
+    for suffix in (".md", ".html"):
+        name = f"pythia-1b-seed1{suffix}"
+        here, there = (own / name).read_text(), (GENERATED / name).read_text()
+        for theirs in ("SUBREDDIT: r/", "the aunt"):  # of every post, of every reference
+            assert theirs in here
+            assert theirs not in there
+        ours = "My aunt sold my lamp."
+        assert here.count(ours) == there.count(ours) > 0
+        assert "are others" in there
+
+
 def test_a_page_that_is_published_again_is_replaced_wholly(place):
     finished(1)
     publish.main([])

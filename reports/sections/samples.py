@@ -1,5 +1,6 @@
 """Samples of a run: the first held-out posts, and what each policy wrote about them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from reports.collect import Record, policies_of
@@ -7,6 +8,7 @@ from reports.page import Block, Heading, Sample, Text
 from reports.verdict import number
 
 SAMPLES = 6
+NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 SCORES = "post_scores.jsonl"
 OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
 
@@ -37,6 +39,16 @@ def blocks(record: Record) -> list[Block]:
             for index, post in enumerate(posts, start=1)
         ),
     ]
+
+
+def without_the_data(page: Sequence[Block]) -> list[Block]:
+    """A page as it may be published: posts and references, which others wrote, are left out."""
+    return [_own_words(block) if isinstance(block, Sample) else block for block in page]
+
+
+def _own_words(sample: Sample) -> Sample:
+    _, *ours = sample.summaries  # the first is the reference
+    return Sample(sample.title, NOT_OURS, ours)
 
 
 def _said_of_reference(post: dict[str, Any]) -> str:
