@@ -70,7 +70,7 @@ class Cell:
 class How:
     """How stages are made: no result depends on it."""
 
-    launch: str = ""
+    launch: tuple[str, ...] = ()
     """Command that starts the stages that run models; empty: this interpreter."""
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
@@ -209,9 +209,9 @@ class Maker:
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = STAGES[stage]
-        launch = launcher(self.how.launch) if row.computes else []
+        launch = self.how.launch if row.computes else ()
         capped = "judge" in row.sections and self.how.max_cost
-        start = [*(launch or [sys.executable]), "-m", "stages.running.start", row.module]
+        start = [*(launch or (sys.executable,)), "-m", "stages.running.start", row.module]
         words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
 
@@ -241,19 +241,19 @@ class Maker:
             return list(pool.map(one, cells))
 
 
-def launcher(line: str) -> list[str]:
+def launcher(line: str) -> tuple[str, ...]:
     """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
 
     Raises UserError if there is no such program.
     """
     words = shlex.split(line)
     if not words:
-        return []
+        return ()
     beside = str(Path(sys.executable).parent)
     program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if program is None:
         raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
-    return [program, *words[1:]]
+    return program, *words[1:]
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
@@ -363,7 +363,7 @@ def main(argv: list[str] | None = None) -> None:
 def make_goals(asked: Asked, args: argparse.Namespace) -> int:
     """Make what a command line asks for; return the exit status."""
     how = How(
-        launch=args.launch,
+        launch=launcher(args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,

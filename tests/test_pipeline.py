@@ -177,7 +177,7 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
-    maker = Recorder(How(launch="accelerate launch --num_processes 2", max_cost="5"))
+    maker = Recorder(How(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5"))
     make(TINY, maker=maker)
     by_stage = dict(zip(EVALUATED, maker.commands, strict=True))
     for stage, words in by_stage.items():
@@ -189,10 +189,17 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
 def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
     monkeypatch.setenv("PATH", "")
     accelerate = str(Path(sys.executable).parent / "accelerate")
-    assert launcher("accelerate launch --multi_gpu") == [accelerate, "launch", "--multi_gpu"]
-    assert launcher("") == []
+    assert launcher("accelerate launch --multi_gpu") == (accelerate, "launch", "--multi_gpu")
+    assert launcher("") == ()
     with pytest.raises(UserError, match="there is no program acelerate"):
         launcher("acelerate launch")
+
+
+def test_a_launcher_that_is_not_there_is_refused_before_anything_is_made(tmp_path):
+    found = typed(tmp_path, "sft", "LAUNCH=acelerate launch")
+    assert found.returncode == 2
+    assert "LAUNCH=acelerate launch: there is no program acelerate" in found.stderr
+    assert not list(tmp_path.iterdir())
 
 
 # -- what is refused -------------------------------------------------------------------------------
