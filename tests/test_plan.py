@@ -32,7 +32,6 @@ from stages.settings.config import Base, UserError
 from stages.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
 
 
 def setting(preset: str = "pythia-1b", devices: int = 1, **memory) -> Setting:
@@ -314,10 +313,8 @@ def test_disk_holds_six_models_and_three_checkpoints():
     assert disk_of(given)["checkpoints"] == 3 * 12 * (policy + scorer)
 
 
-def test_mean_lengths_are_those_of_real_posts():
-    folder, tokenizer = SHARED / "tldr-human", SHARED / "tokenizer"
-    if not folder.is_dir():
-        pytest.skip("needs the real posts of ../shared/tldr-human")
+def test_mean_lengths_are_those_of_real_posts(shared):
+    folder, tokenizer = shared / "tldr-human", shared / "tokenizer"
     from stages.learning.models import load_tokenizer
     from stages.posts.readers import format_post
     from stages.posts.tokens import plain_encoder

@@ -277,8 +277,10 @@ def test_how_a_stage_was_made_is_no_input_of_the_next_one(runs):
 
     base(1.0)
     finish(TINY, "sft", "base")
+    before = read_manifest(stage_folder(TINY, "base"))
     base(2.0)
-    Run(TINY, "ppo").require("sft")
+    assert read_manifest(stage_folder(TINY, "base")) != before
+    assert Run(TINY, "ppo").require("sft") == stage_folder(TINY, "sft")
 
 
 def test_a_stage_whose_input_is_gone_is_refused_and_not_a_crash(runs):
