@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
+from stages.functional import dpo_loss, implicit_rewards
 from stages.learning.loop import (
     Order,
     batch_tensors,
@@ -36,21 +36,23 @@ from stages.learning.loop import (
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt, merge
-from stages.learning.models import load_policy, load_tokenizer, response_logprobs, save_model
+from stages.learning.models import load_policy, load_tokenizer, save_model
 from stages.learning.preferences import (
+    alike,
     length_bias,
     over_pairs,
     pair_length,
+    pair_tokens,
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
-from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_left, pad_right
+from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
 
-NO_TOKEN = -1
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16
 # on the tiny preset, a summary's log-probability moves by up to 0.06 nats with the batch's shape
 # and a mean over 64 pairs by 0.001; beta divides both by 20. If rows are mixed up, the numbers are
@@ -141,7 +143,7 @@ def take_step(
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
     summed: dict[str, float] = {}
-    # A pair is two sequences of the forward pass.
+    # A pair counts as two sequences.
     parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
     for part in synchronized_last(accelerator, policy, parts):
         chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
@@ -192,17 +194,9 @@ def pair_logprobs(
 
     The sum is over the summary's tokens and its EOS; the query does not count.
     """
-    queries = pad_left([split.columns["queries"][row] for row in rows], NO_TOKEN)
-    names = ("chosen", "rejected")
-    responses = pad_right([split.columns[name][row] for name in names for row in rows], NO_TOKEN)
-    tokens = torch.cat([queries.repeat(2, 1), responses], dim=1).to(device)
-    real, length = tokens != NO_TOKEN, responses.shape[1]
-    logprobs = response_logprobs(
-        policy, tokens.masked_fill(~real, 0), real, length, temperature=1.0
-    )
-    summed = sequence_logprobs(logprobs, real[:, -length:])
-    chosen, rejected = summed.view(2, len(rows)).unbind(0)
-    return chosen, rejected
+    queries, summaries = pair_tokens(split, rows)
+    chosen, rejected = summary_logprobs(policy, queries, summaries, device).unbind(0)
+    return chosen, alike(summaries, chosen, rejected)
 
 
 @torch.no_grad()

@@ -31,16 +31,19 @@ from stages.learning.loop import (
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt, merge
-from stages.learning.models import load_tokenizer, new_reward_model, save_model, token_scalars
+from stages.learning.models import load_tokenizer, new_reward_model, save_model
 from stages.learning.preferences import (
+    alike,
     length_bias,
     over_pairs,
     pair_length,
+    pair_tokens,
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch
-from stages.posts.tokens import CNNDM, TokenizedSplit, load_split, pad_right
+from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
@@ -103,7 +106,7 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
     loss_sum = correct = 0.0
-    # A pair is two sequences of the forward pass.
+    # A pair counts as two sequences.
     parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
     for part in synchronized_last(accelerator, reward_model, parts):
         chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
@@ -123,20 +126,11 @@ def score_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass.
 
-    Right-padded as in Huang et al. 2024, detail 5; read at the last token, which is EOS (detail
-    12).
+    Read at the last token, which is EOS (Huang et al. 2024, detail 12).
     """
-    queries = split.columns["queries"]
-    sequences = [
-        torch.cat([queries[row], split.columns[name][row]])
-        for name in ("chosen", "rejected")
-        for row in rows
-    ]
-    tokens = pad_right(sequences, -1).to(device)
-    scalars = token_scalars(reward_model, tokens, tokens >= 0)
-    last = torch.tensor([len(one) - 1 for one in sequences], device=device)
-    chosen, rejected = scalars.gather(1, last.unsqueeze(1)).view(2, len(rows)).unbind(0)
-    return chosen, rejected
+    queries, summaries = pair_tokens(split, rows)
+    chosen, rejected = summary_scores(reward_model, queries, summaries, device).unbind(0)
+    return chosen, alike(summaries, chosen, rejected)
 
 
 @torch.no_grad()

@@ -1,15 +1,16 @@
 """What every stage that learns shares.
 
-loop         seeds, optimizer, schedules, batches, sampling
-state        all that a loop must save to go on
-checkpoints  that state on disk
-models       load, save, run, sample
-heads        the scalar head of a reward model, in any family
-lora         small matrices beside frozen weights
-likelihood   the SFT loss
-preferences  held-out comparisons, ranked
-length_bias  a scorer of comparisons beside the longer one
-logit        a logistic model with clustered errors
-released     reward models that others trained, in our layout
-intervals    the interval of a proportion
+loop          seeds, optimizer, schedules, batches, sampling
+state         all that a loop must save to go on
+checkpoints   that state on disk
+models        load, save, run, sample
+heads         the scalar head of a reward model, in any family
+lora          small matrices beside frozen weights
+likelihood    the SFT loss
+shared_query  several summaries of one post in one row
+preferences   held-out comparisons, ranked
+length_bias   a scorer of comparisons beside the longer one
+logit         a logistic model with clustered errors
+released      reward models that others trained, in our layout
+intervals     the interval of a proportion
 """

@@ -197,11 +197,15 @@ def response_logprobs(
     return formula(logits, query_responses[:, -response_length:], temperature)
 
 
-def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """The reward model's scalar at every token: [B, L] -> [B, L]. Only at EOS is it a score."""
-    inputs = model_inputs(tokens, attention_mask)
+def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """The reward model's scalar at every token of a forward pass, [B, L], at least float32."""
     scalars = reward_model(**inputs, use_cache=False).logits.squeeze(-1)
     return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
+
+
+def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+    """The same for padded rows: [B, L] -> [B, L]. Only at EOS is it a score."""
+    return head_scalars(reward_model, model_inputs(tokens, attention_mask))
 
 
 def response_values(

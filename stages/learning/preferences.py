@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
 from stages.functional import preference_loss
 from stages.learning.intervals import wilson
@@ -38,11 +39,27 @@ def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
     return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in kept])
 
 
-def pair_length(split: TokenizedSplit, row: int) -> int:
-    """Tokens of the longer of the two sequences of a comparison."""
+def pair_tokens(
+    split: TokenizedSplit, rows: Sequence[int]
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """The queries of some comparisons, and their summaries: first all chosen, then all rejected."""
     columns = split.columns
-    longer = max(len(columns["chosen"][row]), len(columns["rejected"][row]))
-    return len(columns["queries"][row]) + longer
+    summaries = [[columns[name][row] for row in rows] for name in ("chosen", "rejected")]
+    return [columns["queries"][row] for row in rows], summaries
+
+
+def alike(summaries: list[list[Tensor]], chosen: Tensor, rejected: Tensor) -> Tensor:
+    """`rejected`, [rows], where a pair's summaries differ, and else `chosen`.
+
+    Equal summaries stand in different columns, where rounding would tell them apart.
+    """
+    equal = [torch.equal(*pair) for pair in zip(*summaries, strict=True)]
+    return torch.where(torch.tensor(equal, device=chosen.device), chosen, rejected)
+
+
+def pair_length(split: TokenizedSplit, row: int) -> int:
+    """Tokens of a comparison: the query once, and both summaries."""
+    return sum(len(split.columns[name][row]) for name in ("queries", "chosen", "rejected"))
 
 
 def over_pairs(
@@ -55,7 +72,7 @@ def over_pairs(
 ) -> list[T]:
     """What `measure` says of every pair of a split, in its order, from all processes.
 
-    `measure` gets the rows of one forward pass: at most `sequences` sequences, two per pair. `keep`
+    `measure` gets the rows of one forward pass: at most `sequences` summaries, two a pair. `keep`
     as in `over_share`.
     """
 

@@ -20,6 +20,7 @@ from stages.planning.memory import (
 )
 from stages.settings.command_line import override_of
 from stages.settings.config import Config
+from stages.settings.families import SHARING
 
 # Part -> its stage and what it does.
 PARTS = {
@@ -89,15 +90,24 @@ def _pairs(size: int) -> int:
     return 2 * max(1, size // 2)
 
 
+def _pair_rows(setting: Setting, sequences: int) -> tuple[int, int, int]:
+    """Rows of a pass over pairs, their tokens, and the positions of compared summaries."""
+    lengths = setting.lengths
+    if setting.shape.family in SHARING:
+        longest = lengths.longest_pair + lengths.longest_compared
+        return sequences // 2, longest, 2 * lengths.longest_compared
+    return sequences, lengths.longest_pair, lengths.longest_compared
+
+
 def _rm_step(setting: Setting) -> Bytes:
     size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.rm.batch_size, setting))
-    batch = (size, setting.lengths.longest_pair, 0)
-    return training(setting, [_learner(setting, "rm", scalar=True)], batch)
+    rows, tokens, _ = _pair_rows(setting, size)
+    return training(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
 
 
 def _rm_validation(setting: Setting) -> Bytes:
-    batch = (_pairs(shares(setting)[1]), setting.lengths.longest_pair, 0)
-    return passing(setting, [_learner(setting, "rm", scalar=True)], batch)
+    rows, tokens, _ = _pair_rows(setting, _pairs(shares(setting)[1]))
+    return passing(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
 
 
 def _references(setting: Setting) -> Bytes:
@@ -140,10 +150,8 @@ def _ppo_learn(setting: Setting) -> Bytes:
 
 
 def _dpo_step(setting: Setting) -> Bytes:
-    lengths = setting.lengths
     size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.dpo.batch_size, setting))
-    batch = (size, lengths.longest_pair, lengths.longest_compared)
-    return training(setting, [_learner(setting, "dpo")], batch)
+    return training(setting, [_learner(setting, "dpo")], _pair_rows(setting, size))
 
 
 def _summaries(setting: Setting) -> Bytes:

@@ -12,6 +12,7 @@ from stages.planning.lengths import ARTICLE_TOKENS
 from stages.planning.memory import HALF, Setting
 from stages.planning.parts import shares
 from stages.planning.shapes import block_weights
+from stages.settings.families import SHARING
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
 # between a quarter and a half is usual for eager PyTorch with fused attention at these sizes, and
@@ -162,9 +163,15 @@ def _sft(setting: Setting) -> list[Work]:
     ]
 
 
-def _rm(setting: Setting) -> list[Work]:
+def _compared(setting: Setting) -> float:
+    """Mean tokens that a pass computes for one of the two summaries of a comparison."""
     lengths = setting.lengths
-    length = lengths.query + lengths.compared
+    shared = 2 if setting.shape.family in SHARING else 1
+    return lengths.query / shared + lengths.compared
+
+
+def _rm(setting: Setting) -> list[Work]:
+    lengths, length = setting.lengths, _compared(setting)
     pairs = updates_of(setting)["rm"] * setting.config.rm.batch_size
     return [
         _train(setting, ("rm", "learn"), 2 * pairs, length),
@@ -201,8 +208,7 @@ def _ppo(setting: Setting) -> list[Work]:
 
 
 def _dpo(setting: Setting) -> list[Work]:
-    lengths = setting.lengths
-    length = lengths.query + lengths.compared
+    lengths, length = setting.lengths, _compared(setting)
     pairs = updates_of(setting)["dpo"] * setting.config.dpo.batch_size
     # The reference of every pair, and the held-out pairs once more after training.
     passed = lengths.rows["comparisons_train"] + 2 * lengths.rows["comparisons_validation"]

@@ -8,7 +8,7 @@ time counts.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from stages.learning.preferences import pair_length
 from stages.normalize import keep_known_answers, reference_scores
 from stages.planning.shapes import shape_of
 from stages.planning.work import training_factor
+from stages.posts.tokens import TokenizedSplit
 from stages.rehearsal.bench import PARTS_TIMED, Bench, RehearsalRun, make_bench
 from stages.rehearsal.meter import hold, matrix_rate
 from stages.rehearsal.ppo import rehearse_ppo
@@ -37,6 +38,7 @@ from stages.rehearsal.texts import longest_rows, rows_of, typical_rows, write_te
 from stages.rehearsal.weights import weights_for
 from stages.settings.command_line import add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
+from stages.settings.families import SHARING
 from stages.system.files import write_json
 
 
@@ -75,6 +77,16 @@ def _one_typical(lengths: list[int], size: int) -> list[int]:
     return typical_rows(lengths, size, 1)
 
 
+def pass_lengths(bench: Bench, split: TokenizedSplit, rows: Sequence[int]) -> list[int]:
+    """Tokens of every row that a pass computes for some pairs: one a pair where the summaries share
+    their query, else two.
+    """
+    if bench.setting.shape.family in SHARING:
+        return [pair_length(split, row) for row in rows]
+    queries, *summaries = (split.columns[name] for name in ("queries", "chosen", "rejected"))
+    return [len(queries[row]) + len(one[row]) for row in rows for one in summaries]
+
+
 def rehearse_rm(bench: Bench) -> None:
     """A step, scores of held-out pairs, and the reward model that later parts load."""
     config, meter = bench.config, bench.meter
@@ -91,18 +103,18 @@ def rehearse_rm(bench: Bench) -> None:
     worst, typical = longest_rows(lengths, 2 * size), typical_rows(lengths, size, PARTS_TIMED)
     reward.take_step(state, train, typical[:1])
     _, peak = meter.peak(lambda: reward.take_step(state, train, worst))
-    bench.note("rm step", peak=peak, longest=lengths[worst[0]])
+    bench.note("rm step", peak=peak, longest=max(pass_lengths(bench, train, worst)))
     trained = bench.accelerator.unwrap_model(network)
     size = max(1, config.memory.forward_batch_size // 2)
     split, few = (rows_of(train, kind(lengths, size)) for kind in (longest_rows, _one_typical))
     _, peak = meter.peak(lambda: reward.evaluate(state, trained, split, "longest"))
-    bench.note("rm validation", peak=peak, longest=lengths[worst[0]])
+    bench.note("rm validation", peak=peak, longest=max(pass_lengths(bench, train, worst)))
     _, seconds = meter.timed(lambda: reward.take_step(state, train, typical))
-    some = [lengths[row] for row in typical for _ in range(2)]
+    some = pass_lengths(bench, train, typical)
     flops = training_factor(bench.setting, "rm") * bench.flops(some, 0)
     bench.note("rm step", seconds=seconds, tokens=sum(some), flops=flops)
     _, seconds = meter.timed(lambda: reward.evaluate(state, trained, few, "typical"))
-    some = [pair_length(few, row) for row in range(len(few)) for _ in range(2)]
+    some = pass_lengths(bench, few, range(len(few)))
     flops = bench.flops(some, 0)
     bench.note("rm validation", seconds=seconds, tokens=sum(some), flops=flops)
     merge(trained)
@@ -147,8 +159,9 @@ def rehearse_dpo(bench: Bench) -> None:
     measured, seconds = meter.timed(
         lambda: dpo.split_logprobs(accelerator, policy, split, config, "rehearsal"), last=False
     )
-    tokens = [pair_length(split, row) for row in range(len(split)) for _ in range(2)]
-    flops = bench.flops(tokens, bench.setting.lengths.compared)
+    tokens = pass_lengths(bench, split, range(len(split)))
+    logits = 2 * bench.setting.lengths.compared * len(split) / len(tokens)
+    flops = bench.flops(tokens, logits)
     bench.note("dpo reference", seconds=seconds, tokens=sum(tokens), flops=flops)
     adapt(policy, config, "dpo")
     use_gradient_checkpointing(policy, config.memory)
@@ -162,11 +175,10 @@ def rehearse_dpo(bench: Bench) -> None:
     last = list(range(len(typical), len(split)))
     _, peak = meter.peak(lambda: dpo.take_step(state, split, measured, last))
     _, seconds = meter.timed(lambda: dpo.take_step(state, split, measured, first))
-    tokens = [pair_length(split, row) for row in first for _ in range(2)]
-    flops = bench.flops(tokens, bench.setting.lengths.compared)
-    flops *= training_factor(bench.setting, "dpo")
+    tokens = pass_lengths(bench, split, first)
+    flops = training_factor(bench.setting, "dpo") * bench.flops(tokens, logits)
     bench.note("dpo step", peak=peak, seconds=seconds, tokens=sum(tokens), flops=flops)
-    bench.note("dpo step", longest=lengths[worst[0]])
+    bench.note("dpo step", longest=max(pass_lengths(bench, train, worst)))
 
 
 def rehearse_summaries(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from stages.planning.memory import Setting
 from stages.planning.parts import part_bytes
 from stages.planning.tables import OPTIONAL, gib
 from stages.planning.work import Work, work_of
+from stages.settings.families import SHARING
 
 Found = dict[str, dict[str, Any]]
 # What a part of a run's work takes its measured speed from.
@@ -54,6 +55,8 @@ def planned_peaks(setting: Setting, found: Found) -> dict[str, float]:
         if part.startswith("sft"):
             lengths = replace(lengths, longest_sft=longest)
         elif part.startswith(("rm", "dpo")):
+            if setting.shape.family in SHARING:
+                longest -= lengths.longest_compared
             lengths = replace(lengths, longest_pair=longest)
         elif part == "references":
             lengths = replace(lengths, longest_query=longest - lengths.longest_summary)

@@ -9,5 +9,6 @@ released      a policy that others trained
 config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes
+families      what differs between model families
 ablations     the switches of `make ablations`
 """

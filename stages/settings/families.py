@@ -1,0 +1,5 @@
+"""What differs between model families, by `model_type` of transformers. Standard library only."""
+
+# Rotary or learned positions, and attention that takes any mask: a row may hold several summaries
+# of one post (stages/learning/shared_query.py). tests/test_shared_query.py shows it for each.
+SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})

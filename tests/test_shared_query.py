@@ -1,0 +1,134 @@
+"""Rows that hold several summaries of one post, against each summary in a row of its own.
+
+By hand: the plain model, one row at a time, no padding, no mask, no position ids.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    BloomConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from stages.learning.shared_query import (
+    shared_rows,
+    shares_query,
+    summary_logprobs,
+    summary_scores,
+)
+from tests.conftest import close
+from tests.test_families import CONFIGS, GROUPED
+
+CPU = torch.device("cpu")
+VOCABULARY = 50
+LENGTHS = {"queries": (7, 3, 5), "chosen": (2, 6, 1), "rejected": (5, 1, 4), "third": (1, 1, 8)}
+
+
+def tokens_of(*lengths: int) -> list[torch.Tensor]:
+    return [torch.randint(1, VOCABULARY, (length,)) for length in lengths]
+
+
+@pytest.fixture
+def texts() -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """Three queries of different lengths, with three summaries each."""
+    torch.manual_seed(3)
+    queries, *summaries = (tokens_of(*lengths) for lengths in LENGTHS.values())
+    return queries, summaries
+
+
+def first(count: int, texts):
+    """The queries with only the first summaries of each."""
+    return texts[0], texts[1][:count]
+
+
+def made(auto, family: PreTrainedConfig, dtype: torch.dtype = torch.float64, **chosen):
+    config = copy.deepcopy(family)
+    config.vocab_size, config.initializer_range, config.num_labels = VOCABULARY, 0.3, 1
+    torch.manual_seed(5)
+    return auto.from_config(config, dtype=dtype, **chosen).eval()
+
+
+def by_hand(model, queries, summaries, read) -> torch.Tensor:
+    """[K, B]: what `read` makes of the outputs, the query's length and the summary of each row."""
+    rows = []
+    for each in summaries:
+        for query, summary in zip(queries, each, strict=True):
+            output = model(torch.cat([query, summary]).unsqueeze(0)).logits[0]
+            rows.append(read(output, len(query), summary))
+    return torch.stack(rows).view(len(summaries), len(queries))
+
+
+def score(output, start, summary):
+    return output[start + len(summary) - 1, 0]
+
+
+def log_probability(output, start, summary):
+    logits = output[start - 1 : start - 1 + len(summary)]
+    return -F.cross_entropy(logits, summary, reduction="sum")
+
+
+WAYS = {
+    "scores": (AutoModelForTokenClassification, summary_scores, score),
+    "log-probabilities": (AutoModelForCausalLM, summary_logprobs, log_probability),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_values_and_gradients_are_those_of_rows_of_their_own(family, way, count, texts):
+    auto, ours, read = WAYS[way]
+    queries, summaries = first(count, texts)
+    weights = torch.randn(count, len(queries), dtype=torch.float64)
+    shared, apart = (made(auto, CONFIGS[family]) for _ in range(2))
+    assert shares_query(shared)
+    found = ours(shared, queries, summaries, CPU)
+    expected = by_hand(apart, queries, summaries, read)
+    close(found.detach().double(), expected.detach(), 1e-6)
+    (found * weights).mean().backward()
+    (expected * weights).mean().backward()
+    for one, other in zip(shared.parameters(), apart.parameters(), strict=True):
+        if other.grad is not None:
+            close(one.grad, other.grad, 1e-6)
+
+
+def test_a_query_stands_once_in_a_row(texts):
+    queries, summaries = texts
+    rows = shared_rows(queries, summaries[:2], CPU)
+    assert rows.tokens.shape == (3, 7 + 6 + 5)
+    assert rows.starts == [7, 13]
+    assert (rows.tokens != -1).sum(1).tolist() == [14, 10, 10]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("reason", ["family", "attention", "window"])
+def test_a_model_that_cannot_share_gets_rows_of_their_own(reason, way, texts):
+    auto, ours, read = WAYS[way]
+    config, chosen = {
+        "family": (BloomConfig(hidden_size=32, n_layer=2, n_head=4), {}),
+        "attention": (CONFIGS["llama"], {"attn_implementation": "eager"}),
+        "window": (
+            Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=2, max_window_layers=0),
+            {},
+        ),
+    }[reason]
+    model = made(auto, config, torch.float32, **chosen)
+    assert not shares_query(model)
+    queries, summaries = first(2, texts)
+    found = ours(model, queries, summaries, CPU)
+    close(found.detach(), by_hand(model, queries, summaries, read).detach(), 1e-4)
+
+
+def test_masked_slots_leak_into_nothing(texts):
+    """The other summary and the padding may hold anything."""
+    model = made(AutoModelForTokenClassification, CONFIGS["llama"])
+    queries, (chosen, rejected, _) = texts
+    found = summary_scores(model, queries, [chosen, rejected], CPU)[0]
+    others = tokens_of(9, 9, 9)
+    close(summary_scores(model, queries, [chosen, others], CPU)[0].detach(), found.detach(), 1e-6)
