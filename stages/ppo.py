@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
@@ -49,7 +50,7 @@ from stages.rl.loss import (
     count_terms,
     logprob_formula,
     mean_statistics,
-    microbatch_loss,
+    microbatch_losses,
     pretraining_step,
     split_minibatch,
 )
@@ -66,7 +67,7 @@ FINAL_SHARE = 0.05  # the results average over this share of the updates, the la
 
 def train_ppo(config: Config) -> None:
     """Run the stage."""
-    accelerator = make_accelerator(config)
+    accelerator = make_accelerator(config, takes_turns=True)
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         check_batch("ppo", config.ppo.batch_size, config.ppo.batch_size, accelerator)
         check_minibatches(config.ppo, accelerator)
@@ -224,13 +225,14 @@ def take_step(
         stats["loss/ptx"] = pretraining_step(state, ptx, step)
     parts = split_minibatch(minibatch, ppo, pad_id, memory.microbatch_size)
     terms = count_terms(accelerator, minibatch, ppo, len(parts))
-    summed: dict[str, float] = {}
-    for part in synchronized_last(accelerator, state.trained, parts):
-        microbatch = minibatch.rows(torch.tensor(part, device=minibatch.queries.device))
-        loss, some = microbatch_loss(state, microbatch, pad_id, terms)
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(loss * accelerator.num_processes)
-        summed = {key: summed.get(key, 0.0) + value for key, value in some.items()}
+    summed: dict[str, Tensor | float] = {}
+    for part, longest in synchronized_last(accelerator, state.trained, parts):
+        rows = torch.tensor(part, device=minibatch.queries.device)
+        microbatch = minibatch.rows(rows).trimmed(*longest)
+        for loss, some in microbatch_losses(state, microbatch, pad_id, terms):
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(loss * accelerator.num_processes)
+            summed |= {key: summed.get(key, 0.0) + value.double() for key, value in some.items()}
     stats |= dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
     stats |= clip_gradients(accelerator.unwrap_model(state.trained), ppo)
     refuse_non_finite("ppo", stats)

@@ -24,7 +24,6 @@ from stages.learning.models import (
     load_tokenizer,
     model_inputs,
     new_reward_model,
-    response_logits,
     response_logprobs,
     response_values,
     sample,
@@ -81,8 +80,9 @@ def test_sampling_stops_early_with_the_same_tokens_up_to_eos(writer):
     assert torch.equal(truncate_after(stopped, 0, 7), truncate_after(endless, 0, 7))
     ends = [row.index(0) for row in endless.tolist()]
     assert max(ends) < 39, "this seed has to show an early stop"
-    assert (stopped[:, max(ends) + 1 :] == 7).all()
-    assert (stopped[:, : max(ends) + 1] != 7).all()
+    for row, end in zip(stopped, ends, strict=True):
+        assert (row[end + 1 :] == 7).all()
+        assert (row[: end + 1] != 7).all()
 
 
 def test_a_response_depends_on_neither_its_batch_nor_its_padding(writer):
@@ -157,15 +157,6 @@ def test_impossible_tokens_are_never_drawn_even_at_the_ends():
 # -- forward passes --------------------------------------------------------------------------------
 
 
-def test_response_logits_are_the_full_ones_one_position_earlier(policy):
-    tokens = random_tokens(3, 12)
-    with torch.no_grad():
-        full = policy(tokens).logits
-        found = response_logits(policy, tokens, torch.ones_like(tokens).bool(), 5)
-    assert found.shape == (3, 5, policy.config.vocab_size)
-    close(found, full[:, 6:11], 1e-5)
-
-
 def test_response_logprobs_are_those_of_the_full_softmax(policy):
     tokens, mask = random_tokens(2, 9), torch.ones(2, 9).bool()
     with torch.no_grad():
@@ -178,7 +169,7 @@ def test_response_logprobs_are_those_of_the_full_softmax(policy):
 
 
 @pytest.mark.parametrize("pads", [0, 1, 7])
-def test_padding_on_either_side_changes_no_logit_and_no_score(policy, reward_model, pads):
+def test_padding_on_either_side_changes_no_log_probability_and_no_score(policy, reward_model, pads):
     pad = policy.config.vocab_size
     queries, responses = random_tokens(2, 6, seed=1), random_tokens(2, 5, seed=2)
     left = torch.nn.functional.pad(queries, (pads, 0), value=pad)
@@ -188,9 +179,10 @@ def test_padding_on_either_side_changes_no_logit_and_no_score(policy, reward_mod
     with torch.no_grad():
         bare = score_responses(reward_model, queries, responses, pad)
         close(score_responses(reward_model, left, right, pad), bare, 1e-4)
-        bare = response_logits(policy, both, both != pad, 5)
-        found = response_logits(policy, padded, padded != pad, 5 + pads)[:, :5]
-        close(found, bare, 1e-4)
+        bare = response_logprobs(policy, both, both != pad, 5, 1.0)
+        real = padded != pad
+        found = response_logprobs(policy, padded.masked_fill(~real, 0), real, 5 + pads, 1.0)
+        close(found[:, :5], bare, 1e-4)
     assert (padded != pad).sum() == both.numel()
 
 
@@ -226,11 +218,13 @@ def test_pad_ids_reach_no_embedding_and_positions_count_real_tokens():
     assert positions[0, 2:].tolist() == positions[1, :2].tolist() == [0, 1]
 
 
-def test_policy_and_critic_give_the_logits_and_values_of_each_alone(policy, reward_model):
+def test_policy_and_critic_give_what_each_gives_alone(policy, reward_model):
     tokens, mask = random_tokens(2, 8), torch.ones(2, 8).bool()
+    both = PolicyAndCritic(policy, reward_model)
     with torch.no_grad():
-        logits, values = PolicyAndCritic(policy, reward_model)(tokens, mask, 3)
-    assert torch.equal(logits, response_logits(policy, tokens, mask, 3))
+        logprobs, _ = both("policy", tokens, mask, 3, 0.7)
+        values = both("critic", tokens, mask, 3)
+    assert torch.equal(logprobs, response_logprobs(policy, tokens, mask, 3, 0.7))
     assert torch.equal(values, response_values(reward_model, tokens, mask, 3))
 
 

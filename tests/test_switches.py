@@ -16,6 +16,7 @@ from stages.functional import (
     paper_token_logprobs,
     policy_losses,
     subtract_missing_eos,
+    token_logprobs,
     value_losses,
     weighted_sum,
 )
@@ -268,9 +269,9 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
     queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
     real = queries != PAD
     tokens = queries.masked_fill(~real, 0)
-    ours = models.response_logits(policy, tokens, real, response_length=2)
+    ours = models.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
     papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
-    close(ours, papers, 1e-4)
+    close(ours, token_logprobs(papers, tokens[:, -2:], 1.0), 1e-4)
 
 
 def test_dropout_is_off_unless_asked_for(policy_folder):

@@ -4,6 +4,8 @@ loop          seeds, optimizer, schedules, batches, sampling
 state         all that a loop must save to go on
 checkpoints   that state on disk
 models        load, save, run, sample
+vocabulary    log-probabilities without all logits at once
+cache         the sampler's keys and values
 heads         the scalar head of a reward model, in any family
 lora          small matrices beside frozen weights
 likelihood    the SFT loss

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stages.functional import token_logprobs
-from stages.learning.models import response_logits
+from stages.learning.models import response_logprobs
 from stages.posts.tokens import TokenizedSplit, pad_left, pad_right
 
 NO_TOKEN = -1
@@ -48,6 +47,7 @@ def summed_loss(
         learned.append(tokens[start:])
     targets = pad_right(learned, NO_TOKEN).to(device)
     tokens = torch.cat([pad_left(prefixes, NO_TOKEN).to(device), targets], dim=1)
-    logits = response_logits(policy, tokens, tokens != NO_TOKEN, targets.shape[1])
-    logprobs = token_logprobs(logits, targets.clamp(min=0), temperature=1.0)
+    logprobs = response_logprobs(
+        policy, tokens.clamp(min=0), tokens != NO_TOKEN, targets.shape[1], temperature=1.0
+    )
     return -torch.where(targets != NO_TOKEN, logprobs, 0.0).sum()

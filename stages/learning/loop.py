@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -34,15 +34,22 @@ T = TypeVar("T")
 SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
 
-def make_accelerator(config: Config) -> Accelerator:
-    """The accelerator, with seeds and threads set. Raises UserError for an engine that shards."""
+def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
+    """The accelerator, with seeds and threads set. Raises UserError for an engine that shards.
+
+    `takes_turns`: the trained module's networks run one after the other, so that a pass uses only
+    some of its weights.
+    """
     if config.memory.cpu_threads:
         torch.set_num_threads(config.memory.cpu_threads)
     seed = stream_seed(config.seed, "global")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    accelerator = Accelerator(mixed_precision=config.memory.mixed_precision)
+    accelerator = Accelerator(
+        mixed_precision=config.memory.mixed_precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=takes_turns)],
+    )
     _refuse_sharding(accelerator)
     if accelerator.mixed_precision == "bf16" and accelerator.is_main_process:
         _say_where_bf16_is_slow(accelerator.device)
@@ -163,7 +170,10 @@ def synchronized_last(
 
 def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
     """Each value summed over all processes."""
-    stacked = torch.tensor([float(value) for value in values], dtype=torch.float64)
+    # Stacked where they are, so that a GPU is waited for once.
+    device = next((value.device for value in values if isinstance(value, Tensor)), None)
+    wide = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+    stacked = torch.stack(wide)
     if accelerator.num_processes == 1:
         return stacked.tolist()
     return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()

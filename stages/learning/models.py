@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -23,15 +24,24 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.cache_utils import DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from stages.functional import first_true_index, token_logprobs
+from stages.functional import entropy, first_true_index, token_logprobs
+from stages.learning.cache import sampler_cache
 from stages.learning.heads import head_name, in_float32, reset_head
+from stages.learning.vocabulary import (
+    LEARNED,
+    Reading,
+    give_reading_head,
+    reading,
+    reading_head,
+)
 from stages.settings.config import UserError
 
 LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 PAD_TOKEN = "[PAD]"
+# Rows that have ended leave the batch when they are this share of it: leaving copies the cache.
+ENDED_SHARE = 0.25
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
 
 
@@ -80,6 +90,7 @@ def load_policy(source: str | Path, dropout: float = 0.0) -> PreTrainedModel:
     """A causal LM in float32; missing or unexpected weights are a UserError."""
     model, info = _load(AutoModelForCausalLM, source, dropout)
     _refuse_weights(source, set(info["missing_keys"]), set(info["unexpected_keys"]))
+    give_reading_head(model)
     return model
 
 
@@ -150,13 +161,14 @@ class PolicyAndCritic(nn.Module):
         super().__init__()
         self.policy, self.critic = policy, critic
 
-    def forward(
-        self, query_responses: Tensor, attention_mask: Tensor, response_length: int
-    ) -> tuple[Tensor, Tensor]:
-        """Shapes: query_responses [B, Q+T], mask alike -> logits [B, T, V], values [B, T]."""
-        logits = response_logits(self.policy, query_responses, attention_mask, response_length)
-        values = response_values(self.critic, query_responses, attention_mask, response_length)
-        return logits, values
+    def forward(self, network: str, *row: Any, **how: Any) -> Any:
+        """`response_statistics` of the "policy", or `response_values` of the "critic".
+
+        One network a call: the other's activations need not be alive beside it.
+        """
+        if network == "policy":
+            return response_statistics(self.policy, *row, **how)
+        return response_values(self.critic, *row, **how)
 
 
 def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -172,16 +184,26 @@ def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
     }
 
 
-def response_logits(
-    policy: nn.Module, query_responses: Tensor, attention_mask: Tensor, response_length: int
-) -> Tensor:
-    """Logits at the positions that predict each response token, and at no others.
+def response_statistics(
+    policy: nn.Module,
+    query_responses: Tensor,
+    attention_mask: Tensor,
+    response_length: int,
+    temperature: float,
+    formula: LogprobFormula = token_logprobs,
+    about: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each response token, and the entropy of what might have stood there.
 
-    Shapes: query_responses, attention_mask [B, Q+T] -> [B, T, V].
+    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats. `about` is the
+    entropy's setting in `Reading`.
     """
+    length = query_responses.shape[1]
+    before = torch.arange(length - response_length, length, device=query_responses.device) - 1
+    targets = query_responses[:, -response_length:]
     inputs = model_inputs(query_responses, attention_mask)
-    output = policy(**inputs, logits_to_keep=response_length + 1, use_cache=False)
-    return output.logits[:, :-1]
+    what = Reading(targets=targets, temperature=temperature, entropy=about)
+    return read_logits(policy, inputs, before, what, formula)
 
 
 def response_logprobs(
@@ -193,8 +215,35 @@ def response_logprobs(
     formula: LogprobFormula = token_logprobs,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
-    logits = response_logits(policy, query_responses, attention_mask, response_length)
-    return formula(logits, query_responses[:, -response_length:], temperature)
+    return response_statistics(
+        policy, query_responses, attention_mask, response_length, temperature, formula
+    )[0]
+
+
+def read_logits(
+    policy: nn.Module,
+    inputs: dict[str, Tensor],
+    columns: Tensor,
+    what: Reading,
+    formula: LogprobFormula = token_logprobs,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy at some columns of a forward pass, and logits at no others.
+
+    Shapes: columns [T], which may repeat -> both [B, T] nats. Logits are read in chunks where the
+    policy's output layer allows it and the formula is the usual one.
+    """
+    head = reading_head(policy)
+    if head is not None and formula is token_logprobs:
+        with reading(head, what):
+            output = policy(**inputs, logits_to_keep=columns, use_cache=False)
+        logprobs, entropies = output.logits.unbind(-1)
+        return logprobs, entropies if what.entropy == LEARNED else entropies.detach()
+    logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
+    logprobs = formula(logits, what.targets, what.temperature)
+    if not what.entropy:
+        return logprobs, torch.zeros_like(logprobs)
+    with torch.set_grad_enabled(what.entropy == LEARNED and torch.is_grad_enabled()):
+        return logprobs, entropy(logits / what.temperature)
 
 
 def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -243,33 +292,43 @@ def sample(
     """Responses drawn from softmax(logits / temperature), one given uniform number per token.
 
     Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
-    depend on the other rows of the batch, and sampling may stop as soon as every row has its EOS:
+    depend on the other rows of the batch, and a row that has its EOS need not be sampled further:
     the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens and are
     never drawn.
 
     Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
-    log-probabilities in nats; [PAD] and 0 after sampling has stopped.
+    log-probabilities in nats; [PAD] and 0 after a row's EOS.
     Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
     """
     attention_mask = queries != pad_id
     inputs = model_inputs(queries, attention_mask)
-    cache = DynamicCache(config=policy.config)
+    cache = sampler_cache(policy.config, uniforms.shape[1])
     responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
     logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
-    finished = torch.zeros(len(queries), dtype=torch.bool, device=queries.device)
+    rows = torch.arange(len(queries), device=queries.device)  # those that the cache holds
+    going = torch.ones_like(rows, dtype=torch.bool)
     for step in range(uniforms.shape[1]):
         output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        tokens = draw(output.logits[:, -1, :pad_id], uniforms[:, step], temperature)
-        responses[:, step] = tokens
-        logprobs[:, step] = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
-        finished |= tokens == eos_id
-        if bool(finished.all()):
+        tokens = draw(output.logits[:, -1, :pad_id], uniforms[rows, step], temperature)
+        read = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
+        responses[rows, step] = torch.where(going, tokens, pad_id)
+        logprobs[rows, step] = torch.where(going, read, 0.0).float()
+        going &= tokens != eos_id
+        count = int(going.sum())
+        if count == 0:
             break
-        attention_mask = torch.cat([attention_mask, torch.ones_like(finished).unsqueeze(1)], dim=1)
+        positions = inputs["position_ids"][:, -1:] + 1
+        if count <= len(rows) * (1 - ENDED_SHARE):
+            cache.batch_select_indices(going.nonzero().squeeze(1))
+            rows, tokens, positions, attention_mask = (
+                x[going] for x in (rows, tokens, positions, attention_mask)
+            )
+            going = torch.ones_like(rows, dtype=torch.bool)
+        attention_mask = F.pad(attention_mask, (0, 1), value=True)
         inputs = {
             "input_ids": tokens.unsqueeze(1),
             "attention_mask": attention_mask.long(),
-            "position_ids": inputs["position_ids"][:, -1:] + 1,
+            "position_ids": positions,
         }
     return responses, logprobs
 

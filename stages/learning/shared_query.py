@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.functional import sequence_logprobs, token_logprobs
-from stages.learning.models import head_scalars, model_inputs
+from stages.functional import sequence_logprobs
+from stages.learning.models import head_scalars, model_inputs, read_logits
+from stages.learning.vocabulary import Reading
 from stages.posts.tokens import pad_left, pad_right
 from stages.settings.families import SHARING
 
@@ -76,17 +77,16 @@ def summary_logprobs(
     Shapes as in `summary_scores`. The temperature is 1.
     """
     rows = _rows_for(policy, queries, summaries, device)
-    first, length = rows.starts[0], rows.tokens.shape[1]
-    output = policy(**rows.inputs, logits_to_keep=length - first + 1, use_cache=False)
-    targets = rows.tokens[:, first:].clamp(min=0)
-    logprobs = token_logprobs(output.logits[:, :-1], targets, 1.0)
-    # The first token of each summary is predicted by the query's last one, in column 0 here.
-    starts = torch.tensor(rows.starts, device=device) - first
-    after_query = output.logits[:, :1].expand(-1, len(starts), -1)
-    firsts = token_logprobs(after_query, targets[:, starts], 1.0)
-    logprobs = logprobs.index_copy(1, starts, firsts)
-    widths = [end - start for start, end in pairwise([*rows.starts, length])]
-    masks = torch.split(rows.tokens[:, first:] != EMPTY, widths, dim=1)
+    bounds = list(pairwise([*rows.starts, rows.tokens.shape[1]]))
+    # The first token of each summary is predicted by the query's last one.
+    query_end = rows.starts[0] - 1
+    before = [column for start, end in bounds for column in (query_end, *range(start, end - 1))]
+    tokens = rows.tokens[:, rows.starts[0] :]
+    what = Reading(targets=tokens.clamp(min=0), temperature=1.0)
+    columns = torch.tensor(before, device=device)
+    logprobs, _ = read_logits(policy, rows.inputs, columns, what)
+    widths = [end - start for start, end in bounds]
+    masks = torch.split(tokens != EMPTY, widths, dim=1)
     each = zip(torch.split(logprobs, widths, dim=1), masks, strict=True)
     summed = [sequence_logprobs(one, mask) for one, mask in each]
     return torch.cat(summed).view(len(summaries), len(queries))

@@ -20,12 +20,14 @@ from stages.planning.shapes import (
     scorer_parameters,
 )
 from stages.settings.config import Config
+from stages.settings.families import CHUNK, PLAIN_HEAD
 
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter
 
-# Bytes per logit. `token_logprobs` divides the logits by the temperature (a copy), takes the
-# exponential of that copy in `logsumexp` (one more), and in the backward pass needs
+# Bytes per logit where all are held at once, in a family whose logits cannot be read in chunks
+# (stages/learning/vocabulary.py). `token_logprobs` divides the logits by the temperature (a copy),
+# takes the exponential of that copy in `logsumexp` (one more), and in the backward pass needs
 # (x - lse), its exponential and the product with the gradient beside the copy.
 LOSS_FORWARD = 3 * FULL
 # A network that the accelerator has not wrapped gives bf16 logits: 2 bytes in place of 4.
@@ -34,6 +36,8 @@ LOSS_BACKWARD = 4 * FULL
 # PPO's statistics beside the loss: logits, scaled logits, logits / temperature, its softmax, and
 # the product of the last two in `entropy`.
 ENTROPY = 5 * FULL
+# Bytes per logit of a chunk: the scaled logits and their exponential. The first chunk's stay.
+CHUNK_WORK, CHUNK_KEPT = 2 * FULL, FULL
 # `draw` inverts the cumulative distribution in float64: scaled, softmax, cumulative.
 DRAWING = 3 * 8
 
@@ -145,6 +149,12 @@ class Setting:
     def half(self) -> bool:
         """Whether autocast computes in bf16."""
         return self.config.memory.mixed_precision == "bf16"
+
+    @property
+    def whole_logits(self) -> bool:
+        """Whether logits of all positions of a pass are held at once."""
+        papers = self.config.ppo.logprob_dtype == "bf16"
+        return self.shape.family not in PLAIN_HEAD or papers
 
     @property
     def recomputed(self) -> bool:
@@ -279,6 +289,14 @@ def embedding_gradient(networks: Sequence[Network]) -> float:
     )
 
 
+def logit_bytes(setting: Setting, count: float, whole: float) -> float:
+    """Bytes of `count` logits while they are read; `whole` is what each costs held at once."""
+    if setting.whole_logits:
+        return whole * count
+    chunk = min(count, CHUNK["cuda" if setting.on_gpu else "cpu"])
+    return chunk * (CHUNK_WORK + HALF * setting.half + CHUNK_KEPT * (chunk < count))
+
+
 def training(
     setting: Setting,
     networks: Sequence[Network],
@@ -294,20 +312,25 @@ def training(
     base = held(setting, networks, gradients=True)
     learned = [one for one in networks if one.trained]
     count = sequences * positions * setting.shape.vocabulary
-    saved = len(learned) * saved_activations(setting, sequences, tokens)
-    casts = setting.half * sum(one.cast_bytes(setting.recomputed) for one in learned)
+    # PPO's networks learn one after the other, so one's activations and casts are alive.
+    saved = saved_activations(setting, sequences, tokens)
+    casts = setting.half * max(one.cast_bytes(setting.recomputed) for one in learned)
     held_casts = 0 if setting.recomputed else casts
     extra = backward_extra(setting, sequences, tokens)
     moments = [
         replace(
-            base, moment="loss", copies=held_casts, activations=saved, logits=per_logit * count
+            base,
+            moment="loss",
+            copies=held_casts,
+            activations=saved,
+            logits=logit_bytes(setting, count, per_logit),
         ),
         replace(
             base,
             moment="backward",
             copies=held_casts,
             activations=saved,
-            logits=LOSS_BACKWARD * count,
+            logits=logit_bytes(setting, count, LOSS_BACKWARD),
         ),
         replace(base, moment="layers", copies=held_casts, activations=saved + extra),
         replace(base, moment="embedding", other=embedding_gradient(networks)),
@@ -315,7 +338,7 @@ def training(
     ]
     if positions:
         weight = _head_gradient(setting, learned)
-        grads = (FULL + (HALF if setting.half else FULL)) * count
+        grads = logit_bytes(setting, count, FULL + (HALF if setting.half else FULL))
         moments.append(
             replace(
                 base,
@@ -333,6 +356,8 @@ def _head_gradient(setting: Setting, learned: Sequence[Network]) -> float:
     """Bytes of the output layer's new gradient, before it is added to the one there is."""
     own = [one for one in learned if not one.adapter and not one.scalar]
     each = FULL + (HALF if setting.half else 0)
+    if not setting.whole_logits:
+        each = FULL + (HALF if setting.half else FULL)  # the sum over chunks, and one chunk's
     return max((each * one.largest for one in own), default=0)
 
 
@@ -354,7 +379,13 @@ def passing(
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
     moments = [
         replace(base, moment="layers", copies=casts, activations=layers),
-        replace(base, moment="logits", copies=casts, activations=last, logits=per_logit * count),
+        replace(
+            base,
+            moment="logits",
+            copies=casts,
+            activations=last,
+            logits=logit_bytes(setting, count, per_logit),
+        ),
     ]
     return max(moments, key=lambda one: one.total)
 

@@ -52,9 +52,9 @@ class Episodes:
         """The episodes at these positions."""
         return self.map(lambda _, x: x[index])
 
-    def trimmed(self: E, pad_id: int, width: int) -> E:
-        """Without query columns that are padding everywhere, and with `width` response tokens."""
-        queries = trim_left(self.queries, pad_id)
+    def trimmed(self: E, query: int, width: int) -> E:
+        """With the last `query` columns of the queries, and with `width` response tokens."""
+        queries = self.queries[:, self.queries.shape[1] - query :]
         kept = self.map(lambda name, x: x if name in WHOLE_EPISODE else x[:, :width])
         return kept.map(lambda name, x: queries if name == "queries" else x)
 

@@ -5,7 +5,7 @@ tokens it holds, so that the parts add up to a mean over the minibatch on all de
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from stages.learning.likelihood import counted_tokens, sequence_length, summed_l
 from stages.learning.loop import batch_rows, chunks, global_sum, local_share
 from stages.learning.models import LogprobFormula
 from stages.learning.state import State
+from stages.learning.vocabulary import LEARNED, MEASURED
 from stages.posts.tokens import TokenizedSplit
 from stages.rl.episodes import Rollout
 from stages.settings.config import Ppo
@@ -68,61 +69,96 @@ def count_terms(accelerator: Accelerator, minibatch: Rollout, ppo: Ppo, microbat
     return Terms(policy=policy, value=value, tokens=tokens, positions=positions)
 
 
-def split_minibatch(minibatch: Rollout, ppo: Ppo, pad_id: int, size: int) -> list[list[int]]:
-    """Rows of each microbatch: neighbours in length, so that little of a pass is padding.
+def split_minibatch(
+    minibatch: Rollout, ppo: Ppo, pad_id: int, size: int
+) -> list[tuple[list[int], tuple[int, int]]]:
+    """Rows of each microbatch, and its longest query and response: no more columns count.
 
-    If each microbatch's mean counts alike, the order stays random, as in Huang et al. 2024.
+    Neighbours in length, so that little of a pass is padding. If each microbatch's mean counts
+    alike, the order stays random, as in Huang et al. 2024.
     """
-    rows = list(range(len(minibatch.queries)))
+    queries = (minibatch.queries != pad_id).sum(dim=1).tolist()
+    responses = minibatch.response_mask.sum(dim=1).tolist()
+    positions = minibatch.value_mask.sum(dim=1).tolist()
+    rows = list(range(len(queries)))
     if ppo.loss_mean != "microbatches":
-        lengths = (minibatch.queries != pad_id).sum(dim=1) + minibatch.response_mask.sum(dim=1)
-        rows = lengths.argsort().tolist()
-    return [list(part) for part in chunks(rows, size)]
+        rows.sort(key=lambda row: queries[row] + responses[row])
+    return [
+        (list(part), (max(queries[row] for row in part), max(positions[row] for row in part)))
+        for part in chunks(rows, size)
+    ]
 
 
-def microbatch_loss(
-    state: State, microbatch: Rollout, pad_id: int, terms: Terms
-) -> tuple[Tensor, dict[str, float]]:
-    """This microbatch's part of the minibatch's loss and statistics."""
-    ppo = state.run.config.ppo
-    longest = int(microbatch.value_mask.sum(dim=1).max())  # later positions count nowhere
-    part = microbatch.trimmed(pad_id, longest)
-    mask, value_mask = part.response_mask, part.value_mask
+def microbatch_losses(
+    state: State, part: Rollout, pad_id: int, terms: Terms
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The policy's part of the minibatch's loss, then the critic's, each with its statistics.
+
+    The two share no parameter. Whoever takes the first one's gradient before asking for the second
+    holds the activations of one network at a time.
+    """
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id
-    tokens = query_responses.masked_fill(~real, 0)
-    logits, new_values = state.trained(tokens, real, longest)
-    new_logprobs = logprob_formula(ppo)(logits, tokens[:, -longest:], ppo.temperature)
+    row = query_responses.masked_fill(~real, 0), real, part.responses.shape[1]
+    yield policy_loss(state, part, row, terms)
+    yield value_loss(state, part, row, terms)
+
+
+def policy_loss(
+    state: State, part: Rollout, row: tuple[Tensor, Tensor, int], terms: Terms
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped policy loss, and KL and entropy if the settings put them into the loss.
+
+    `row` is what `response_statistics` takes: tokens, attention mask, length of a response.
+    """
+    ppo, mask = state.run.config.ppo, part.response_mask
+    about = LEARNED if ppo.entropy_coef else MEASURED
+    formula = logprob_formula(ppo)
+    new_logprobs, entropies = state.trained(
+        "policy", *row, temperature=ppo.temperature, formula=formula, about=about
+    )
     losses, clipped = functional.policy_losses(
         new_logprobs, part.logprobs, part.advantages, mask, ppo.cliprange
     )
-    cliprange_value = ppo.cliprange_value if ppo.clip_values else math.inf
-    value_losses, value_clipped = functional.value_losses(
-        new_values, part.values, part.returns, value_mask, cliprange_value
-    )
-    weights, value_weights = (functional.loss_weights(x, ppo.loss_mean) for x in (mask, value_mask))
-    policy_loss = functional.weighted_sum(losses, weights) / terms.policy
-    value_loss = functional.weighted_sum(value_losses, value_weights) / terms.value
-    loss = policy_loss + ppo.vf_coef * value_loss
+    weights = functional.loss_weights(mask, ppo.loss_mean)
+    clipped_loss = functional.weighted_sum(losses, weights) / terms.policy
+    loss = clipped_loss
     if ppo.kl_in == "loss":
         loss = loss + state.kl_coef * kl_loss(new_logprobs, part, ppo, weights) / terms.policy
     if ppo.entropy_coef:
-        bonus = functional.weighted_sum(functional.entropy(logits / ppo.temperature), weights)
+        bonus = functional.weighted_sum(entropies, weights)
         loss = loss - ppo.entropy_coef * bonus / terms.policy
     with torch.no_grad():
         log_ratio = torch.where(mask, new_logprobs - part.logprobs, 0.0)
         by_token = {
             "policy/clipfrac_avg": clipped,
             "policy/approxkl_avg": log_ratio.square() / 2,
-            "policy/entropy_avg": functional.entropy(logits / ppo.temperature),
+            "policy/entropy_avg": entropies,
             "val/ratio": log_ratio.exp(),
         }
-        stats = {"loss/policy_avg": policy_loss, "loss/value_avg": value_loss}
+        stats = {"loss/policy_avg": clipped_loss.detach()}
         for key, x in by_token.items():
             stats[key] = functional.weighted_sum(x, mask.float()) / terms.tokens
-        clipped_values = functional.weighted_sum(value_clipped, value_mask.float())
-        stats["val/clipfrac_avg"] = clipped_values / terms.positions
-    return loss, {key: value.item() for key, value in stats.items()}
+    return loss, stats
+
+
+def value_loss(
+    state: State, part: Rollout, row: tuple[Tensor, Tensor, int], terms: Terms
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """vf_coef times the clipped value loss; `row` as in `policy_loss`."""
+    ppo, mask = state.run.config.ppo, part.value_mask
+    new_values = state.trained("critic", *row)
+    losses, clipped = functional.value_losses(
+        new_values,
+        part.values,
+        part.returns,
+        mask,
+        ppo.cliprange_value if ppo.clip_values else math.inf,
+    )
+    weights = functional.loss_weights(mask, ppo.loss_mean)
+    loss = functional.weighted_sum(losses, weights) / terms.value
+    share = functional.weighted_sum(clipped, mask.float()) / terms.positions
+    return ppo.vf_coef * loss, {"loss/value_avg": loss.detach(), "val/clipfrac_avg": share}
 
 
 def kl_loss(new_logprobs: Tensor, part: Rollout, ppo: Ppo, weights: Tensor) -> Tensor:

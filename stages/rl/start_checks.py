@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.functional import token_logprobs
 from stages.learning.models import score_responses
 from stages.posts.tokens import pad_left, pad_right
 from stages.rl.episodes import Rollout
@@ -100,8 +99,7 @@ def check_ratio(
     query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
     real = query_responses != pad_id
     tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    logits, _ = trained(tokens, real, length)
-    new_logprobs = token_logprobs(logits, tokens[:, -length:], temperature)
+    new_logprobs, _ = trained("policy", tokens, real, length, temperature)
     _require_small(
         (new_logprobs - rollout.logprobs)[rollout.response_mask],
         bounds,

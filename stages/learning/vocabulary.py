@@ -1,0 +1,161 @@
+"""Log-probabilities and entropies over the whole vocabulary, a chunk of positions at a time.
+
+Logits of all positions would be the largest tensor of a step: 50,000 numbers a token, several times
+over. Here a chunk's logits are made, read and dropped, and made again in the backward pass; only
+the first chunk's are kept for it. Logits exist only at positions that somebody asks for.
+The formulas are `token_logprobs` and `entropy` in stages/functional.py, which tests compare.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stages.settings.families import CHUNK, PLAIN_HEAD
+
+MEASURED, LEARNED = "measured", "learned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What is read of the logits of a pass."""
+
+    targets: Tensor
+    """The token at each position, [B, T]."""
+    temperature: float
+    entropy: str = ""
+    """Whether the entropy is MEASURED or LEARNED too; empty: neither, and it is given as 0."""
+
+
+class ReadingHead(nn.Linear):
+    """A causal LM's output layer that can give what is read of its logits in their place."""
+
+    reading: Reading | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Shapes: hidden [B, T, H] -> logits [B, T, V]; while `reading`, [B, T, 2]: each target's
+        log-probability and the entropy, nats, in float32 or wider.
+        """
+        if self.reading is None:
+            return F.linear(hidden, self.weight, self.bias)
+        kind, weight = hidden.device.type, self.weight
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            return _read(hidden, weight.to(hidden.dtype), self.reading)
+
+
+def _read(hidden: Tensor, weight: Tensor, what: Reading) -> Tensor:
+    """Shapes: hidden [B, T, H], weight [V, H] -> [B, T, 2]."""
+    flat = (hidden.flatten(0, 1), weight, what.targets.flatten())
+    apply: Any = TokenStatistics.apply
+    logprobs, entropies = apply(*flat, what.temperature, bool(what.entropy))
+    if what.entropy != LEARNED:
+        entropies = entropies.detach()
+    return torch.stack((logprobs, entropies), dim=-1).view(*what.targets.shape, 2)
+
+
+def give_reading_head(model: Any) -> None:
+    """Let a causal LM's output layer be a ReadingHead, if its family does nothing to logits."""
+    head = model.get_output_embeddings()
+    if model.config.model_type in PLAIN_HEAD and type(head) is nn.Linear and head.bias is None:
+        head.__class__ = ReadingHead
+
+
+def reading_head(model: nn.Module) -> ReadingHead | None:
+    """The ReadingHead of a model, whatever wraps it; None if it has none."""
+    return next((one for one in model.modules() if isinstance(one, ReadingHead)), None)
+
+
+@contextmanager
+def reading(head: ReadingHead, what: Reading) -> Iterator[None]:
+    """While this lasts, the head gives what is read of its logits."""
+    head.reading = what
+    try:
+        yield
+    finally:
+        head.reading = None
+
+
+class TokenStatistics(torch.autograd.Function):
+    """Log-probability of each target and entropy of each position, both [N] nats.
+
+    Shapes: hidden [N, H], weight [V, H] of the same dtype, targets [N]. With p = softmax(z) and
+    z = hidden @ weight.T / temperature: dlogp/dz = onehot - p, dentropy/dz = -p (log p + entropy).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """`entropy`: whether it is computed; it is 0 otherwise."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        entropies = torch.zeros_like(logprobs)
+        lse = torch.empty_like(logprobs)
+        first = logprobs.new_empty(0)
+        for rows in _chunks(len(hidden), len(weight), hidden.device.type):
+            z = _scaled(hidden[rows], weight, temperature)
+            lse[rows] = z.logsumexp(dim=-1)
+            z -= lse[rows].unsqueeze(-1)
+            logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+            if entropy:
+                entropies[rows] = -z.exp().mul_(z).sum(dim=-1)
+            first = z if rows.start == 0 else first
+        ctx.save_for_backward(hidden, weight, targets, lse, entropies, first)
+        ctx.temperature, ctx.entropy = temperature, entropy
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Gradients of hidden and weight, from those of log-probability and entropy."""
+        hidden, weight, targets, lse, entropies, first = ctx.saved_tensors
+        by_logprob, by_entropy = (
+            torch.zeros_like(lse) if one is None else one for one in gradients
+        )
+        learned = gradients[1] is not None
+        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for_weight = None
+        if ctx.needs_input_grad[1]:
+            for_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device)
+        for rows in _chunks(len(hidden), len(weight), hidden.device.type):
+            if rows.start == 0:
+                z = first
+            else:
+                z = _scaled(hidden[rows], weight, ctx.temperature).sub_(lse[rows].unsqueeze(-1))
+            factor = by_logprob[rows].unsqueeze(-1)
+            if learned:
+                surprise = z + entropies[rows].unsqueeze(-1)
+                factor = factor + by_entropy[rows].unsqueeze(-1) * surprise
+            change = z.exp().mul_(-factor)
+            change.scatter_add_(-1, targets[rows].unsqueeze(-1), by_logprob[rows].unsqueeze(-1))
+            narrow = change.div_(ctx.temperature).to(hidden.dtype)
+            if for_hidden is not None:
+                for_hidden[rows] = narrow @ weight
+            if for_weight is not None:
+                for_weight += narrow.T @ hidden[rows]
+        if for_weight is not None:
+            for_weight = for_weight.to(weight.dtype)
+        return for_hidden, for_weight, None, None, None
+
+
+def _chunks(positions: int, vocabulary: int, device: str) -> Iterator[slice]:
+    size = max(1, CHUNK.get(device, CHUNK["cuda"]) // vocabulary)
+    return (slice(start, start + size) for start in range(0, positions, size))
+
+
+def _scaled(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature, in float32 or wider: a tensor that may be changed in place."""
+    logits = hidden @ weight.T
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)

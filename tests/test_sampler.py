@@ -1,0 +1,91 @@
+"""The sampler's cache, and rows that leave the batch when they have ended."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from stages.functional import truncate_after
+from stages.learning import models
+from stages.learning.cache import ReservedLayer, sampler_cache
+from stages.learning.models import response_logprobs, sample
+from tests.conftest import close
+from tests.test_families import CONFIGS
+
+VOCABULARY, EOS, PAD = 20, 0, 20
+ROWS, LENGTH = 12, 9
+
+
+def policy_of(family: str):
+    config = copy.deepcopy(CONFIGS[family])
+    config.vocab_size, config.initializer_range = VOCABULARY, 0.3
+    torch.manual_seed(2)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+
+
+def prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    queries = torch.randint(1, VOCABULARY, (ROWS, 6))
+    queries[0, :4] = PAD
+    queries[5, :2] = PAD
+    return queries, torch.rand(ROWS, LENGTH, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_samples_are_those_of_the_librarys_cache_with_every_row_to_the_end(family, monkeypatch):
+    policy, (queries, uniforms) = policy_of(family), prompts()
+    responses, logprobs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "sampler_cache", lambda config, room: DynamicCache(config=config))
+        patch.setattr(models, "ENDED_SHARE", 2.0)  # nobody leaves
+        whole, theirs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+    assert torch.equal(responses, truncate_after(whole, EOS, PAD))
+    close(logprobs, torch.where(responses != PAD, theirs, 0.0), 1e-6)
+    ended = (responses == EOS).any(dim=1)
+    assert ended.any()  # both kinds were there
+    assert not ended.all()
+
+
+def test_the_samplers_log_probabilities_are_those_of_a_whole_pass(monkeypatch):
+    policy, (queries, uniforms) = policy_of("llama"), prompts()
+    responses, logprobs = sample(policy, queries, uniforms, 0.7, EOS, PAD)
+    tokens = torch.cat([queries, responses], dim=1)
+    real = tokens != PAD
+    with torch.no_grad():
+        again = response_logprobs(policy, tokens.masked_fill(~real, 0), real, LENGTH, 0.7)
+    close(logprobs, torch.where(responses != PAD, again, 0.0), 1e-5)
+
+
+def test_rows_that_have_ended_are_computed_no_more():
+    policy, (queries, uniforms) = policy_of("gpt_neox"), prompts()
+    seen: list[int] = []
+    policy.register_forward_pre_hook(
+        lambda _, args, inputs: seen.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    responses, _ = sample(policy, queries, uniforms, 1.0, EOS, PAD)
+    going = (responses != PAD).sum(dim=0).tolist()  # at each step, rows that had not ended before
+    for computed, needed in zip(seen, going, strict=False):
+        assert needed <= computed < needed / (1 - models.ENDED_SHARE) + 1
+    assert seen[-1] < ROWS
+
+
+def test_a_reserved_layer_is_written_in_place_and_knows_its_room():
+    config = CONFIGS["llama"]
+    cache = sampler_cache(config, room=2)
+    layer = cache.layers[0]
+    assert isinstance(layer, ReservedLayer)
+    first, second = (torch.randn(3, 2, tokens, 8) for tokens in (4, 1))
+    layer.update(first, -first)
+    place = layer.keys.data_ptr()
+    keys, values = layer.update(second, -second)
+    assert keys.data_ptr() == place
+    assert torch.equal(keys, torch.cat([first, second], dim=2))
+    assert torch.equal(values, -keys)
+    layer.batch_select_indices(torch.tensor([2, 0]))
+    assert torch.equal(layer.keys, keys[[2, 0]])
+    assert layer.get_seq_length() == 5
+    layer.update(second[:2], second[:2])
+    with pytest.raises(IndexError, match="room for 2 tokens"):
+        layer.update(second[:2], second[:2])
