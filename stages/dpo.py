@@ -142,7 +142,7 @@ def take_step(
     accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    summed: dict[str, float] = {}
+    summed: dict[str, float | Tensor] = {}
     # A pair counts as two sequences.
     parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
     for part in synchronized_last(accelerator, policy, parts):
@@ -162,7 +162,8 @@ def take_step(
             "logps/chosen": chosen,
             "logps/rejected": rejected,
         }
-        summed = {key: summed.get(key, 0.0) + x.sum().item() for key, x in columns.items()}
+        sums = {key: x.detach().double().sum() for key, x in columns.items()}
+        summed = {key: summed.get(key, 0.0) + one for key, one in sums.items()}
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)

@@ -5,7 +5,8 @@ bias; the scale stays as it is. The result is checked on the saved model. PPO lo
 reward model, and as the critic's starting point (detail 22).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.learning.heads import shift_scores
-from stages.learning.loop import chunks, make_accelerator, over_rows
+from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model, score_responses
 from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right
 from stages.rl.start_checks import KNOWN_ANSWERS, save_known_answers
@@ -23,7 +24,6 @@ from stages.runs import open_stage
 from stages.settings.config import Config, UserError
 
 TOLERANCE = 1e-3  # reward units
-PADDING_ROWS = 512
 KNOWN_ROWS = 20
 
 
@@ -36,13 +36,16 @@ def normalize(config: Config) -> None:
         tokenizer = load_tokenizer(rm / "model")
         reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
         size, keep = config.memory.forward_batch_size, run.resume
-        before = reference_scores(accelerator, reward_model, train, size, "reference scores", keep)
+        score = partial(score_rows, accelerator, reward_model, train)
+        before = reference_scores(accelerator, score, train, size, "reference scores", keep)
         shift_scores(reward_model, -before.mean().item())
         if accelerator.is_main_process:
             save_model(reward_model, tokenizer, run.partial / "model")
         accelerator.wait_for_everyone()
         saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
-        after = reference_scores(accelerator, saved, train, size, "check the saved model", keep)
+        # Padded on the other side, so that one pass checks the saved model and the padding.
+        score = partial(score_rows, accelerator, saved, train, right_padded=True)
+        after = reference_scores(accelerator, score, train, size, "check the saved model", keep)
         if abs(after.mean().item()) > TOLERANCE:
             raise UserError(
                 f"the normalised reward model scores references {after.mean():.4f} on average, "
@@ -57,7 +60,7 @@ def normalize(config: Config) -> None:
             "maximum": before.max().item(),
             "mean_after": after.mean().item(),
         }
-        run.finish(results | padding_difference(accelerator, saved, train, config))
+        run.finish(results | padding_difference(before - before.mean(), after))
 
 
 @torch.no_grad()
@@ -73,34 +76,35 @@ def keep_known_answers(folder: Path, reward_model: nn.Module, train: TokenizedSp
     save_known_answers(folder / KNOWN_ANSWERS, queries, summaries, scores)
 
 
-@torch.no_grad()
 def reference_scores(
     accelerator: Accelerator,
-    reward_model: nn.Module,
+    score: Callable[[list[int]], Tensor],
     train: TokenizedSplit,
     size: int,
     label: str,
     keep: Path,
 ) -> Tensor:
-    """The reward model's score of every reference summary of a split, [rows] float64.
+    """The score of every reference summary of a split, [rows] float64.
 
-    `size` rows per forward pass; `keep` as in `over_share`.
+    `score` gives those of some rows, as `score_rows` does; `size` rows per forward pass; `keep` as
+    in `over_share`.
     """
     lengths = train.columns["queries"].lengths() + train.columns["summaries"].lengths()
 
-    def score(rows: list[int]) -> list[float]:
-        return score_rows(accelerator, reward_model, train, rows, right_padded=False).tolist()
+    def scores_of(rows: list[int]) -> list[float]:
+        return score(rows).tolist()
 
-    scores = over_rows(accelerator, lengths.tolist(), size, label, score, keep)
+    scores = over_rows(accelerator, lengths.tolist(), size, label, scores_of, keep)
     return torch.tensor(scores, dtype=torch.float64)
 
 
+@torch.no_grad()
 def score_rows(
     accelerator: Accelerator,
     reward_model: nn.Module,
     split: TokenizedSplit,
     rows: Sequence[int],
-    right_padded: bool,
+    right_padded: bool = False,
 ) -> Tensor:
     """Scores of the references of some rows, [rows]; padded as in PPO, or on the right only."""
     queries = [split.columns["queries"][row] for row in rows]
@@ -119,20 +123,11 @@ def score_rows(
         )
 
 
-@torch.no_grad()
-def padding_difference(
-    accelerator: Accelerator, reward_model: nn.Module, train: TokenizedSplit, config: Config
-) -> dict[str, Any]:
+def padding_difference(left: Tensor, right: Tensor) -> dict[str, Any]:
     """How much the side of the padding changes a score, right minus left (Huang et al. 2024,
-    detail 14).
+    detail 14). Shapes: scores of the same references, [rows] float64.
     """
-    differences = []
-    rows = range(min(PADDING_ROWS, len(train)))
-    for part in chunks(rows, config.memory.forward_batch_size):
-        right = score_rows(accelerator, reward_model, train, part, right_padded=True)
-        left = score_rows(accelerator, reward_model, train, part, right_padded=False)
-        differences.append((right - left).double())
-    difference = torch.cat(differences)
+    difference = right - left
     return {
         "padding_difference_mean": difference.mean().item(),
         "padding_difference_over_0.01": (difference.abs() > 1e-2).double().mean().item(),

@@ -105,16 +105,16 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
     accelerator, reward_model, config = state.accelerator, state.trained, state.run.config
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    loss_sum = correct = 0.0
+    sums: tuple[float | Tensor, float | Tensor] = (0.0, 0.0)
     # A pair counts as two sequences.
     parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
     for part in synchronized_last(accelerator, reward_model, parts):
         chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
         loss = preference_loss(chosen, rejected) * len(part)
         accelerator.backward(loss * accelerator.num_processes / len(rows))
-        loss_sum += loss.item()
-        correct += (chosen > rejected).sum().item()
-    loss_sum, correct = global_sum(accelerator, loss_sum, correct)
+        right = (chosen > rejected).sum()
+        sums = (sums[0] + loss.detach().double(), sums[1] + right)
+    loss_sum, correct = global_sum(accelerator, *sums)
     refuse_non_finite("rm", {"loss/train": loss_sum})
     state.optimizer.step()
     state.optimizer.zero_grad()

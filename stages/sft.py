@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
@@ -100,18 +100,18 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     mine = local_share(rows, accelerator)
     (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
     mine.sort(key=lambda row: sequence_length(train, row))
-    total = 0.0
+    total: float | Tensor = 0.0
     parts = chunks(mine, config.memory.microbatch_size)
     for part in synchronized_last(accelerator, policy, parts):
         summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
-        total += summed.item()
+        total = total + summed.detach().double()
         # Devices average their gradients; the global mean needs their sum.
         accelerator.backward(summed * accelerator.num_processes / count)
-    (total,) = global_sum(accelerator, total)
-    refuse_non_finite("sft", {"loss/train": total})
+    (loss,) = global_sum(accelerator, total)
+    refuse_non_finite("sft", {"loss/train": loss})
     state.optimizer.step()
     state.optimizer.zero_grad()
-    return total / count
+    return loss / count
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ class Bytes:
     cache: float = 0
     """Keys and values of the sampler."""
     other: float = 0
-    """What a step needs for a moment: the optimizer's and the gradients' temporary tensors."""
+    """What a step needs for a moment: the gradients' temporary tensors."""
 
     @property
     def total(self) -> float:
@@ -272,16 +272,6 @@ def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Byte
     )
 
 
-def optimizer_extra(setting: Setting, networks: Sequence[Network]) -> float:
-    """Bytes of AdamW's temporary tensors: on a GPU the root of all second moments at once, on a CPU
-    two tensors as large as the largest.
-    """
-    learned = [one for one in networks if one.trained]
-    if setting.on_gpu:
-        return sum(one.learned for one in learned) * FULL
-    return 2 * FULL * max(one.learned if one.adapter else one.largest for one in learned)
-
-
 def embedding_gradient(networks: Sequence[Network]) -> float:
     """Bytes of a gradient of the embedding that is added to the one there is."""
     return max(
@@ -334,7 +324,6 @@ def training(
         ),
         replace(base, moment="layers", copies=held_casts, activations=saved + extra),
         replace(base, moment="embedding", other=embedding_gradient(networks)),
-        replace(base, moment="optimizer", other=optimizer_extra(setting, networks)),
     ]
     if positions:
         weight = _head_gradient(setting, learned)

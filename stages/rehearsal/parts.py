@@ -9,9 +9,11 @@ time counts.
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from eval.summaries import longest
 from stages import dpo, reward, sft
@@ -27,7 +29,7 @@ from stages.learning.loop import (
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_policy, load_reward_model, new_reward_model
 from stages.learning.preferences import pair_length
-from stages.normalize import keep_known_answers, reference_scores
+from stages.normalize import keep_known_answers, reference_scores, score_rows
 from stages.planning.shapes import shape_of
 from stages.planning.work import training_factor
 from stages.posts.tokens import TokenizedSplit
@@ -130,13 +132,14 @@ def rehearse_normalize(bench: Bench) -> None:
     lengths = [sequence_length(train, row) for row in range(len(train))]
     worst, typical = longest_rows(lengths, size), typical_rows(lengths, size, 1)
     some, few = rows_of(train, worst), rows_of(train, typical)
-    reference_scores(accelerator, scorer, rows_of(train, typical[:1]), size, "first", keep)
-    _, peak = bench.meter.peak(
-        lambda: reference_scores(accelerator, scorer, some, size, "longest", keep)
-    )
-    scores, seconds = bench.meter.timed(
-        lambda: reference_scores(accelerator, scorer, few, size, "typical", keep)
-    )
+
+    def measure(split: TokenizedSplit, label: str) -> Tensor:
+        score = partial(score_rows, accelerator, scorer, split)
+        return reference_scores(accelerator, score, split, size, label, keep)
+
+    measure(rows_of(train, typical[:1]), "first")
+    _, peak = bench.meter.peak(lambda: measure(some, "longest"))
+    scores, seconds = bench.meter.timed(lambda: measure(few, "typical"))
     tokens = [lengths[row] for row in typical]
     bench.note("references", peak=peak, seconds=seconds, tokens=sum(tokens))
     bench.note("references", flops=bench.flops(tokens, 0), longest=lengths[worst[0]])
