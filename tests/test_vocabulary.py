@@ -11,6 +11,7 @@ from stages.learning.models import load_policy, response_statistics
 from stages.learning.vocabulary import (
     LEARNED,
     MEASURED,
+    Reading,
     ReadingHead,
     TokenStatistics,
     give_reading_head,
@@ -65,11 +66,11 @@ def test_a_policy_reads_its_logits_as_one_that_holds_them_whole(family, about, f
     assert reading_head(chunked) is not None
     assert reading_head(whole) is None
     tokens = torch.randint(0, VOCABULARY, (2, 9))
-    row = tokens, torch.ones_like(tokens).bool(), 4, 0.7
+    row = tokens, torch.ones_like(tokens).bool(), 4, Reading(temperature=0.7, entropy=about)
     weights = torch.randn(2, 4, dtype=torch.float64)
     found = {}
     for model in (whole, chunked):
-        logprobs, entropies = response_statistics(model, *row, about=about)
+        logprobs, entropies = response_statistics(model, *row)
         loss = (weights * logprobs).sum()
         if about == LEARNED:
             loss = loss + (weights * entropies).square().sum()
@@ -89,7 +90,7 @@ def test_under_bf16_logits_are_bf16_and_their_softmax_is_not(policy_folder):
     chunked = load_policy(policy_folder)
     whole = AutoModelForCausalLM.from_pretrained(policy_folder)
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
-    row = tokens, torch.ones_like(tokens).bool(), 3, 1.0
+    row = tokens, torch.ones_like(tokens).bool(), 3, Reading()
     grads = []
     for model in (chunked, whole):
         with torch.autocast("cpu", torch.bfloat16):
@@ -105,7 +106,7 @@ def test_a_frozen_output_layer_gets_no_gradient(policy_folder):
     policy = load_policy(policy_folder)
     policy.get_output_embeddings().requires_grad_(False)
     tokens = torch.tensor([[3, 4, 5, 6]])
-    logprobs, _ = response_statistics(policy, tokens, torch.ones_like(tokens).bool(), 2, 1.0)
+    logprobs, _ = response_statistics(policy, tokens, torch.ones_like(tokens).bool(), 2, Reading())
     logprobs.sum().backward()
     assert policy.get_output_embeddings().weight.grad is None
     assert policy.get_input_embeddings().weight.grad is not None

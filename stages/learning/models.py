@@ -8,7 +8,6 @@ detail 3). Position ids count real tokens only, so padding on either side change
 at most.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from stages.learning.cache import sampler_cache
 from stages.learning.heads import head_name, in_float32, reset_head
 from stages.learning.vocabulary import (
     LEARNED,
+    LogprobFormula,
     Reading,
     give_reading_head,
     reading,
@@ -38,7 +38,6 @@ from stages.learning.vocabulary import (
 )
 from stages.settings.config import UserError
 
-LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 PAD_TOKEN = "[PAD]"
 # Rows that have ended leave the batch when they are this share of it: leaving copies the cache.
 ENDED_SHARE = 0.25
@@ -161,14 +160,14 @@ class PolicyAndCritic(nn.Module):
         super().__init__()
         self.policy, self.critic = policy, critic
 
-    def forward(self, network: str, *row: Any, **how: Any) -> Any:
+    def forward(self, network: str, *row: Any) -> Any:
         """`response_statistics` of the "policy", or `response_values` of the "critic".
 
         One network a call: the other's activations need not be alive beside it.
         """
         if network == "policy":
-            return response_statistics(self.policy, *row, **how)
-        return response_values(self.critic, *row, **how)
+            return response_statistics(self.policy, *row)
+        return response_values(self.critic, *row)
 
 
 def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -189,21 +188,16 @@ def response_statistics(
     query_responses: Tensor,
     attention_mask: Tensor,
     response_length: int,
-    temperature: float,
-    formula: LogprobFormula = token_logprobs,
-    about: str = "",
+    how: Reading,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each response token, and the entropy of what might have stood there.
 
-    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats. `about` is the
-    entropy's setting in `Reading`.
+    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats.
     """
     length = query_responses.shape[1]
     before = torch.arange(length - response_length, length, device=query_responses.device) - 1
-    targets = query_responses[:, -response_length:]
     inputs = model_inputs(query_responses, attention_mask)
-    what = Reading(targets=targets, temperature=temperature, entropy=about)
-    return read_logits(policy, inputs, before, what, formula)
+    return read_logits(policy, inputs, before, query_responses[:, -response_length:], how)
 
 
 def response_logprobs(
@@ -215,35 +209,30 @@ def response_logprobs(
     formula: LogprobFormula = token_logprobs,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
-    return response_statistics(
-        policy, query_responses, attention_mask, response_length, temperature, formula
-    )[0]
+    how = Reading(temperature=temperature, formula=formula)
+    return response_statistics(policy, query_responses, attention_mask, response_length, how)[0]
 
 
 def read_logits(
-    policy: nn.Module,
-    inputs: dict[str, Tensor],
-    columns: Tensor,
-    what: Reading,
-    formula: LogprobFormula = token_logprobs,
+    policy: nn.Module, inputs: dict[str, Tensor], columns: Tensor, targets: Tensor, how: Reading
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy at some columns of a forward pass, and logits at no others.
+    """Log-probability of each target and entropy at some columns of a forward pass.
 
-    Shapes: columns [T], which may repeat -> both [B, T] nats. Logits are read in chunks where the
-    policy's output layer allows it and the formula is the usual one.
+    Shapes: columns [T], which may repeat; targets [B, T] -> both [B, T] nats. There are logits at
+    no other columns, and where output layer and formula allow it, a chunk of them at a time.
     """
     head = reading_head(policy)
-    if head is not None and formula is token_logprobs:
-        with reading(head, what):
+    if head is not None and how.formula is token_logprobs:
+        with reading(head, targets, how):
             output = policy(**inputs, logits_to_keep=columns, use_cache=False)
         logprobs, entropies = output.logits.unbind(-1)
-        return logprobs, entropies if what.entropy == LEARNED else entropies.detach()
+        return logprobs, entropies if how.entropy == LEARNED else entropies.detach()
     logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
-    logprobs = formula(logits, what.targets, what.temperature)
-    if not what.entropy:
+    logprobs = how.formula(logits, targets, how.temperature)
+    if not how.entropy:
         return logprobs, torch.zeros_like(logprobs)
-    with torch.set_grad_enabled(what.entropy == LEARNED and torch.is_grad_enabled()):
-        return logprobs, entropy(logits / what.temperature)
+    with torch.set_grad_enabled(how.entropy == LEARNED and torch.is_grad_enabled()):
+        return logprobs, entropy(logits / how.temperature)
 
 
 def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

@@ -82,9 +82,8 @@ def summary_logprobs(
     query_end = rows.starts[0] - 1
     before = [column for start, end in bounds for column in (query_end, *range(start, end - 1))]
     tokens = rows.tokens[:, rows.starts[0] :]
-    what = Reading(targets=tokens.clamp(min=0), temperature=1.0)
     columns = torch.tensor(before, device=device)
-    logprobs, _ = read_logits(policy, rows.inputs, columns, what)
+    logprobs, _ = read_logits(policy, rows.inputs, columns, tokens.clamp(min=0), Reading())
     widths = [end - start for start, end in bounds]
     masks = torch.split(tokens != EMPTY, widths, dim=1)
     each = zip(torch.split(logprobs, widths, dim=1), masks, strict=True)

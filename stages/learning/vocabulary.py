@@ -6,7 +6,7 @@ the first chunk's are kept for it. Logits exist only at positions that somebody 
 The formulas are `token_logprobs` and `entropy` in stages/functional.py, which tests compare.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.functional import token_logprobs
 from stages.settings.families import CHUNK, PLAIN_HEAD
 
 MEASURED, LEARNED = "measured", "learned"
 
 
+LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What is read of the logits of a pass."""
+    """What is read of the logits of a pass, and how."""
 
-    targets: Tensor
-    """The token at each position, [B, T]."""
-    temperature: float
+    temperature: float = 1.0
+    formula: LogprobFormula = token_logprobs
+    """Of log-probabilities. Logits can be read in chunks by the usual formula only."""
     entropy: str = ""
     """Whether the entropy is MEASURED or LEARNED too; empty: neither, and it is given as 0."""
 
@@ -34,7 +38,7 @@ class Reading:
 class ReadingHead(nn.Linear):
     """A causal LM's output layer that can give what is read of its logits in their place."""
 
-    reading: Reading | None = None
+    reading: tuple[Tensor, Reading] | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [B, T, H] -> logits [B, T, V]; while `reading`, [B, T, 2]: each target's
@@ -47,17 +51,17 @@ class ReadingHead(nn.Linear):
             dtype = torch.get_autocast_dtype(kind)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         with torch.autocast(kind, enabled=False):
-            return _read(hidden, weight.to(hidden.dtype), self.reading)
+            return _read(hidden, weight.to(hidden.dtype), *self.reading)
 
 
-def _read(hidden: Tensor, weight: Tensor, what: Reading) -> Tensor:
-    """Shapes: hidden [B, T, H], weight [V, H] -> [B, T, 2]."""
-    flat = (hidden.flatten(0, 1), weight, what.targets.flatten())
+def _read(hidden: Tensor, weight: Tensor, targets: Tensor, how: Reading) -> Tensor:
+    """Shapes: hidden [B, T, H], weight [V, H], targets [B, T] -> [B, T, 2]."""
+    flat = (hidden.flatten(0, 1), weight, targets.flatten())
     apply: Any = TokenStatistics.apply
-    logprobs, entropies = apply(*flat, what.temperature, bool(what.entropy))
-    if what.entropy != LEARNED:
+    logprobs, entropies = apply(*flat, how.temperature, bool(how.entropy))
+    if how.entropy != LEARNED:
         entropies = entropies.detach()
-    return torch.stack((logprobs, entropies), dim=-1).view(*what.targets.shape, 2)
+    return torch.stack((logprobs, entropies), dim=-1).view(*targets.shape, 2)
 
 
 def give_reading_head(model: Any) -> None:
@@ -73,9 +77,9 @@ def reading_head(model: nn.Module) -> ReadingHead | None:
 
 
 @contextmanager
-def reading(head: ReadingHead, what: Reading) -> Iterator[None]:
-    """While this lasts, the head gives what is read of its logits."""
-    head.reading = what
+def reading(head: ReadingHead, targets: Tensor, how: Reading) -> Iterator[None]:
+    """While this lasts, the head gives what is read of its logits at the `targets`, [B, T]."""
+    head.reading = (targets, how)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ width. The longest sequences decide, because rows of similar length share a batc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stages.planning.lengths import Lengths
 from stages.planning.shapes import (
@@ -307,37 +308,17 @@ def training(
     casts = setting.half * max(one.cast_bytes(setting.recomputed) for one in learned)
     held_casts = 0 if setting.recomputed else casts
     extra = backward_extra(setting, sequences, tokens)
+    step = partial(replace, base, copies=held_casts, activations=saved)
     moments = [
-        replace(
-            base,
-            moment="loss",
-            copies=held_casts,
-            activations=saved,
-            logits=logit_bytes(setting, count, per_logit),
-        ),
-        replace(
-            base,
-            moment="backward",
-            copies=held_casts,
-            activations=saved,
-            logits=logit_bytes(setting, count, LOSS_BACKWARD),
-        ),
-        replace(base, moment="layers", copies=held_casts, activations=saved + extra),
+        step(moment="loss", logits=logit_bytes(setting, count, per_logit)),
+        step(moment="backward", logits=logit_bytes(setting, count, LOSS_BACKWARD)),
+        step(moment="layers", activations=saved + extra),
         replace(base, moment="embedding", other=embedding_gradient(networks)),
     ]
     if positions:
         weight = _head_gradient(setting, learned)
         grads = logit_bytes(setting, count, FULL + (HALF if setting.half else FULL))
-        moments.append(
-            replace(
-                base,
-                moment="head",
-                copies=held_casts,
-                activations=saved,
-                logits=grads,
-                other=weight,
-            )
-        )
+        moments.append(step(moment="head", logits=grads, other=weight))
     return max(moments, key=lambda one: one.total)
 
 

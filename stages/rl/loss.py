@@ -15,9 +15,8 @@ from torch import Tensor
 from stages import functional
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import batch_rows, chunks, global_sum, local_share
-from stages.learning.models import LogprobFormula
 from stages.learning.state import State
-from stages.learning.vocabulary import LEARNED, MEASURED
+from stages.learning.vocabulary import LEARNED, MEASURED, LogprobFormula, Reading
 from stages.posts.tokens import TokenizedSplit
 from stages.rl.episodes import Rollout
 from stages.settings.config import Ppo
@@ -112,11 +111,12 @@ def policy_loss(
     `row` is what `response_statistics` takes: tokens, attention mask, length of a response.
     """
     ppo, mask = state.run.config.ppo, part.response_mask
-    about = LEARNED if ppo.entropy_coef else MEASURED
-    formula = logprob_formula(ppo)
-    new_logprobs, entropies = state.trained(
-        "policy", *row, temperature=ppo.temperature, formula=formula, about=about
+    how = Reading(
+        temperature=ppo.temperature,
+        formula=logprob_formula(ppo),
+        entropy=LEARNED if ppo.entropy_coef else MEASURED,
     )
+    new_logprobs, entropies = state.trained("policy", *row, how)
     losses, clipped = functional.policy_losses(
         new_logprobs, part.logprobs, part.advantages, mask, ppo.cliprange
     )

@@ -15,12 +15,12 @@ from torch import Tensor
 from stages import functional
 from stages.learning.loop import Sampling, global_sum, local_share, sampling_noise
 from stages.learning.models import (
-    LogprobFormula,
     response_logprobs,
     response_values,
     sample,
     score_responses,
 )
+from stages.learning.vocabulary import LogprobFormula
 from stages.posts.tokens import pad_left
 from stages.rl.episodes import Episodes, concatenate, trim_left
 from stages.rl.networks import Models

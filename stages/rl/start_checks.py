@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.learning.models import score_responses
+from stages.learning.vocabulary import Reading
 from stages.posts.tokens import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Models
@@ -99,7 +100,7 @@ def check_ratio(
     query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
     real = query_responses != pad_id
     tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    new_logprobs, _ = trained("policy", tokens, real, length, temperature)
+    new_logprobs, _ = trained("policy", tokens, real, length, Reading(temperature=temperature))
     _require_small(
         (new_logprobs - rollout.logprobs)[rollout.response_mask],
         bounds,
