@@ -97,6 +97,7 @@ def check(args: argparse.Namespace) -> None:
     published = read_json(publish.GENERATED / f"{STEM}.json")
     if published is None:
         raise UserError("no bench is published: run `make bench`, then `make publish NAME=bench`")
+    args.overrides = args.overrides or published["about"]["overrides"]
     order = _order(args, speed.cases_of(list(published["shapes"])))
     folder = settings.RUNS / f"{STEM}-check"
     now = speed.measure_in(order, folder)

@@ -74,7 +74,7 @@ class Order:
             name=NAME,
             data=self.data,
             tokenizer=self.tokenizer,
-            overrides=(*fixed, *case.changes, *self.overrides),
+            overrides=(*fixed, *self.overrides, *case.changes),
         )
 
 

@@ -48,7 +48,8 @@ def prepare_update(config: Config, folder: Path) -> None:
     train = read_texts(folder / "base", "sft_train").columns["queries"]
     rows = [train[row].tolist() for row in range(min(config.ppo.batch_size, len(train)))]
     write_json(folder / QUERIES, rows)
-    about = {"texts": said.split(",")[0], "parameters": policy_parameters(shape)}
+    texts = "real posts" if said.startswith("real") else said  # without the folder's name
+    about = {"texts": texts, "parameters": policy_parameters(shape)}
     write_json(folder / "prepare.json", about)
 
 
