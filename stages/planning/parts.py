@@ -14,8 +14,10 @@ from stages.planning.memory import (
     Bytes,
     Network,
     Setting,
+    held,
     passing,
     sampling,
+    saved_activations,
     training,
 )
 from stages.settings.command_line import override_of
@@ -147,6 +149,15 @@ def _ppo_learn(setting: Setting) -> Bytes:
     size = min(shares(setting)[0], minibatch)
     batch = (size, lengths.longest_episode, lengths.longest_summary)
     return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
+
+
+def ppo_floor(setting: Setting, longest: int) -> float:
+    """The least bytes with which PPO learns a microbatch of rows of `longest` tokens: weights,
+    gradients, the optimizer's moments, and one network's activations without logits.
+    """
+    least = held(setting, ppo_networks(setting), gradients=True)
+    size = min(shares(setting)[0], share_of(setting.config.ppo.batch_size, setting))
+    return least.total + saved_activations(setting, size, longest)
 
 
 def _dpo_step(setting: Setting) -> Bytes:

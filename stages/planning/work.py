@@ -4,8 +4,8 @@ Work is counted: multiplications of every pass. Hours are that work at an assume
 card's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from stages.planning.cards import Card
 from stages.planning.lengths import ARTICLE_TOKENS
@@ -205,6 +205,20 @@ def _ppo(setting: Setting) -> list[Work]:
         for one, logits in (("policy", response), ("critic", 0.0))
     ]
     return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
+
+
+def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
+    """Operations of one update of PPO that must be done, by its steps, for queries of so many
+    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+    """
+    found = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
+    ppo = replace(setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1)
+    config = replace(setting.config, ppo=ppo)
+    for tokens in queries:
+        lengths = replace(setting.lengths, query=float(tokens))
+        for work in _ppo(replace(setting, config=config, lengths=lengths)):
+            found[work.label.split()[0]] += work.flops
+    return found
 
 
 def _dpo(setting: Setting) -> list[Work]:

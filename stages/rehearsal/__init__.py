@@ -8,4 +8,8 @@ parts     one part, in a process of its own
 ppo       PPO's part
 table     what was found, beside the plan
 rehearse  the command
+update    one whole update of PPO, for `make bench`
+peers     other implementations: their environments, and the task that each is given
+peer_trl  TRL's PPOTrainer on that task
+speed     ours and the peers by turns
 """

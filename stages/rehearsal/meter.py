@@ -58,6 +58,17 @@ class Meter:
         self.wait()
         return result, time.perf_counter() - started
 
+    def whole(self, work: Callable[[], T]) -> tuple[T, float, int]:
+        """What some work returns, its seconds, and the most that was held while it ran, bytes.
+
+        The process may keep freed memory, as a real run does. So it is for a process that measures
+        nothing else, and its peak may lie above `peak`'s.
+        """
+        give_back_at_once(False)
+        self._forget()
+        result, seconds = self.timed(work)
+        return result, seconds, self._highest() - self.before
+
     def wait(self) -> None:
         """Until the device has done all that was asked of it."""
         if self.on_gpu:

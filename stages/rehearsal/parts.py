@@ -37,6 +37,7 @@ from stages.rehearsal.bench import PARTS_TIMED, Bench, RehearsalRun, make_bench
 from stages.rehearsal.meter import hold, matrix_rate
 from stages.rehearsal.ppo import rehearse_ppo
 from stages.rehearsal.texts import longest_rows, rows_of, typical_rows, write_texts
+from stages.rehearsal.update import measure_update, prepare_update
 from stages.rehearsal.weights import weights_for
 from stages.settings.command_line import add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
@@ -222,9 +223,10 @@ REHEARSALS: dict[str, Callable[[Bench], None]] = {
     "dpo": rehearse_dpo,
     "summaries": rehearse_summaries,
 }
+BENCHMARKS: dict[str, Callable[[Bench], None]] = {"update": measure_update}
 
 
-def prepare(config: Config, folder: Path) -> None:
+def prepare_rehearsal(config: Config, folder: Path) -> None:
     """Texts and weights for all parts, and how fast a plain matrix product is here."""
     shape = shape_of(config.base)
     texts = write_texts(config, shape, folder / "base")
@@ -240,20 +242,26 @@ def prepare(config: Config, folder: Path) -> None:
     write_json(folder / "prepare.json", about | {"threads": torch.get_num_threads()})
 
 
+PREPARATIONS: dict[str, Callable[[Config, Path], None]] = {
+    "prepare": prepare_rehearsal,
+    "prepare-update": prepare_update,
+}
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run one part and write what it found beside the others."""
     parser = argparse.ArgumentParser(description="one part of a rehearsal")
-    parser.add_argument("part", choices=["prepare", *REHEARSALS])
+    parser.add_argument("part", choices=[*PREPARATIONS, *REHEARSALS, *BENCHMARKS])
     parser.add_argument("--folder", required=True, type=Path)
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:
         config = config_of(asked_of(args))
-        if args.part == "prepare":
-            prepare(config, args.folder)
+        if args.part in PREPARATIONS:
+            PREPARATIONS[args.part](config, args.folder)
             return
         bench = make_bench(config, args.folder)
-        REHEARSALS[args.part](bench)
+        (REHEARSALS | BENCHMARKS)[args.part](bench)
     except UserError as error:
         fail(error)
     except torch.OutOfMemoryError as error:

@@ -37,7 +37,7 @@ def rehearse_ppo(bench: Bench) -> None:
     train = bench.split("sft_train")
     lengths = train.columns["queries"].lengths().tolist()
     size = min(2 * bench.config.memory.forward_batch_size, bench.config.ppo.batch_size)
-    config = _smaller(bench.config, size)
+    config = smaller(bench.config, size)
     run = RehearsalRun(config, "ppo", bench.folder)
     models, optimizer = load_models(run, bench.accelerator, bench.ids)
     for frozen in (models.ref_policy, models.reward_model):
@@ -46,13 +46,13 @@ def rehearse_ppo(bench: Bench) -> None:
     worst = rows_of(train, longest_rows(lengths, size)).columns["queries"]
     few = rows_of(train, typical_rows(lengths, size, 1)).columns["queries"]
     _check(bench, state, models, few)
-    made, peak = bench.meter.peak(lambda: _collect(state, models, worst))
+    made, peak = bench.meter.peak(lambda: collect(state, models, worst))
     longest = int(worst.lengths().max())
     bench.note("ppo rollout", peak=peak, longest=longest)
     _, peak = bench.meter.peak(lambda: ppo.learn(state, models, made, None))
     bench.note("ppo learn", peak=peak, longest=longest)
-    with _timed_steps(bench):
-        made, seconds = bench.meter.timed(lambda: _collect(state, models, few))
+    with timed_steps(bench):
+        made, seconds = bench.meter.timed(lambda: collect(state, models, few))
     tokens = int(few.lengths().sum()) + int((made.responses != models.pad_id).sum())
     bench.note("ppo rollout", seconds=seconds, tokens=tokens)
     _, seconds = bench.meter.timed(lambda: ppo.learn(state, models, made, None))
@@ -61,7 +61,7 @@ def rehearse_ppo(bench: Bench) -> None:
     _save_and_load(bench, state)
 
 
-def _smaller(config: Config, size: int) -> Config:
+def smaller(config: Config, size: int) -> Config:
     """One epoch and one minibatch of a small batch; nothing else changes."""
     small = replace(
         config.ppo, batch_size=size, total_episodes=10 * size, num_ppo_epochs=1, num_minibatches=1
@@ -69,7 +69,7 @@ def _smaller(config: Config, size: int) -> Config:
     return replace(config, ppo=small)
 
 
-def _collect(state: State, models: Models, queries: Ragged) -> Rollout:
+def collect(state: State, models: Models, queries: Ragged) -> Rollout:
     """Steps 1 to 5 of an update."""
     episodes, _ = ppo.collect_episodes(state, models, queries)
     settings = state.run.config.ppo
@@ -79,7 +79,7 @@ def _collect(state: State, models: Models, queries: Ragged) -> Rollout:
 def _check(bench: Bench, state: State, models: Models, queries: Ragged) -> None:
     """The first update, with all start checks in this precision; what they say is noted."""
     run = state.run
-    made = _collect(state, models, queries)
+    made = collect(state, models, queries)
     known = run.require("normalize") / KNOWN_ANSWERS, reward_shift(run)
     said = "passed"
     try:
@@ -91,7 +91,7 @@ def _check(bench: Bench, state: State, models: Models, queries: Ragged) -> None:
 
 
 @contextmanager
-def _timed_steps(bench: Bench) -> Iterator[None]:
+def timed_steps(bench: Bench) -> Iterator[None]:
     """While this lasts, the time of each step of a rollout is noted too."""
     spent = dict.fromkeys(STEPS.values(), 0.0)
 

@@ -44,11 +44,16 @@ def _write(config: Config, shape: Shape, folder: Path) -> str:
         else:
             model.save_pretrained(folder)
             return f"{checkpoint} from the hub"
+    draw_weights(config, shape, folder)
+    why = "" if checkpoint == RANDOM else f", because {checkpoint} could not be had"
+    return f"random, of the published shape{why}"
+
+
+def draw_weights(config: Config, shape: Shape, folder: Path) -> None:
+    """Write a policy of this shape with new weights, drawn from the seed."""
     torch.manual_seed(config.seed)
     made = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
     made.save_pretrained(folder)
-    why = "" if checkpoint == RANDOM else f", because {checkpoint} could not be had"
-    return f"random, of the published shape{why}"
 
 
 def model_config(shape: Shape) -> PretrainedConfig:

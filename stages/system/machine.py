@@ -60,3 +60,13 @@ def peak_memory_gib() -> float:
     torch = sys.modules.get("torch")
     gpu = torch.cuda.max_memory_allocated() / 2**30 if torch and torch.cuda.is_available() else 0
     return round(host + gpu, 2)
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, or its architecture where the system does not say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,240 @@
+"""The page of the bench: figures, the check of ratios, publishing; and what `make` installs."""
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from reports import bench, bench_page
+from reports.publish import GENERATED, RECORD
+from stages.rehearsal import speed
+from stages.settings import config as settings
+from stages.system.files import file_hash
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "RUNS", Path("runs"))
+    return tmp_path
+
+
+# -- figures and the check -------------------------------------------------------------------------
+
+NAME = "tiny-s:4:2"
+FLOPS = {"sample": 1e9, "measure": 2e9, "score": 1e9, "learn": 6e9}
+
+
+def one_run(seconds, learn, peak):
+    return {
+        "seconds": seconds,
+        "sample": 1.0,
+        "measure": 0.5,
+        "score": 0.5,
+        "learn": learn,
+        "peak": peak,
+        "tokens": 400,
+        "flops": FLOPS,
+        "floor": 1e6,
+        "queries": {"rows": 4, "mean": 72.0, "longest": 90},
+    }
+
+
+def found_of(ours=(20.0, 22.0), peer=(50.0, 40.0), peak=3e6):
+    """A bench at 1 Gflop/s: an update of 10 Gflop needs 10 s, learning 6 s."""
+    measured = {
+        "ours": [one_run(one, 0.6 * one, peak) for one in ours],
+        "trl": [one_run(one, 0.9 * one, 6e6) for one in peer],
+    }
+    shape = {"preset": "tiny-s", "batch": 4, "microbatch": 2, "response": 28, "epochs": 4}
+    shape |= {"parameters": 200_000, "texts": "synthetic token ids", "measured": measured}
+    step = {"seconds": 3.0, "tokens": 300, "flops": 1.5e9, "peak": 1e6}
+    start = {"axis": "", "value": 200_000, "update": one_run(5.0, 3.0, 1e6)}
+    points = [(speed.BATCH, 8), (speed.QUERY, 28), (speed.RESPONSE, 7), (speed.MODEL, 900_000)]
+    return {
+        "about": {
+            "date": "2026-11-22T00:00:00+00:00",
+            "code_version": "abc",
+            "machine": "a processor",
+            "device": "CPU, 2 cores, threads: 2",
+            "threads": 2,
+            "versions": {"torch": "2.13.0"},
+            "peers": {"trl": "TRL 1.9.2"},
+            "left_out": [],
+            "runs": 2,
+            "overrides": [],
+            "texts": "synthetic token ids",
+            "matrix_rate": 1e9,
+        },
+        "shapes": {NAME: shape},
+        "stages": {NAME: {step_name: [step, step] for step_name in speed.STAGES.values()}},
+        "growth": [start, *(start | {"axis": axis, "value": value} for axis, value in points)],
+    }
+
+
+def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound():
+    ours, peer = bench.figures(found_of(), NAME)
+    assert (ours.seconds, ours.episodes, ours.tokens) == (20.0, 0.2, 20.0)
+    assert ours.spread == pytest.approx(0.1)
+    assert (ours.above, ours.learning_above) == (2.0, 2.0)  # 20 s of 10 s, 12 s of 6 s
+    assert (peer.label, peer.seconds, peer.above) == ("TRL 1.9.2", 40.0, 4.0)
+    assert (ours.peak, peer.peak) == (3e6, 6e6)
+
+
+def worse_than_published(**changes):
+    return bench.compare(found_of(), found_of(**changes))[1]
+
+
+def test_the_check_fails_beyond_15_percent_of_time_and_2_of_memory():
+    lines, worse = bench.compare(found_of(), found_of())
+    assert len(lines) == 7  # bound and TRL: time; bound: learning; TRL: memory; three stages
+    assert worse == []
+    assert worse_than_published(ours=(22.8,)) == []
+    slow = worse_than_published(ours=(23.2,))
+    assert [line.split(": ")[1] for line in slow] == [
+        "time over the bound",
+        "learning over the bound",
+        "time over TRL 1.9.2",
+    ]
+    assert worse_than_published(peak=3.05e6) == []
+    (line,) = worse_than_published(peak=3.07e6)
+    assert line == f"{NAME}: memory over TRL 1.9.2: 0.50 published, 0.51 now (+2%, allowed +2%)"
+    assert worse_than_published(ours=(10.0,), peak=1e6) == []  # better is no failure
+
+
+def test_a_slower_machine_is_no_failure_but_a_missing_peer_is():
+    slower = found_of(ours=(40.0,), peer=(80.0,))
+    slower["about"]["matrix_rate"] = 0.5e9
+    slower["stages"] = {
+        NAME: {k: [v[0] | {"seconds": 6.0}] for k, v in slower["stages"][NAME].items()}
+    }
+    assert bench.compare(found_of(), slower)[1] == []
+    alone = found_of()
+    alone["shapes"][NAME]["measured"]["trl"] = [{"failed": "no memory"}]
+    worse = bench.compare(found_of(), alone)[1]
+    assert [line.split(": ")[1] for line in worse] == [
+        "time over TRL 1.9.2",
+        "memory over TRL 1.9.2",
+    ]
+    assert all("not measured now" in line for line in worse)
+    assert bench.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_page_says_who_is_faster_and_by_how_much(place):
+    path = bench_page.write(found_of(), settings.RUNS / "bench")
+    markdown = path.with_suffix(".md").read_text("utf-8")
+    assert "2.00 times the episodes a second of TRL 1.9.2, in 0.50 of its memory" in markdown
+    assert "2.00 times the seconds that counting gives (learning alone 2.00)" in markdown
+    rows = [line.split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
+    cells = {row[0].strip("| "): row[1:] for row in rows}
+    assert cells["ours"][:4] == ["0.20", "20", "20.00", "10.0%"]
+    assert cells["lower bound"][2] == "10.00"
+    assert cells["ours / TRL 1.9.2"][2] == "0.50"
+    assert cells["dpo step"][-1].strip(" |") == "2.00"
+    for said in ("episodes", "longest query", "sampled tokens", "parameters", "a processor"):
+        assert said in markdown
+    assert json.loads((path.parent / "bench.json").read_text("utf-8")) == found_of()
+
+
+def test_a_page_without_peers_says_why(place):
+    found = found_of()
+    found["about"] |= {"peers": {}, "left_out": ["TRL 1.9.2 cannot be installed: no index"]}
+    del found["shapes"][NAME]["measured"]["trl"]
+    markdown = bench_page.write(found, place / "bench").with_suffix(".md").read_text("utf-8")
+    assert "> **Note.** TRL 1.9.2 cannot be installed: no index" in markdown
+
+
+def test_publishing_copies_page_and_numbers_with_true_hashes(place, capsys):
+    bench_page.write(found_of(), settings.RUNS / "bench")
+    bench_page.main(["--publish"])
+    entry = json.loads((GENERATED / RECORD).read_text())["pages"]["bench"]
+    assert set(entry["files"]) == {"bench.md", "bench.html", "bench.json"}
+    for name, hash_ in entry["files"].items():
+        assert file_hash(GENERATED / name) == hash_
+        assert (GENERATED / name).read_bytes() == (settings.RUNS / "bench" / name).read_bytes()
+    assert entry["code_versions"] == ["abc"]
+    assert entry["devices"] == ["a processor: CPU, 2 cores, threads: 2"]
+
+
+def test_what_may_not_be_published_or_checked_is_refused_in_one_line(place, capsys):
+    for words, said in (
+        (["--publish"], "run `make bench`"),
+        (["--check"], "no bench is published"),
+    ):
+        with pytest.raises(SystemExit):
+            bench_page.main(words)
+        assert said in capsys.readouterr().err
+    dirty = found_of()
+    dirty["about"]["code_version"] = "abc-dirty"
+    bench_page.write(dirty, settings.RUNS / "bench")
+    with pytest.raises(SystemExit):
+        bench_page.main(["--publish"])
+    assert "not committed" in capsys.readouterr().err
+    assert not GENERATED.exists()
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(20.0, None), (24.0, 2)])
+def test_a_check_measures_what_is_published_and_ends_with_an_error_where_it_is_worse(
+    place, capsys, monkeypatch, seconds, code
+):
+    bench_page.write(found_of(), GENERATED)
+    asked = []
+
+    def measured(order, folder):
+        asked.append(order)
+        return copy.deepcopy(found_of(ours=(seconds,)))
+
+    monkeypatch.setattr(speed, "measure_in", measured)
+    if code is None:
+        bench_page.main(["--check"])
+    else:
+        with pytest.raises(SystemExit) as ended:
+            bench_page.main(["--check"])
+        assert ended.value.code == code
+        assert "3 of 7 ratios are worse" in capsys.readouterr().err
+    assert [case.text for case in asked[0].shapes] == [NAME]
+    assert not asked[0].growth
+
+
+# -- installing ------------------------------------------------------------------------------------
+
+
+def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
+    def says(*words):
+        made = subprocess.run(
+            ["make", "-n", "VENV=no-such-folder", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return made.stdout
+
+    for goal in ("install", "rehearse", "bench", "scaling", "smollm"):
+        assert "pip install" in says(goal), goal
+        assert "[dev]" not in says(goal), goal
+    for goal in ("check", "test", "chaos"):
+        assert says(goal).index("isolation .\n") < says(goal).index("[dev]"), goal
+
+
+def test_make_bench_and_publish_start_the_page(tmp_path):
+    makefile = ["make", "-n", "-f", str(ROOT / "Makefile"), "VENV="]
+    for words, said in (
+        (["bench"], "reports.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2"),
+        (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs 2   "),
+        (["bench", "CHECK=1"], "--check"),
+        (["publish", "NAME=bench"], "reports.bench_page --publish"),
+        (["publish"], "reports.publish"),
+        (["publish", "NAME=tiny bench"], "reports.publish --names tiny"),
+    ):
+        made = subprocess.run([*makefile, *words], cwd=ROOT, capture_output=True, text=True)
+        assert said.strip() in " ".join(made.stdout.replace("\\\n", " ").split()), words
+    alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
+    assert b"reports.publish" not in alone.stdout
