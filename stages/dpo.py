@@ -35,8 +35,8 @@ from stages.learning.loop import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt, merge
-from stages.learning.models import load_policy, load_tokenizer, save_model
+from stages.learning.lora import adapt
+from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.preferences import (
     alike,
     length_bias,
@@ -46,6 +46,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.saving import keep_model
+from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
@@ -77,7 +79,7 @@ def train_dpo(config: Config) -> None:
         adapt(policy, config, "dpo")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
-        policy, optimizer = accelerator.prepare(policy, optimizer)
+        policy, optimizer = prepare(accelerator, policy, optimizer)
         state = State(
             run=run,
             accelerator=accelerator,
@@ -93,10 +95,7 @@ def train_dpo(config: Config) -> None:
         )
         state.load()
         learn(state, splits["train"], references["train"])
-        trained = accelerator.unwrap_model(policy)
-        merge(trained)
-        if accelerator.is_main_process:
-            save_model(trained, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, policy, tokenizer, run.partial / "model")
         found = {
             name: evaluate(state, trained, splits[name], references[name], f"dpo {name}")
             for name in splits

@@ -33,6 +33,7 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
+from stages.running.launch import ENGINES, launch_words
 from stages.running.status import help_lines, kept, settings_lines, status
 from stages.runs import move_aside, put_in_place
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
@@ -241,21 +242,6 @@ class Maker:
             return list(pool.map(one, cells))
 
 
-def launcher(line: str) -> tuple[str, ...]:
-    """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
-
-    Raises UserError if there is no such program.
-    """
-    words = shlex.split(line)
-    if not words:
-        return ()
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if program is None:
-        raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
-    return program, *words[1:]
-
-
 def _settle(config: Config, stages: Sequence[str]) -> None:
     """Rename stages that had finished when their process was killed, just before the rename."""
     for stage in stages:
@@ -337,6 +323,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, or a stage")
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
+    parser.add_argument("--gpus", type=int, default=1, help="processes on each machine")
+    parser.add_argument("--nodes", type=int, default=1, help="machines of a Slurm job")
+    parser.add_argument("--engine", default=ENGINES[0], help="what several processes share")
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", action="store_true", help="move what differs aside")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
@@ -363,7 +352,7 @@ def main(argv: list[str] | None = None) -> None:
 def make_goals(asked: Asked, args: argparse.Namespace) -> int:
     """Make what a command line asks for; return the exit status."""
     how = How(
-        launch=launcher(args.launch),
+        launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,

@@ -37,8 +37,8 @@ from stages.learning.loop import (
     stream_seed,
     synchronized_last,
 )
-from stages.learning.lora import merge
-from stages.learning.models import load_tokenizer, save_model
+from stages.learning.models import load_tokenizer
+from stages.learning.saving import keep_model
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.readers import PPO_TRAIN
 from stages.posts.tokens import Ragged, TokenizedSplit, load_split
@@ -249,11 +249,9 @@ def steer_kl(ppo: Ppo, kl_coef: float, kl: float) -> float:
 def finish(state: State, tokenizer: PreTrainedTokenizerBase, queries_from: str) -> None:
     """Save both networks as plain models and close the stage."""
     run, networks = state.run, state.accelerator.unwrap_model(state.trained)
-    merge(networks.policy)
-    merge(networks.critic)
+    for network, folder in ((networks.policy, "model"), (networks.critic, "critic")):
+        keep_model(state.accelerator, network, tokenizer, run.partial / folder)
     if run.main:
-        save_model(networks.policy, tokenizer, run.partial / "model")
-        save_model(networks.critic, tokenizer, run.partial / "critic")
         results = summarize(read_lines(run.partial / "metrics.jsonl"), run.config.ppo)
         run.finish(results | {"queries_from": queries_from})
 

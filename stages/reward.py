@@ -30,8 +30,8 @@ from stages.learning.loop import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt, merge
-from stages.learning.models import load_tokenizer, new_reward_model, save_model
+from stages.learning.lora import adapt
+from stages.learning.models import load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
     length_bias,
@@ -41,6 +41,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.saving import keep_model
+from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
@@ -64,7 +66,7 @@ def train_reward_model(config: Config) -> None:
         optimizer = make_optimizer(
             reward_model.parameters(), config.rm.learning_rate, config.optimizer
         )
-        reward_model, optimizer = accelerator.prepare(reward_model, optimizer)
+        reward_model, optimizer = prepare(accelerator, reward_model, optimizer)
         order = Order(
             rows=len(train), batch_size=config.rm.batch_size, seed=config.seed, purpose="rm"
         )
@@ -88,10 +90,7 @@ def train_reward_model(config: Config) -> None:
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
                 stats = take_step(state, train, rows)
             run.log(update + 1, **stats, lr=rate)
-        trained = accelerator.unwrap_model(reward_model)
-        merge(trained)
-        if accelerator.is_main_process:
-            save_model(trained, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, reward_model, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
         results = evaluate(state, trained, validation, "rm validation")
         results |= {"training_pairs": len(train), "cnndm": None}
