@@ -15,6 +15,9 @@ ABLATIONS ?=
 JUDGE ?=
 GPU ?=
 GPUS ?=
+NODES ?=
+ENGINE ?=
+JOB ?=
 MFU ?=
 PRESETS ?=
 PRICE_PER_HOUR ?=
@@ -36,14 +39,15 @@ RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
+DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
 HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
-	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY) \
+	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DEVICES) $(DRY) \
 	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
-.PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
-	scaling versus verdict-analysis smollm judge-server
+.PHONY: $(GOALS) pipeline help status settings plan rehearse slurm install check test chaos \
+	publish scaling versus verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -66,6 +70,10 @@ plan:
 		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 rehearse: $(INSTALLED)
 	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
+
+# A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines.
+slurm: $(INSTALLED)
+	@$(PY) -m stages.running.slurm $(JOB) $(ASKED) $(DEVICES) $(call option,max-cost,$(MAX_COST))
 
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt

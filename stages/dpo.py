@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.functional import dpo_loss, implicit_rewards
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     batch_tensors,
@@ -141,27 +142,31 @@ def take_step(
     accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    summed: dict[str, float] = {}
-    # A pair counts as two sequences.
-    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
-    for part in synchronized_last(accelerator, policy, parts):
-        chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
-        ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
-        loss, chosen_rewards, rejected_rewards = dpo_loss(
-            chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
-        )
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
-        columns = {
-            "loss/train": loss.detach().expand(len(part)),
-            "rewards/chosen": chosen_rewards,
-            "rewards/rejected": rejected_rewards,
-            "rewards/accuracies": chosen_rewards > rejected_rewards,
-            "rewards/margins": chosen_rewards - rejected_rewards,
-            "logps/chosen": chosen,
-            "logps/rejected": rejected,
-        }
-        summed = {key: summed.get(key, 0.0) + x.sum().item() for key, x in columns.items()}
+
+    def gradients(size: int) -> dict[str, float]:
+        summed: dict[str, float] = {}
+        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        for part in synchronized_last(accelerator, policy, parts):
+            chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
+            ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
+            loss, chosen_rewards, rejected_rewards = dpo_loss(
+                chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
+            )
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
+            columns = {
+                "loss/train": loss.detach().expand(len(part)),
+                "rewards/chosen": chosen_rewards,
+                "rewards/rejected": rejected_rewards,
+                "rewards/accuracies": chosen_rewards > rejected_rewards,
+                "rewards/margins": chosen_rewards - rejected_rewards,
+                "logps/chosen": chosen,
+                "logps/rejected": rejected,
+            }
+            summed = {key: summed.get(key, 0.0) + x.sum().item() for key, x in columns.items()}
+        return summed
+
+    summed = in_memory(state, gradients, least=2)
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)

@@ -25,6 +25,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     Sampling,
@@ -218,20 +219,24 @@ def take_step(
     state: State, minibatch: Rollout, pad_id: int, ptx: Pretraining | None = None, step: int = 0
 ) -> dict[str, float]:
     """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold."""
-    accelerator, ppo, memory = state.accelerator, state.run.config.ppo, state.run.config.memory
-    stats: dict[str, float] = {}
-    if ptx is not None:
-        stats["loss/ptx"] = pretraining_step(state, ptx, step)
-    parts = split_minibatch(minibatch, ppo, pad_id, memory.microbatch_size)
-    terms = count_terms(accelerator, minibatch, ppo, len(parts))
-    summed: dict[str, float] = {}
-    for part in synchronized_last(accelerator, state.trained, parts):
-        microbatch = minibatch.rows(torch.tensor(part, device=minibatch.queries.device))
-        loss, some = microbatch_loss(state, microbatch, pad_id, terms)
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(loss * accelerator.num_processes)
-        summed = {key: summed.get(key, 0.0) + value for key, value in some.items()}
-    stats |= dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+    accelerator, ppo = state.accelerator, state.run.config.ppo
+
+    def gradients(size: int) -> dict[str, float]:
+        stats: dict[str, float] = {}
+        if ptx is not None:
+            stats["loss/ptx"] = pretraining_step(state, ptx, step)
+        parts = split_minibatch(minibatch, ppo, pad_id, size)
+        terms = count_terms(accelerator, minibatch, ppo, len(parts))
+        summed: dict[str, float] = {}
+        for part in synchronized_last(accelerator, state.trained, parts):
+            microbatch = minibatch.rows(torch.tensor(part, device=minibatch.queries.device))
+            loss, some = microbatch_loss(state, microbatch, pad_id, terms)
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(loss * accelerator.num_processes)
+            summed = {key: summed.get(key, 0.0) + value for key, value in some.items()}
+        return stats | dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+
+    stats = in_memory(state, gradients)
     stats |= clip_gradients(accelerator.unwrap_model(state.trained), ppo)
     refuse_non_finite("ppo", stats)
     state.optimizer.step()

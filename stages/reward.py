@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.functional import preference_loss
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     batch_tensors,
@@ -101,19 +102,22 @@ def train_reward_model(config: Config) -> None:
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
-    accelerator, reward_model, config = state.accelerator, state.trained, state.run.config
+    accelerator, reward_model = state.accelerator, state.trained
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    loss_sum = correct = 0.0
-    # A pair counts as two sequences.
-    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
-    for part in synchronized_last(accelerator, reward_model, parts):
-        chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
-        loss = preference_loss(chosen, rejected) * len(part)
-        accelerator.backward(loss * accelerator.num_processes / len(rows))
-        loss_sum += loss.item()
-        correct += (chosen > rejected).sum().item()
-    loss_sum, correct = global_sum(accelerator, loss_sum, correct)
+
+    def gradients(size: int) -> tuple[float, float]:
+        loss_sum = correct = 0.0
+        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        for part in synchronized_last(accelerator, reward_model, parts):
+            chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
+            loss = preference_loss(chosen, rejected) * len(part)
+            accelerator.backward(loss * accelerator.num_processes / len(rows))
+            loss_sum += loss.item()
+            correct += (chosen > rejected).sum().item()
+        return loss_sum, correct
+
+    loss_sum, correct = global_sum(accelerator, *in_memory(state, gradients, least=2))
     refuse_non_finite("rm", {"loss/train": loss_sum})
     state.optimizer.step()
     state.optimizer.zero_grad()

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.learning.fitting import in_memory
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import (
     Order,
@@ -102,14 +103,17 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     mine = local_share(rows, accelerator)
     (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
     mine.sort(key=lambda row: sequence_length(train, row))
-    total = 0.0
-    parts = chunks(mine, config.memory.microbatch_size)
-    for part in synchronized_last(accelerator, policy, parts):
-        summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
-        total += summed.item()
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(summed * accelerator.num_processes / count)
-    (total,) = global_sum(accelerator, total)
+
+    def gradients(size: int) -> float:
+        total = 0.0
+        for part in synchronized_last(accelerator, policy, chunks(mine, size)):
+            summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
+            total += summed.item()
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(summed * accelerator.num_processes / count)
+        return total
+
+    (total,) = global_sum(accelerator, in_memory(state, gradients))
     refuse_non_finite("sft", {"loss/train": total})
     state.optimizer.step()
     state.optimizer.zero_grad()

@@ -38,7 +38,8 @@ def started_engine() -> str:
     Raises UserError for an engine that nobody has seen train these stages. Under some of them each
     microbatch would silently take an optimizer step of its own.
     """
-    asked = {name for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM") if _is_on(f"ACCELERATE_USE_{name}")}
+    known = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+    asked = {name for name in known if _is_on(f"ACCELERATE_USE_{name}")}
     unseen = asked - {"FSDP"}
     if asked == {"FSDP"}:
         version = os.environ.get("FSDP_VERSION", "1")

@@ -66,11 +66,17 @@ class State:
     """Probability. If it is above 0, torch's own generator is seeded before each update."""
     update: int = 0
     """The next update, counted from 0."""
+    microbatch_size: int = 0
+    """Sequences per forward and backward pass on one device; smaller than memory.microbatch_size
+    once that did not fit. 0: as the settings say."""
     saves: int = 0
     save_seconds: float = 0.0
     """Seconds that this process has spent on saving."""
     _started: float = field(default_factory=time.monotonic)
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
+
+    def __post_init__(self) -> None:
+        self.microbatch_size = self.microbatch_size or self.run.config.memory.microbatch_size
 
     def remaining(self, label: str) -> Iterator[int]:
         """The updates that are still to do, with progress shown; an update counts when it is over.
@@ -184,9 +190,9 @@ class State:
         mine = fingerprints(model, self.optimizer)
         if not is_sharded(model):
             return plain | mine
-        every = enumerate(gather_object([mine]))
-        parts = {f"{key}, part {index}": value for index, one in every for key, value in one.items()}
-        return plain | parts
+        for index, one in enumerate(gather_object([mine])):
+            plain |= {f"{key}, part {index}": value for key, value in one.items()}
+        return plain
 
     def load(self) -> None:
         """Go on from the newest good checkpoint, or start over if there is none.
@@ -196,6 +202,8 @@ class State:
         """
         folder, found = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
+        fitted = [one["to"] for one in self.run.halvings]
+        self.microbatch_size = min([self.microbatch_size, *fitted])
         if self.run.main:
             found = [str(newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:

@@ -7,6 +7,7 @@ several machines `srun` starts it once on each of them, inside a Slurm job. Stan
 until accelerate is called. The exit status is that of the process that failed first.
 """
 
+import argparse
 import os
 import shlex
 import shutil
@@ -34,6 +35,24 @@ def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ..
     """
     if line and (gpus != 1 or nodes != 1):
         raise UserError("LAUNCH= and GPUS= or NODES= start processes twice: leave out one of them")
+    check_numbers(gpus, nodes, engine)
+    if line:
+        return launcher(line)
+    if gpus == nodes == 1:
+        return ()
+    each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
+    return each if nodes == 1 else (*_srun(nodes), *each)
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say in how many processes a stage runs."""
+    parser.add_argument("--gpus", type=int, default=1, help="processes on each machine")
+    parser.add_argument("--nodes", type=int, default=1, help="machines of a Slurm job")
+    parser.add_argument("--engine", default=ENGINES[0], help="what several processes share")
+
+
+def check_numbers(gpus: int, nodes: int, engine: str) -> None:
+    """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
     if gpus < 1 or nodes < 1:
         raise UserError(f"GPUS={gpus} NODES={nodes}: give the numbers of cards and machines")
     if engine in UNSEEN:
@@ -43,12 +62,6 @@ def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ..
         )
     if engine not in ENGINES:
         raise unknown("ENGINE", engine, (*ENGINES, *UNSEEN))
-    if line:
-        return launcher(line)
-    if gpus == nodes == 1:
-        return ()
-    each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
-    return each if nodes == 1 else (*_srun(nodes), *each)
 
 
 def launcher(line: str) -> tuple[str, ...]:
@@ -71,7 +84,8 @@ def _srun(nodes: int) -> tuple[str, ...]:
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     if there < nodes:
         where = f"this Slurm job has {there}" if there else "this is no Slurm job"
-        raise UserError(f"NODES={nodes}, but {where}: submit what `make slurm` writes, or set LAUNCH")
+        mend = "submit what `make slurm` writes, or set LAUNCH"
+        raise UserError(f"NODES={nodes}, but {where}: {mend}")
     once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
     return "srun", *once_each, "--kill-on-bad-exit=1"
 
