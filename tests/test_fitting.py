@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 ARGUMENTS = """
     --preset tiny --name small --set base.hidden_size=32 base.num_layers=2 sft.epochs=1
     world.train_posts=64 world.validation_posts=4 world.train_comparisons=8
-    world.validation_comparisons=4 sft.batch_size=32 memory.save_minutes=0
+    world.validation_comparisons=4 sft.batch_size=32 memory.save_minutes=0 memory.microbatch_size=8
 """.split()
 SMALL = make_config("tiny", name="small", overrides=tuple(ARGUMENTS[5:]))
 # On one of two processes nothing larger than 4 sequences fits into memory.
@@ -57,7 +57,8 @@ def refuse_more_than(network: torch.nn.Module, sequences: int = 10**6, tokens: i
 
 
 def state(network: Any, optimizer: Any = None, stage: str = "sft", **settings: Any) -> Any:
-    config = make_config("tiny", name="x", overrides=tuple(f"{k}={v}" for k, v in settings.items()))
+    changes = {"memory.microbatch_size": 8} | settings
+    config = make_config("tiny", name="x", overrides=tuple(f"{k}={v}" for k, v in changes.items()))
     noted: list[Any] = []
     run = SimpleNamespace(config=config, stage=stage, note_halving=noted.append, noted=noted)
     return state_of(config, network, optimizer, run=run)
@@ -74,7 +75,7 @@ def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
         refuse_more_than(network, tokens=tokens)
         config = make_config("tiny")
         optimizer = make_optimizer(network.parameters(), 1e-3, config.optimizer)
-        loop = state(network, optimizer, **{"memory.microbatch_size": 8})
+        loop = state(network, optimizer)
         for rows in (list(range(8)), list(range(8, 16))):
             stage.take_step(loop, SPLITS[stage], rows)
         weights.append(torch.cat([one.detach().flatten() for one in network.parameters()]))

@@ -11,6 +11,7 @@ their work differs (sampling, evaluation), the network is `gathered` first, and 
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,8 @@ def _shards(accelerator: Accelerator) -> bool:
 
 def _shard(accelerator: Accelerator, network: nn.Module) -> None:
     """Cut each pretrained model in a module: layer by layer, then what is left of it."""
+    # torch says of scalar heads that an operation in place on their output would be wrong; none is.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     whole = [network] if isinstance(network, PreTrainedModel) else list(network.children())
     for model in whole:
