@@ -170,6 +170,7 @@ def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, mon
 
 def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, seed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     Path("script.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "stages.running.launch", "ddp", "2", "1", "script.py"]
     assert Maker(How()).call_until_it_fits(SMALL, "sft", words) == 0

@@ -130,12 +130,8 @@ def test_more_processes_than_devices_are_refused(monkeypatch):
 
 
 def test_processes_that_do_not_meet_are_refused(monkeypatch):
-    """As they would be if a launcher started them without saying which of them each one is."""
-    monkeypatch.setattr("stages.learning.sharding.Accelerator", lambda **_: FakeAlone())
+    """On devices, if a launcher does not say which of them each one is (no LOCAL_RANK)."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="2 processes were started, but each of them is alone"):
         make_accelerator(make_config("tiny"))
-
-
-class FakeAlone:
-    num_processes = 1

@@ -63,6 +63,7 @@ def launch(folder: Path, engine: str, code: str) -> subprocess.CompletedProcess[
     script = folder / "script.py"
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["ACCELERATE_USE_CPU"] = "true"
     words = [sys.executable, "-m", "stages.running.launch", engine, "2", "1", str(script)]
     return subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
@@ -160,7 +161,7 @@ def test_a_sharded_run_whose_process_died_goes_on_to_the_same_bits(together, tmp
     for stage in ("base", "sft", "rm", "normalize"):
         shutil.copytree(whole / stage, seed / stage)
     died = launch(tmp_path, "fsdp2", DYING)
-    assert died.returncode == 9
+    assert died.returncode in (9, 2)  # the other ends with 2, which may be seen first
     assert "error: as a test wants it" in died.stdout
     assert not (seed / "ppo").exists()
     other = launch(tmp_path, "ddp", GOING_ON)

@@ -57,6 +57,7 @@ def start(job: Path) -> subprocess.Popen[str]:
         "PATH": f"{job.parents[2] / 'tools'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
         "HERE": str(job.parents[2]),
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NUM_NODES": "2",

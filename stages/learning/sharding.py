@@ -165,9 +165,16 @@ def own_part(x: Tensor) -> Tensor:
 
 
 def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Write every process's part of the weights and of what the optimizer holds."""
+    """Write every process's part of the weights and of what the optimizer holds.
+
+    Raises OSError in all processes if one cannot write.
+    """
     weights, held = get_state_dict(network, optimizer)
-    sharded_files.save({"weights": weights, "optimizer": held}, checkpoint_id=folder / SHARDS)
+    try:
+        sharded_files.save({"weights": weights, "optimizer": held}, checkpoint_id=folder / SHARDS)
+    except sharded_files.CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise OSError(str(first)) from None
 
 
 def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:

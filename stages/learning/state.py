@@ -147,7 +147,8 @@ class State:
                 self.accelerator.save_state(str(partial))
             finally:
                 handle.remove()
-        record = self._record()
+        if self.run.main or is_sharded(self.trained):  # then all know the parts of all
+            record = self._record()
         if self.run.main:
             write_json(partial / "state.json", record)
 
