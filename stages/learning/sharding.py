@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as sharded_files
 from accelerate import Accelerator
 from accelerate.utils import patch_environment
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -171,8 +173,8 @@ def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     """
     weights, held = get_state_dict(network, optimizer)
     try:
-        sharded_files.save({"weights": weights, "optimizer": held}, checkpoint_id=folder / SHARDS)
-    except sharded_files.CheckpointException as error:
+        save({"weights": weights, "optimizer": held}, checkpoint_id=folder / SHARDS)
+    except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         raise OSError(str(first)) from None
 
@@ -180,8 +182,8 @@ def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
 def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     """Read what `save_parts` wrote."""
     weights, held = get_state_dict(network, optimizer)
-    found = {"weights": weights, "optimizer": held}
-    sharded_files.load(found, checkpoint_id=folder / SHARDS)
+    found: dict[str, Any] = {"weights": weights, "optimizer": held}
+    load(found, checkpoint_id=folder / SHARDS)
     set_state_dict(
         network,
         optimizer,
