@@ -15,6 +15,9 @@ ABLATIONS ?=
 JUDGE ?=
 GPU ?=
 GPUS ?=
+NODES ?=
+ENGINE ?=
+JOB ?=
 MFU ?=
 PRESETS ?=
 PRICE_PER_HOUR ?=
@@ -41,13 +44,14 @@ RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
+DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
 HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
-	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY) \
+	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DEVICES) $(DRY) \
 	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
-.PHONY: $(GOALS) pipeline help status settings plan rehearse bench install check test chaos \
+.PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
 	publish scaling versus verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
@@ -81,6 +85,10 @@ bench: $(INSTALLED)
 # there already when the project's own list of packages is read, so pip need not fetch it again.
 INSTALL = $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
 OWN = $(INSTALL) --no-build-isolation
+# A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines.
+slurm: $(INSTALLED)
+	@$(PY) -m stages.running.slurm $(JOB) $(ASKED) $(DEVICES) $(call option,max-cost,$(MAX_COST))
+
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.functional import dpo_loss, implicit_rewards
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     batch_tensors,
@@ -35,8 +36,8 @@ from stages.learning.loop import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt, merge
-from stages.learning.models import load_policy, load_tokenizer, save_model
+from stages.learning.lora import adapt
+from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.preferences import (
     alike,
     length_bias,
@@ -46,6 +47,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.saving import keep_model
+from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
@@ -77,7 +80,7 @@ def train_dpo(config: Config) -> None:
         adapt(policy, config, "dpo")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
-        policy, optimizer = accelerator.prepare(policy, optimizer)
+        policy, optimizer = prepare(accelerator, policy, optimizer)
         state = State(
             run=run,
             accelerator=accelerator,
@@ -93,10 +96,7 @@ def train_dpo(config: Config) -> None:
         )
         state.load()
         learn(state, splits["train"], references["train"])
-        trained = accelerator.unwrap_model(policy)
-        merge(trained)
-        if accelerator.is_main_process:
-            save_model(trained, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, policy, tokenizer, run.partial / "model")
         found = {
             name: evaluate(state, trained, splits[name], references[name], f"dpo {name}")
             for name in splits
@@ -142,28 +142,32 @@ def take_step(
     accelerator, policy, config = state.accelerator, state.trained, state.run.config
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    summed: dict[str, float | Tensor] = {}
-    # A pair counts as two sequences.
-    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
-    for part in synchronized_last(accelerator, policy, parts):
-        chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
-        ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
-        loss, chosen_rewards, rejected_rewards = dpo_loss(
-            chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
-        )
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
-        columns = {
-            "loss/train": loss.detach().expand(len(part)),
-            "rewards/chosen": chosen_rewards,
-            "rewards/rejected": rejected_rewards,
-            "rewards/accuracies": chosen_rewards > rejected_rewards,
-            "rewards/margins": chosen_rewards - rejected_rewards,
-            "logps/chosen": chosen,
-            "logps/rejected": rejected,
-        }
-        sums = {key: x.detach().double().sum() for key, x in columns.items()}
-        summed = {key: summed.get(key, 0.0) + one for key, one in sums.items()}
+
+    def gradients(size: int) -> dict[str, float | Tensor]:
+        summed: dict[str, float | Tensor] = {}
+        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        for part in synchronized_last(accelerator, policy, parts):
+            chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
+            ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
+            loss, chosen_rewards, rejected_rewards = dpo_loss(
+                chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
+            )
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
+            columns = {
+                "loss/train": loss.detach().expand(len(part)),
+                "rewards/chosen": chosen_rewards,
+                "rewards/rejected": rejected_rewards,
+                "rewards/accuracies": chosen_rewards > rejected_rewards,
+                "rewards/margins": chosen_rewards - rejected_rewards,
+                "logps/chosen": chosen,
+                "logps/rejected": rejected,
+            }
+            sums = {key: x.detach().double().sum() for key, x in columns.items()}
+            summed = {key: summed.get(key, 0.0) + one for key, one in sums.items()}
+        return summed
+
+    summed = in_memory(state, gradients, least=2)
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)

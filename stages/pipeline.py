@@ -12,8 +12,6 @@ have changed, the stage is made again and the old one moves aside.
 
 import argparse
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,8 +31,9 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
+from stages.running.launch import add_launch_arguments, launch_words
 from stages.running.status import help_lines, kept, settings_lines, status
-from stages.runs import move_aside, put_in_place
+from stages.runs import halvings, move_aside, put_in_place
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
 from stages.settings.checks import unknown
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
@@ -197,7 +196,7 @@ class Maker:
                 return self.stopped
             made.append(stage)
             print(f"\n[{number}/{len(own)}] {stage}: {STAGES[stage].what} ({why})", flush=True)
-            code = self.call(self.command(cell, stage))
+            code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
                 return code
         if not made:
@@ -214,6 +213,16 @@ class Maker:
         start = [*(launch or (sys.executable,)), "-m", "stages.running.start", row.module]
         words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
+
+    def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
+        """`call`, and once more each time that several processes have halved their microbatches."""
+        folder = stage_folder(config, stage)
+        while True:
+            before = halvings(folder)
+            code = self.call(words)
+            if not code or self.stopped or halvings(folder) == before:
+                return code
+            print(f"{stage} starts again with smaller microbatches", flush=True)
 
     def call(self, words: Sequence[str]) -> int:
         """Run a command to its end; return its exit status, as a shell gives it."""
@@ -239,21 +248,6 @@ class Maker:
 
         with ThreadPoolExecutor(self.how.jobs) as pool:
             return list(pool.map(one, cells))
-
-
-def launcher(line: str) -> tuple[str, ...]:
-    """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
-
-    Raises UserError if there is no such program.
-    """
-    words = shlex.split(line)
-    if not words:
-        return ()
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if program is None:
-        raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
-    return program, *words[1:]
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
@@ -337,6 +331,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, or a stage")
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
+    add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", action="store_true", help="move what differs aside")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
@@ -363,7 +358,7 @@ def main(argv: list[str] | None = None) -> None:
 def make_goals(asked: Asked, args: argparse.Namespace) -> int:
     """Make what a command line asks for; return the exit status."""
     how = How(
-        launch=launcher(args.launch),
+        launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     Sampling,
@@ -38,8 +39,8 @@ from stages.learning.loop import (
     stream_seed,
     synchronized_last,
 )
-from stages.learning.lora import merge
-from stages.learning.models import load_tokenizer, save_model
+from stages.learning.models import load_tokenizer
+from stages.learning.saving import keep_model
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.readers import PPO_TRAIN
 from stages.posts.tokens import Ragged, TokenizedSplit, load_split
@@ -219,21 +220,25 @@ def take_step(
     state: State, minibatch: Rollout, pad_id: int, ptx: Pretraining | None = None, step: int = 0
 ) -> dict[str, float]:
     """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold."""
-    accelerator, ppo, memory = state.accelerator, state.run.config.ppo, state.run.config.memory
-    stats: dict[str, float] = {}
-    if ptx is not None:
-        stats["loss/ptx"] = pretraining_step(state, ptx, step)
-    parts = split_minibatch(minibatch, ppo, pad_id, memory.microbatch_size)
-    terms = count_terms(accelerator, minibatch, ppo, len(parts))
-    summed: dict[str, Tensor | float] = {}
-    for part, longest in synchronized_last(accelerator, state.trained, parts):
-        rows = torch.tensor(part, device=minibatch.queries.device)
-        microbatch = minibatch.rows(rows).trimmed(*longest)
-        for loss, some in microbatch_losses(state, microbatch, pad_id, terms):
-            # Devices average their gradients; the global mean needs their sum.
-            accelerator.backward(loss * accelerator.num_processes)
-            summed |= {key: summed.get(key, 0.0) + value.double() for key, value in some.items()}
-    stats |= dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+    accelerator, ppo = state.accelerator, state.run.config.ppo
+
+    def gradients(size: int) -> dict[str, float]:
+        stats: dict[str, float] = {}
+        if ptx is not None:
+            stats["loss/ptx"] = pretraining_step(state, ptx, step)
+        parts = split_minibatch(minibatch, ppo, pad_id, size)
+        terms = count_terms(accelerator, minibatch, ppo, len(parts))
+        summed: dict[str, Tensor | float] = {}
+        for part, longest in synchronized_last(accelerator, state.trained, parts):
+            rows = torch.tensor(part, device=minibatch.queries.device)
+            microbatch = minibatch.rows(rows).trimmed(*longest)
+            for loss, some in microbatch_losses(state, microbatch, pad_id, terms):
+                # Devices average their gradients; the global mean needs their sum.
+                accelerator.backward(loss * accelerator.num_processes)
+                summed |= {key: summed.get(key, 0.0) + x.double() for key, x in some.items()}
+        return stats | dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+
+    stats = in_memory(state, gradients)
     stats |= clip_gradients(accelerator.unwrap_model(state.trained), ppo)
     refuse_non_finite("ppo", stats)
     state.optimizer.step()
@@ -251,11 +256,9 @@ def steer_kl(ppo: Ppo, kl_coef: float, kl: float) -> float:
 def finish(state: State, tokenizer: PreTrainedTokenizerBase, queries_from: str) -> None:
     """Save both networks as plain models and close the stage."""
     run, networks = state.run, state.accelerator.unwrap_model(state.trained)
-    merge(networks.policy)
-    merge(networks.critic)
+    for network, folder in ((networks.policy, "model"), (networks.critic, "critic")):
+        keep_model(state.accelerator, network, tokenizer, run.partial / folder)
     if run.main:
-        save_model(networks.policy, tokenizer, run.partial / "model")
-        save_model(networks.critic, tokenizer, run.partial / "critic")
         results = summarize(read_lines(run.partial / "metrics.jsonl"), run.config.ppo)
         run.finish(results | {"queries_from": queries_from})
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.functional import preference_loss
+from stages.learning.fitting import in_memory
 from stages.learning.loop import (
     Order,
     batch_tensors,
@@ -30,8 +31,8 @@ from stages.learning.loop import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt, merge
-from stages.learning.models import load_tokenizer, new_reward_model, save_model
+from stages.learning.lora import adapt
+from stages.learning.models import load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
     length_bias,
@@ -41,6 +42,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
+from stages.learning.saving import keep_model
+from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
@@ -64,7 +67,7 @@ def train_reward_model(config: Config) -> None:
         optimizer = make_optimizer(
             reward_model.parameters(), config.rm.learning_rate, config.optimizer
         )
-        reward_model, optimizer = accelerator.prepare(reward_model, optimizer)
+        reward_model, optimizer = prepare(accelerator, reward_model, optimizer)
         order = Order(
             rows=len(train), batch_size=config.rm.batch_size, seed=config.seed, purpose="rm"
         )
@@ -88,10 +91,7 @@ def train_reward_model(config: Config) -> None:
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
                 stats = take_step(state, train, rows)
             run.log(update + 1, **stats, lr=rate)
-        trained = accelerator.unwrap_model(reward_model)
-        merge(trained)
-        if accelerator.is_main_process:
-            save_model(trained, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, reward_model, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
         results = evaluate(state, trained, validation, "rm validation")
         results |= {"training_pairs": len(train), "cnndm": None}
@@ -102,19 +102,23 @@ def train_reward_model(config: Config) -> None:
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
-    accelerator, reward_model, config = state.accelerator, state.trained, state.run.config
+    accelerator, reward_model = state.accelerator, state.trained
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
-    sums: tuple[float | Tensor, float | Tensor] = (0.0, 0.0)
-    # A pair counts as two sequences.
-    parts = chunks(mine, max(1, config.memory.microbatch_size // 2))
-    for part in synchronized_last(accelerator, reward_model, parts):
-        chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
-        loss = preference_loss(chosen, rejected) * len(part)
-        accelerator.backward(loss * accelerator.num_processes / len(rows))
-        right = (chosen > rejected).sum()
-        sums = (sums[0] + loss.detach().double(), sums[1] + right)
-    loss_sum, correct = global_sum(accelerator, *sums)
+
+    def gradients(size: int) -> tuple[float | Tensor, float | Tensor]:
+        loss_sum: float | Tensor = 0.0
+        correct: float | Tensor = 0.0
+        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        for part in synchronized_last(accelerator, reward_model, parts):
+            chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
+            loss = preference_loss(chosen, rejected) * len(part)
+            accelerator.backward(loss * accelerator.num_processes / len(rows))
+            loss_sum = loss_sum + loss.detach().double()
+            correct = correct + (chosen > rejected).sum()
+        return loss_sum, correct
+
+    loss_sum, correct = global_sum(accelerator, *in_memory(state, gradients, least=2))
     refuse_non_finite("rm", {"loss/train": loss_sum})
     state.optimizer.step()
     state.optimizer.zero_grad()

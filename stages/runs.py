@@ -42,6 +42,7 @@ from stages.system.progress import progress
 T = TypeVar("T")
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made; no stage's input
 RESUME = "resume"
+HALVED = "halved.json"  # beside the checkpoints
 WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # not part of a stage's outputs
 
 
@@ -94,6 +95,16 @@ class Run:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
+    @property
+    def halvings(self) -> list[dict[str, int]]:
+        """The microbatches that did not fit into memory: update, size, and size from then on."""
+        return halvings(self.folder)
+
+    def note_halving(self, halving: dict[str, int]) -> None:
+        """Add one. The process that ran out of memory writes, main or not: others hear no more."""
+        self.resume.mkdir(exist_ok=True)
+        write_json(self.resume / HALVED, [*self.halvings, halving])
+
     def finish(self, results: dict[str, Any]) -> None:
         """Write the manifest and put the stage in its place. Main process only."""
         if not self.main:
@@ -117,6 +128,7 @@ class Run:
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
             "results": results,
+            "halvings": self.halvings,
             "seconds": round(time.monotonic() - self.started, 1),
             "peak_memory_gib": peak_memory_gib(),
             "device": device_name(),
@@ -127,6 +139,11 @@ class Run:
         put_in_place(self.config, self.stage)
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def halvings(folder: Path) -> list[dict[str, int]]:
+    """`Run.halvings` of the stage that is under way for a folder."""
+    return read_json(partial_of(folder) / RESUME / HALVED) or []
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.learning.fitting import in_memory
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import (
     Order,
@@ -33,8 +34,10 @@ from stages.learning.loop import (
     synchronized_last,
     use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt, merge
-from stages.learning.models import load_policy, load_tokenizer, save_model
+from stages.learning.lora import adapt
+from stages.learning.models import load_policy, load_tokenizer
+from stages.learning.saving import keep_model
+from stages.learning.sharding import gathered, prepare
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.text_metrics import rouge
 from stages.posts.tokens import TokenizedSplit, load_split
@@ -56,7 +59,7 @@ def train_sft(config: Config) -> None:
         adapt(policy, config, "sft")
         use_gradient_checkpointing(policy, config.memory)
         optimizer = make_optimizer(policy.parameters(), config.sft.learning_rate, config.optimizer)
-        policy, optimizer = accelerator.prepare(policy, optimizer)
+        policy, optimizer = prepare(accelerator, policy, optimizer)
         order = Order(
             rows=len(train), batch_size=config.sft.batch_size, seed=config.seed, purpose="sft"
         )
@@ -100,14 +103,17 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     mine = local_share(rows, accelerator)
     (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
     mine.sort(key=lambda row: sequence_length(train, row))
-    total: float | Tensor = 0.0
-    parts = chunks(mine, config.memory.microbatch_size)
-    for part in synchronized_last(accelerator, policy, parts):
-        summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
-        total = total + summed.detach().double()
-        # Devices average their gradients; the global mean needs their sum.
-        accelerator.backward(summed * accelerator.num_processes / count)
-    (loss,) = global_sum(accelerator, total)
+
+    def gradients(size: int) -> float | Tensor:
+        total: float | Tensor = 0.0
+        for part in synchronized_last(accelerator, policy, chunks(mine, size)):
+            summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
+            total = total + summed.detach().double()
+            # Devices average their gradients; the global mean needs their sum.
+            accelerator.backward(summed * accelerator.num_processes / count)
+        return total
+
+    (loss,) = global_sum(accelerator, in_memory(state, gradients))
     refuse_non_finite("sft", {"loss/train": loss})
     state.optimizer.step()
     state.optimizer.zero_grad()
@@ -120,13 +126,16 @@ def validation_loss(
 ) -> float:
     """Mean loss over the validation split, nats per counted token."""
     policy.eval()
+    alone = accelerator.unwrap_model(policy)  # processes may have different numbers of parts
     on_query, device = config.sft.loss_on_query, accelerator.device
     lengths = [sequence_length(split, row) for row in range(len(split))]
     mine = local_share(range(len(split)), accelerator)
     total = 0.0
     # A microbatch, because logits of all positions exist here as they do in training.
-    for part in parts_by_length(accelerator, lengths, config.memory.microbatch_size):
-        total += summed_loss(policy, split, part, on_query, device).item()
+    parts = parts_by_length(accelerator, lengths, config.memory.microbatch_size)
+    with gathered(alone):
+        for part in parts:
+            total += summed_loss(alone, split, part, on_query, device).item()
     total, count = global_sum(accelerator, total, counted_tokens(split, mine, on_query))
     return total / count
 
@@ -134,11 +143,7 @@ def validation_loss(
 def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: TokenizedSplit) -> None:
     """Save first, then measure ROUGE on the validation split, then close the stage."""
     run, accelerator, config = state.run, state.accelerator, state.run.config
-    policy = accelerator.unwrap_model(state.trained)
-    merge(policy)
-    if accelerator.is_main_process:
-        save_model(policy, tokenizer, run.partial / "model")
-    policy.eval()
+    policy = keep_model(accelerator, state.trained, tokenizer, run.partial / "model").eval()
     sampling = Sampling(
         seed=config.seed,
         purpose="sft validation",

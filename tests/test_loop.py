@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from stages.learning import loop
 from stages.learning.loop import (
@@ -229,13 +227,6 @@ def test_bf16_units_are_read_from_what_the_system_says_of_its_cpu(tmp_path):
     assert has_bf16_units(cpuinfo)
     cpuinfo.write_text("flags : avx2 avx512f\n")
     assert not has_bf16_units(cpuinfo)
-
-
-@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
-def test_an_engine_that_would_step_at_every_microbatch_is_refused(monkeypatch, kind):
-    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType(kind))
-    with pytest.raises(UserError, match=f"LAUNCH starts {kind}"):
-        make_accelerator(make_config("tiny"))
 
 
 # -- responses -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from stages import pipeline
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
-from stages.pipeline import Cell, How, Maker, launcher, wanted_stages
+from stages.pipeline import Cell, How, Maker, wanted_stages
 from stages.running.status import help_lines, status
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -184,15 +184,6 @@ def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
         assert (Path(words[0]).name == "accelerate") == STAGES[stage].computes, stage
         assert ("--max-cost" in words) == (stage in ("judge", "controls")), stage
         assert STAGES[stage].module in words
-
-
-def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    accelerate = str(Path(sys.executable).parent / "accelerate")
-    assert launcher("accelerate launch --multi_gpu") == (accelerate, "launch", "--multi_gpu")
-    assert launcher("") == ()
-    with pytest.raises(UserError, match="there is no program acelerate"):
-        launcher("acelerate launch")
 
 
 def test_a_launcher_that_is_not_there_is_refused_before_anything_is_made(tmp_path):

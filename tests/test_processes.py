@@ -1,25 +1,30 @@
-"""Two processes give the weights that one gives, in every training stage."""
+"""Two processes give the weights that one gives, in every training stage and under each engine."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from stages import base, dpo, normalize, ppo, reward, sft
+from stages.running.launch import ENGINES
 from stages.system.files import read_lines
 
 ROOT = Path(__file__).parents[1]
+# Of 9 held-out posts one process gets 5 and the other 4, of a single one it gets none.
 ARGUMENTS = """
     --preset tiny --name pair --set base.hidden_size=32 base.num_layers=2
-    world.train_posts=96 world.validation_posts=10
+    world.train_posts=96 world.validation_posts=9
     world.train_comparisons=64 world.validation_comparisons=20
     ppo.total_episodes=32 ppo.batch_size=16 memory.microbatch_size=6
 """.split()
-ADAPTED = [*ARGUMENTS, "lora.rank=4"]
+ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true"]
 ADAPTED[ADAPTED.index("pair")] = "adapted"
+ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 SCRIPT = f"""
 from accelerate import PartialState
 from stages import dpo, normalize, ppo, reward, sft
@@ -28,52 +33,92 @@ for arguments in ({ARGUMENTS!r}, {ADAPTED!r}):
         stage.main(arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 """
+OFTEN = [*ARGUMENTS, "memory.save_minutes=0"]
+# The second process dies when the first update is saved and the second one is over.
+DYING = f"""
+import os
+from stages import ppo
+from stages.runs import Run
+log = Run.log
+def log_or_die(run, step, **metrics):
+    if step == 2 and not run.main:
+        print("error: as a test wants it", flush=True)
+        os._exit(9)
+    log(run, step, **metrics)
+Run.log = log_or_die
+ppo.main({OFTEN!r})
+"""
+GOING_ON = f"""
+from stages import ppo
+ppo.main({OFTEN!r})
+"""
 WEIGHTS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic", "dpo/model")
 
 
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def launch(folder: Path, engine: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in two processes (gloo), as GPUS=2 starts them."""
+    script = folder / "script.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["ACCELERATE_USE_CPU"] = "true"
+    words = [sys.executable, "-m", "stages.running.launch", engine, "2", "1", str(script)]
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+    )
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """The same studies, of all weights and of adapters, by one process and by two (gloo)."""
-    root = tmp_path_factory.mktemp("processes")
-    one, two = root / "one", root / "two"
+def alone(tmp_path_factory):
+    """Studies of all weights and of adapters, by one process."""
+    root = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
-        for folder in (one, two):
-            folder.mkdir()
-            patch.chdir(folder)
-            base.main(ARGUMENTS)
-            base.main(ADAPTED)
-        patch.chdir(one)
-        for stage in (sft, reward, normalize, ppo, dpo):
-            stage.main(ARGUMENTS)
-            stage.main(ADAPTED)
-    script = root / "script.py"
-    script.write_text(SCRIPT)
-    launch = "torch.distributed.run --standalone --nproc_per_node 2".split()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", *launch, str(script)]
-    found = subprocess.run(command, cwd=two, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-3000:]
-    return one / "runs", two / "runs"
+        patch.chdir(root)
+        for arguments in (ARGUMENTS, ADAPTED):
+            for stage in (base, sft, reward, normalize, ppo, dpo):
+                stage.main(arguments)
+    return root
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.fixture(scope="module")
+def together(alone, tmp_path_factory):
+    """The same by two processes, under each engine that a test asks for."""
+    made: dict[str, Path] = {}
+
+    def make(engine: str) -> Path:
+        if engine not in made:
+            root = made[engine] = tmp_path_factory.mktemp(engine)
+            for study in ("pair", "adapted"):
+                data = Path("runs", study, "seed44413", "base")
+                shutil.copytree(alone / data, root / data)
+            found = launch(root, engine, SCRIPT)
+            assert found.returncode == 0, found.stderr[-3000:]
+        return made[engine]
+
+    return make
+
+
+def worst(one: Path, two: Path) -> float:
+    """The largest difference of two files of weights."""
+    first, second = load_file(one), load_file(two)
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+@each_engine
 @pytest.mark.parametrize("study", ["pair", "adapted"])
-def test_two_processes_learn_the_same_weights_as_one(folders, study, weights):
-    path = Path(study, "seed44413", weights, "model.safetensors")
-    alone, together = (load_file(folder / path) for folder in folders)
-    assert alone.keys() == together.keys()
-    worst = max((alone[name] - together[name]).abs().max().item() for name in alone)
-    assert worst < 1e-5
+def test_two_processes_learn_the_same_weights_as_one(alone, together, engine, study):
+    for weights in WEIGHTS:
+        path = Path("runs", study, "seed44413", weights, "model.safetensors")
+        assert worst(alone / path, together(engine) / path) < 1e-5, weights
 
 
+@each_engine
 @pytest.mark.parametrize("study", ["pair", "adapted"])
-def test_training_moved_the_weights_that_are_compared(folders, study):
-    folder = folders[1] / study / "seed44413"
+def test_training_moved_the_weights_that_are_compared(together, engine, study):
+    folder = together(engine) / "runs" / study / "seed44413"
     start = load_file(folder / "base/model/model.safetensors")
     for stage in ("sft", "ppo", "dpo"):
         end = load_file(folder / stage / "model/model.safetensors")
@@ -81,15 +126,50 @@ def test_training_moved_the_weights_that_are_compared(folders, study):
         start = end if stage == "sft" else start
 
 
+@each_engine
 @pytest.mark.parametrize("study", ["pair", "adapted"])
-def test_two_processes_report_the_same_numbers_as_one(folders, study):
+def test_two_processes_report_the_same_numbers_as_one(alone, together, engine, study):
     for stage in ("sft", "rm", "ppo", "dpo"):
-        path = Path(study, "seed44413", stage, "metrics.jsonl")
-        alone, together = (read_lines(folder / path) for folder in folders)
-        for one, two in zip(alone, together, strict=True):
+        path = Path("runs", study, "seed44413", stage, "metrics.jsonl")
+        for one, two in zip(
+            read_lines(alone / path), read_lines(together(engine) / path), strict=True
+        ):
             assert one.keys() == two.keys()
             skipped = {key for key in one if key.startswith("seconds/")}
             if (stage, one["step"]) == ("dpo", 1):  # every reward is 0 but for rounding
                 skipped.add("rewards/accuracies")
             for key in one.keys() - skipped:
                 assert one[key] == pytest.approx(two[key], abs=1e-3), key
+
+
+def test_what_was_sharded_is_saved_as_plain_models(together):
+    folder = together("fsdp2") / "runs/adapted/seed44413/ppo"
+    for kind, part, name in (
+        (AutoModelForCausalLM, "model", "GPTNeoXForCausalLM"),
+        (AutoModelForTokenClassification, "critic", "GPTNeoXForTokenClassification"),
+    ):
+        model, info = kind.from_pretrained(folder / part, output_loading_info=True)
+        assert type(model).__name__ == name
+        assert model.config.architectures == [name]
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+
+
+def test_a_sharded_run_whose_process_died_goes_on_to_the_same_bits(together, tmp_path):
+    whole = together("fsdp2") / "runs/pair/seed44413"
+    seed = tmp_path / "runs/pair/seed44413"
+    for stage in ("base", "sft", "rm", "normalize"):
+        shutil.copytree(whole / stage, seed / stage)
+    died = launch(tmp_path, "fsdp2", DYING)
+    assert died.returncode in (9, 2)  # the other ends with 2, which may be seen first
+    assert "error: as a test wants it" in died.stdout
+    assert not (seed / "ppo").exists()
+    other = launch(tmp_path, "ddp", GOING_ON)
+    assert other.returncode == 2
+    assert "was saved with GPUS=2 ENGINE=fsdp2: go on with it" in other.stderr
+    found = launch(tmp_path, "fsdp2", GOING_ON)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "ppo goes on after update 1" in found.stderr
+    for network in ("model", "critic"):
+        path = Path("ppo", network, "model.safetensors")
+        assert worst(whole / path, seed / path) == 0.0

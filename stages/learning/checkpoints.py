@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.learning.sharding import own_part
 from stages.settings.config import UserError
 from stages.system.files import hash_files, sync, write_json
 
@@ -109,9 +110,9 @@ def fingerprints(model: nn.Module, optimizer: Any) -> dict[str, str]:
 
 
 def tensor_hash(x: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bytes, on any device."""
+    """SHA-256 of a tensor's type, shape and bytes, on any device; of a cut one, this part's."""
     digest = hashlib.sha256(f"{x.dtype} {list(x.shape)}".encode())
-    flat = x.detach().cpu().contiguous().flatten()
+    flat = own_part(x.detach()).cpu().contiguous().flatten()
     digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.functional import truncate_after
 from stages.learning.models import sample
+from stages.learning.sharding import new_accelerator
 from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.kept import KeptRows
 from stages.settings.config import Config, Memory, Optimizer, UserError
@@ -31,11 +32,10 @@ from stages.system.progress import progress
 from stages.system.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
-SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM)
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
-    """The accelerator, with seeds and threads set. Raises UserError for an engine that shards.
+    """The accelerator, with seeds and threads set. Raises UserError as `new_accelerator` does.
 
     `takes_turns`: the trained module's networks run one after the other, so that a pass uses only
     some of its weights.
@@ -46,23 +46,10 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    accelerator = Accelerator(
-        mixed_precision=config.memory.mixed_precision,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=takes_turns)],
-    )
-    _refuse_sharding(accelerator)
+    accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     if accelerator.mixed_precision == "bf16" and accelerator.is_main_process:
         _say_where_bf16_is_slow(accelerator.device)
     return accelerator
-
-
-def _refuse_sharding(accelerator: Accelerator) -> None:
-    """Under these engines each microbatch would silently take an optimizer step of its own."""
-    if accelerator.distributed_type in SHARDING:
-        raise UserError(
-            f"LAUNCH starts {accelerator.distributed_type.value}, which is not supported: take "
-            "`accelerate launch --multi_gpu`, and lora.rank or memory.* where memory is short"
-        )
 
 
 def _say_where_bf16_is_slow(device: torch.device) -> None:

@@ -142,10 +142,18 @@ def _refuse_weights(source: str | Path, missing: set[str], unexpected: set[str])
             raise UserError(f"model {source} {kind} {len(names)} weights ({some}): wrong folder?")
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write model and tokenizer in the plain transformers layout."""
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write model and tokenizer in the plain transformers layout.
+
+    `weights` by name, if the model does not hold them whole itself.
+    """
     _quiet()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
     # Whether the hub could be asked is no part of a tokenizer.
     tokenizer.init_kwargs.pop("local_files_only", None)
     tokenizer.save_pretrained(folder)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from stages.learning.checkpoints import (
     seal,
 )
 from stages.learning.loop import NonFiniteError, Order, stream_seed
+from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
 from stages.running.kept import cut_file
 from stages.runs import Run
 from stages.settings.config import UserError
@@ -65,11 +66,17 @@ class State:
     """Probability. If it is above 0, torch's own generator is seeded before each update."""
     update: int = 0
     """The next update, counted from 0."""
+    microbatch_size: int = 0
+    """Sequences per forward and backward pass on one device; smaller than memory.microbatch_size
+    once that did not fit. 0: as the settings say."""
     saves: int = 0
     save_seconds: float = 0.0
     """Seconds that this process has spent on saving."""
     _started: float = field(default_factory=time.monotonic)
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
+
+    def __post_init__(self) -> None:
+        self.microbatch_size = self.microbatch_size or self.run.config.memory.microbatch_size
 
     def remaining(self, label: str) -> Iterator[int]:
         """The updates that are still to do, with progress shown; an update counts when it is over.
@@ -132,13 +139,18 @@ class State:
             partial.mkdir(parents=True)
 
     def _write(self, partial: Path) -> None:
-        handle = self.accelerator.register_save_state_pre_hook(_without_wrapping)
-        try:
-            self.accelerator.save_state(str(partial))
-        finally:
-            handle.remove()
+        if is_sharded(self.trained):
+            save_parts(self.trained, self.optimizer, partial)
+        else:
+            handle = self.accelerator.register_save_state_pre_hook(_without_wrapping)
+            try:
+                self.accelerator.save_state(str(partial))
+            finally:
+                handle.remove()
+        if self.run.main or is_sharded(self.trained):  # then all know the parts of all
+            record = self._record()
         if self.run.main:
-            write_json(partial / "state.json", self._record())
+            write_json(partial / "state.json", record)
 
     def _seal(self, partial: Path) -> None:
         if self.run.main:
@@ -176,7 +188,12 @@ class State:
         rows = self.order.batch(self.update)
         next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
-        return plain | fingerprints(model, self.optimizer)
+        mine = fingerprints(model, self.optimizer)
+        if not is_sharded(model):
+            return plain | mine
+        for index, one in enumerate(gather_object([mine])):
+            plain |= {f"{key}, part {index}": value for key, value in one.items()}
+        return plain
 
     def load(self) -> None:
         """Go on from the newest good checkpoint, or start over if there is none.
@@ -186,6 +203,8 @@ class State:
         """
         folder, found = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
+        fitted = [one["to"] for one in self.run.halvings]
+        self.microbatch_size = min([self.microbatch_size, *fitted])
         if self.run.main:
             found = [str(newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
@@ -195,16 +214,31 @@ class State:
             return
         checkpoint = Path(found[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        handle = self.accelerator.register_load_state_pre_hook(self._unwrapped)
-        try:
-            self.accelerator.load_state(str(checkpoint))
-        finally:
-            handle.remove()
+        self._read(checkpoint, recorded["processes"])
         self.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
         refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
         self._cut_records(recorded["lengths"])
         if self.run.main:
             print(f"{self.run.stage} goes on after update {self.update}", file=sys.stderr)
+
+    def _read(self, checkpoint: Path, processes: int) -> None:
+        """Weights and optimizer. Raises UserError if the checkpoint is of another engine."""
+        sharded = (checkpoint / SHARDS).is_dir()
+        now = self.accelerator.num_processes
+        if sharded != is_sharded(self.trained) or (sharded and processes != now):
+            how = f"GPUS={processes} ENGINE=fsdp2" if sharded else "ENGINE=ddp or one process"
+            raise UserError(
+                f"{checkpoint} was saved with {how}: go on with it, or remove {checkpoint.parent} "
+                "to start the stage over"
+            )
+        if sharded:
+            load_parts(self.trained, self.optimizer, checkpoint)
+            return
+        handle = self.accelerator.register_load_state_pre_hook(self._unwrapped)
+        try:
+            self.accelerator.load_state(str(checkpoint))
+        finally:
+            handle.remove()
 
     def _cut_records(self, lengths: dict[str, int]) -> None:
         for name, size in lengths.items():

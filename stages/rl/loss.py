@@ -183,7 +183,7 @@ def pretraining_step(state: State, ptx: Pretraining, step: int) -> float:
     mine.sort(key=lambda row: sequence_length(ptx.split, row))
     (count,) = global_sum(accelerator, counted_tokens(ptx.split, mine, ptx.loss_on_query))
     total = 0.0
-    for part in chunks(mine, config.memory.microbatch_size):
+    for part in chunks(mine, state.microbatch_size):
         with accelerator.no_sync(state.trained), accelerator.autocast():
             summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
             accelerator.backward(summed * config.ppo.ptx_coef * accelerator.num_processes / count)

@@ -18,6 +18,7 @@ from stages.learning.heads import head_name, in_float32, shift_scores
 from stages.learning.loop import make_optimizer, stream, use_gradient_checkpointing
 from stages.learning.lora import WithoutAdapter, adapt
 from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model, new_reward_model
+from stages.learning.sharding import place, prepare, whole
 from stages.runs import Run
 from stages.settings.config import Ppo
 
@@ -51,13 +52,13 @@ def load_models(
     use_gradient_checkpointing(networks.critic, memory)
     groups = parameter_groups(networks, ppo)
     optimizer = make_optimizer(groups, ppo.learning_rate, run.config.optimizer)
-    trained, optimizer = accelerator.prepare(networks, optimizer)
-    reward_model = freeze(load_scorer(run), memory.frozen_dtype).to(accelerator.device)
+    trained, optimizer = prepare(accelerator, networks, optimizer)
+    reward_model = place(accelerator, freeze(load_scorer(run), memory.frozen_dtype))
     models = Models(
         trained=trained,
         policy=networks.policy,
         critic=networks.critic,
-        ref_policy=load_reference(run, networks.policy),
+        ref_policy=load_reference(run, accelerator, networks.policy),
         reward_model=reward_model,
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
@@ -65,12 +66,12 @@ def load_models(
     return models, optimizer
 
 
-def load_reference(run: Run, policy: PreTrainedModel) -> nn.Module:
+def load_reference(run: Run, accelerator: Accelerator, policy: PreTrainedModel) -> nn.Module:
     """The SFT model, frozen: a copy of its own, or the adapted policy with its adapter off."""
     if "ppo" in run.config.lora.adapted_stages:
         return WithoutAdapter(policy)
     reference = load_policy(run.require("sft") / "model")
-    return freeze(reference, run.config.memory.frozen_dtype).to(policy.device)
+    return place(accelerator, freeze(reference, run.config.memory.frozen_dtype))
 
 
 def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
@@ -123,7 +124,7 @@ def clip_gradients(networks: PolicyAndCritic, ppo: Ppo) -> dict[str, float]:
         ("critic", networks.critic, ppo.critic_max_grad_norm),
     ):
         trained = [one for one in network.parameters() if one.grad is not None]
-        norm = torch.nn.utils.get_total_norm([one.grad for one in trained])
+        norm = whole(torch.nn.utils.get_total_norm([one.grad for one in trained]))
         if largest:
             torch.nn.utils.clip_grads_with_norm_(trained, largest, norm)
         norms[f"{name}/grad_norm"] = norm.item()

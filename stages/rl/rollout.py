@@ -20,6 +20,7 @@ from stages.learning.models import (
     sample,
     score_responses,
 )
+from stages.learning.sharding import gathered
 from stages.learning.vocabulary import LogprobFormula
 from stages.posts.tokens import pad_left
 from stages.rl.episodes import Episodes, concatenate, trim_left
@@ -48,9 +49,10 @@ def roll_out(
     batch, uniforms = share_of_batch(accelerator, queries, sampling, pad_id)
     with accelerator.autocast():
         for some, uniform in forward_passes(batch, uniforms, sampling.forward_batch_size, pad_id):
-            responses, sampled = sample(  # 1. sample
-                models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
-            )
+            with gathered(models.policy):  # its processes stop sampling at different tokens
+                responses, sampled = sample(  # 1. sample
+                    models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
+                )
             responses = functional.truncate_after(responses, eos_id, pad_id)
             episodes = measure(models, some, responses, sampling.temperature, formula)
             real = responses != pad_id

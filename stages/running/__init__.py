@@ -1,6 +1,8 @@
 """What starts a stage, what it goes on from, and what there is to see. Standard library only.
 
 start   a stage's command line: errors in one line, signals
+launch  a stage in several processes, through accelerate
+slurm   a job script that goes on after a preemption
 kept    JSON lines that an interrupted stage goes on from
 status  what is done, stale, running, half done, failed, missing
 """

@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -52,19 +53,37 @@ def run_stage(
         with signals_handled(command):
             return function(config)
     except UserError as error:
-        fail(error)
+        leave(f"error: {error}")
     except Stopped as stopped:
         say_how_to_go_on(stopped.number, command)
         raise SystemExit(128 + stopped.number) from None
     except Exception as error:
         line = what_to_mend(error)
+        if line is None and is_about_another_process(error):
+            line = "another process of this launch has died: look at its error"
         if line is not None:
-            fail(UserError(f"stage {stage}: {line}, then run `{command}`"))
-        if not is_about_another_process(error):
+            leave(f"error: stage {stage}: {line}, then run `{command}`")
+        if not has_others():
             raise
-        why = f"stage {stage}: another process of this launch has died: look at its error, then"
-        print(f"error: {why} run `{command}`", file=sys.stderr, flush=True)
-        os._exit(2)  # an ordinary exit would abort in torch's threads, which wait for that process
+        leave(traceback.format_exc(), 1)
+
+
+def leave(text: str, status: int = 2) -> NoReturn:
+    """Say why on stderr and end the process.
+
+    If there are others in this launch, it ends at once: an ordinary exit would wait in torch's
+    threads for them, while they wait for this process.
+    """
+    print(text, file=sys.stderr, flush=True)
+    if not has_others():
+        raise SystemExit(status)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def has_others() -> bool:
+    """Whether this process is one of several of a launch."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager
@@ -102,6 +121,8 @@ def what_to_mend(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in MENDS:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}: {MENDS[error.errno]}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's own, which is not loaded here
+        return "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
     if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
         return f"{NO_SPACE}: make room"
     return None
@@ -109,8 +130,8 @@ def what_to_mend(error: Exception) -> str | None:
 
 def is_about_another_process(error: Exception) -> bool:
     """Whether an error says that another process of a launch of several is gone."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return several and isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
+    dead = isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
+    return has_others() and dead
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,202 @@
+"""Several processes: who starts them, and networks that are cut into one part for each (FSDP2).
+
+Under ENGINE=ddp every process holds all networks whole, and accelerate wraps what learns. Under
+ENGINE=fsdp2 torch's `fully_shard` cuts every weight, gradient and moment, and a layer's weights
+are gathered just before they are used. accelerate's own FSDP2 takes one model with its optimizer,
+casts weights to the autocast type and ignores CPUs; here policy and critic learn beside frozen
+networks, master weights are float32, and the same code runs on CPUs, where tests see it.
+
+A forward pass of a sharded network is a collective call: all processes must make as many. Where
+their work differs (sampling, evaluation), the network is `gathered` first, and then runs alone.
+"""
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, patch_environment
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from stages.settings.config import UserError
+
+SHARDS = "shards"
+
+
+def started_engine() -> str:
+    """The engine that `accelerate launch` was configured for, as it tells its processes.
+
+    Raises UserError for an engine that nobody has seen train these stages. Under some of them each
+    microbatch would silently take an optimizer step of its own.
+    """
+    known = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+    asked = {name for name in known if _is_on(f"ACCELERATE_USE_{name}")}
+    unseen = asked - {"FSDP"}
+    if asked == {"FSDP"}:
+        version = os.environ.get("FSDP_VERSION", "1")
+        if version == "2" and not _is_on("FSDP_OFFLOAD_PARAMS"):
+            return "fsdp2"
+        unseen = {f"FSDP version {version}" if version != "2" else "FSDP with offloaded weights"}
+    if unseen:
+        raise UserError(
+            f"LAUNCH starts {', '.join(sorted(unseen))}, which nobody has seen train these stages: "
+            "take GPUS=.. with ENGINE=ddp or ENGINE=fsdp2, and lora.rank or memory.* where memory "
+            "is short"
+        )
+    return "ddp"
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelerator:
+    """The accelerator of this process. On a machine without a device, processes meet through gloo.
+
+    `takes_turns` as in `make_accelerator`. Raises UserError if there are fewer devices than
+    processes, or if the processes do not meet.
+    """
+    started_engine()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    on_cpu = processes > 1 and not torch.accelerator.is_available()
+    local, cards = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if cards and local > cards and not _is_on("ACCELERATE_USE_CPU"):
+        raise UserError(f"GPUS={local}, but this machine shows {cards}: start as many as there are")
+    # Networks are sharded here, so accelerate must not do it too.
+    with patch_environment(ACCELERATE_USE_FSDP="false"):
+        ddp = DistributedDataParallelKwargs(find_unused_parameters=takes_turns)
+        accelerator = Accelerator(
+            mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp]
+        )
+    if accelerator.num_processes != processes:
+        raise UserError(
+            f"{processes} processes were started, but each of them is alone: start them by GPUS=.."
+        )
+    return accelerator
+
+
+def prepare(
+    accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Any, Any]:
+    """A network that learns and its optimizer, ready for several processes and mixed precision.
+
+    The optimizer must be new: what it holds for a weight would be lost.
+    """
+    if not _shards(accelerator):
+        return accelerator.prepare(network, optimizer)
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    _shard(accelerator, network)
+    parts = dict(network.named_parameters())
+    for group in optimizer.param_groups:
+        group["params"] = [parts[names[whole]] for whole in group["params"]]
+    # Without a wrapper for several processes: autocast, and outputs in float32.
+    return accelerator.prepare_model(network, False, evaluation_mode=True), optimizer
+
+
+def place(accelerator: Accelerator, frozen: PreTrainedModel) -> PreTrainedModel:
+    """A network that never learns, on this process's device, or this process's part of it."""
+    if _shards(accelerator):
+        _shard(accelerator, frozen)
+        return frozen
+    return frozen.to(accelerator.device)
+
+
+def _shards(accelerator: Accelerator) -> bool:
+    return accelerator.num_processes > 1 and started_engine() == "fsdp2"
+
+
+def _shard(accelerator: Accelerator, network: nn.Module) -> None:
+    """Cut each pretrained model in a module: layer by layer, then what is left of it."""
+    # torch says of scalar heads that an operation in place on their output would be wrong; none is.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    whole = [network] if isinstance(network, PreTrainedModel) else list(network.children())
+    for model in whole:
+        layers = set(getattr(model, "_no_split_modules", None) or ())
+        for module in model.modules():
+            if type(module).__name__ in layers:
+                fully_shard(module, mesh=mesh)
+        # torch would keep the root's weights whole from a forward pass to the backward pass. There
+        # may be none; then who reads the weights next would not find their parts.
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def is_sharded(network: nn.Module) -> bool:
+    """Whether a module is or holds a sharded network."""
+    return any(_sharded_modules(network))
+
+
+def _sharded_modules(network: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in network.modules() if isinstance(module, FSDPModule))
+
+
+@contextmanager
+def gathered(network: nn.Module) -> Iterator[None]:
+    """While this lasts, a network is whole in every process, which runs it without the others.
+
+    All processes must enter and leave. A network that is not sharded stays as it is.
+    """
+    modules = list(_sharded_modules(network))
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()
+            module.set_reshard_after_forward(True, recurse=False)
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor from all of its parts; one that is not cut is returned as it is."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def own_part(x: Tensor) -> Tensor:
+    """This process's part of a tensor; one that is not cut is returned as it is."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Write every process's part of the weights and of what the optimizer holds.
+
+    Raises OSError in all processes if one cannot write.
+    """
+    weights, held = get_state_dict(network, optimizer)
+    try:
+        save({"weights": weights, "optimizer": held}, checkpoint_id=folder / SHARDS)
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise OSError(str(first)) from None
+
+
+def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Read what `save_parts` wrote."""
+    weights, held = get_state_dict(network, optimizer)
+    found: dict[str, Any] = {"weights": weights, "optimizer": held}
+    load(found, checkpoint_id=folder / SHARDS)
+    set_state_dict(
+        network,
+        optimizer,
+        model_state_dict=found["weights"],
+        optim_state_dict=found["optimizer"],
+    )
+
+
+def whole_weights(network: nn.Module, kept: bool) -> dict[str, Tensor]:
+    """The weights of a gathered network on the CPU, by name; none where they are not `kept`."""
+    named: Iterable[tuple[str, Tensor]] = network.named_parameters() if kept else ()
+    return {name: x.detach().to("cpu", copy=True) for name, x in named}

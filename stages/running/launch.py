@@ -1,0 +1,139 @@
+"""How a stage is started in several processes: GPUS, NODES and ENGINE, or a LAUNCH of one's own.
+
+    python -m stages.running.launch ddp 8 1 -m stages.running.start stages.sft --preset tiny
+
+is `accelerate launch` with the configuration `engines/ddp.yaml`, 8 processes on 1 machine. On
+several machines `srun` starts it once on each of them, inside a Slurm job. Standard library only
+until accelerate is called. The exit status is that of the process that failed first.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stages.settings.checks import UserError, fail, unknown
+
+ENGINES = ("ddp", "fsdp2")
+# accelerate can start these. Nobody has seen them train here, so they are refused.
+UNSEEN = ("zero2", "zero3")
+PORT = 29500
+# Seconds that a launch leaves its processes to finish an update and to save after a signal.
+PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
+
+
+def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ...]:
+    """The words before `-m stages.running.start ...` that start a stage; none: this interpreter.
+
+    `gpus` processes on each of `nodes` machines, or the user's own `line` (LAUNCH).
+    Raises UserError for numbers below 1, for an engine that nobody has seen work, and for several
+    machines outside a Slurm job that has them.
+    """
+    if line and (gpus != 1 or nodes != 1):
+        raise UserError("LAUNCH= and GPUS= or NODES= start processes twice: leave out one of them")
+    check_numbers(gpus, nodes, engine)
+    if line:
+        return launcher(line)
+    if gpus == nodes == 1:
+        return ()
+    each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
+    return each if nodes == 1 else (*_srun(nodes), *each)
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say in how many processes a stage runs."""
+    parser.add_argument("--gpus", type=int, default=1, help="processes on each machine")
+    parser.add_argument("--nodes", type=int, default=1, help="machines of a Slurm job")
+    parser.add_argument("--engine", default=ENGINES[0], help="what several processes share")
+
+
+def check_numbers(gpus: int, nodes: int, engine: str) -> None:
+    """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
+    if gpus < 1 or nodes < 1:
+        raise UserError(f"GPUS={gpus} NODES={nodes}: give the numbers of cards and machines")
+    if engine in UNSEEN:
+        raise UserError(
+            f"ENGINE={engine} is refused, because nobody has seen DeepSpeed train these stages: "
+            "take ENGINE=fsdp2, which shards the same"
+        )
+    if engine not in ENGINES:
+        raise unknown("ENGINE", engine, (*ENGINES, *UNSEEN))
+
+
+def launcher(line: str) -> tuple[str, ...]:
+    """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
+
+    Raises UserError if there is no such program.
+    """
+    words = shlex.split(line)
+    if not words:
+        return ()
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which(words[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if program is None:
+        raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
+    return program, *words[1:]
+
+
+def _srun(nodes: int) -> tuple[str, ...]:
+    """Slurm's command that starts one launch on each machine of this job."""
+    there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
+    if there < nodes:
+        where = f"this Slurm job has {there}" if there else "this is no Slurm job"
+        mend = "submit what `make slurm` writes, or set LAUNCH"
+        raise UserError(f"NODES={nodes}, but {where}: {mend}")
+    once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
+    return "srun", *once_each, "--kill-on-bad-exit=1"
+
+
+def accelerate_arguments(
+    engine: str, gpus: int, nodes: int, environ: Mapping[str, str]
+) -> list[str]:
+    """The arguments of `accelerate launch` on this machine.
+
+    Slurm says which of several machines this is. The job script says where the first one is
+    reached (MASTER_ADDR, MASTER_PORT).
+    """
+    config = Path(__file__).with_name("engines") / f"{engine}.yaml"
+    words = ["--config_file", str(config), "--num_processes", str(gpus * nodes)]
+    words += ["--num_machines", str(nodes)]
+    if nodes == 1:
+        return [*words, "--main_process_port", "0"]  # any that is free
+    words += ["--machine_rank", environ["SLURM_NODEID"]]
+    words += ["--main_process_ip", environ["MASTER_ADDR"]]
+    return [*words, "--main_process_port", environ.get("MASTER_PORT", str(PORT))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Start the processes; exits with the status of the first that failed."""
+    engine, gpus, nodes, *stage = sys.argv[1:] if argv is None else argv
+    try:
+        given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
+    except KeyError as error:
+        fail(UserError(f"{error.args[0]} is not set: submit what `make slurm` writes"))
+    os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
+    raise SystemExit(run([*given, *stage]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """`accelerate launch` with these arguments; the exit status, as a shell gives it."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args(list(arguments)))
+    except ChildFailedError as error:  # its processes have said what is wrong
+        _, failure = error.get_first_failure()
+        return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+    except SignalException as stopped:
+        return 128 + int(signal.Signals(stopped.sigval))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

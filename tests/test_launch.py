@@ -1,0 +1,137 @@
+"""GPUS, NODES and ENGINE: what they start, and what is refused in one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stages.learning.loop import make_accelerator
+from stages.learning.sharding import started_engine
+from stages.running.launch import ENGINES, accelerate_arguments, launch_words, launcher
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_one_process_needs_no_launcher_and_several_get_accelerates():
+    assert launch_words(1, 1, "ddp", "") == ()
+    assert launch_words(8, 1, "fsdp2", "") == (
+        *(sys.executable, "-m", "stages.running.launch"),
+        *("fsdp2", "8", "1"),
+    )
+
+
+def test_several_machines_are_reached_by_slurm_and_only_inside_a_job_that_has_them(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    words = launch_words(8, 2, "ddp", "")
+    assert words[0] == "srun"
+    assert {"--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"} <= set(words)
+    assert words[-3:] == ("ddp", "8", "2")
+    with pytest.raises(UserError, match="NODES=3, but this Slurm job has 2: submit what"):
+        launch_words(8, 3, "ddp", "")
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES")
+    with pytest.raises(UserError, match="NODES=2, but this is no Slurm job"):
+        launch_words(8, 2, "ddp", "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_accelerate_reads_the_shipped_configuration_as_it_is_meant(engine):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    words = accelerate_arguments(engine, 4, 1, {})
+    config = load_config_from_file(words[words.index("--config_file") + 1])
+    assert config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}[engine]
+    assert words[words.index("--num_processes") + 1] == "4"
+
+
+def test_each_machine_of_a_job_says_which_one_it_is():
+    environ = {"SLURM_NODEID": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "20001"}
+    words = accelerate_arguments("ddp", 4, 2, environ)
+    pairs = dict(zip(words[::2], words[1::2], strict=True))
+    assert pairs["--num_processes"] == "8"
+    assert pairs["--num_machines"] == "2"
+    assert pairs["--machine_rank"] == "1"
+    assert (pairs["--main_process_ip"], pairs["--main_process_port"]) == ("node7", "20001")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((0, 1, "ddp", ""), "GPUS=0 NODES=1: give the numbers"),
+        ((2, 1, "zero3", ""), "ENGINE=zero3 is refused, because nobody has seen DeepSpeed train"),
+        ((2, 1, "zero2", ""), "take ENGINE=fsdp2"),
+        ((2, 1, "fsdp", ""), "unknown ENGINE 'fsdp': did you mean fsdp2"),
+        ((2, 1, "ddp", "accelerate launch"), "leave out one of them"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_line(given, said):
+    with pytest.raises(UserError, match=said) as refusal:
+        launch_words(*given)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    accelerate = str(Path(sys.executable).parent / "accelerate")
+    assert launcher("accelerate launch --multi_gpu") == (accelerate, "launch", "--multi_gpu")
+    assert launcher("") == ()
+    with pytest.raises(UserError, match="there is no program acelerate"):
+        launcher("acelerate launch")
+
+
+@pytest.mark.parametrize("goal", ["sft", "slurm"])
+def test_make_hands_the_numbers_on(goal, tmp_path):
+    words = ["make", "-n", "-f", str(ROOT / "Makefile"), goal, "GPUS=2", "NODES=1", "ENGINE=zero3"]
+    words += ["VENV=", f"PYTHON={sys.executable}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    said = found.stdout + found.stderr
+    assert "--gpus 2 --nodes 1 --engine zero3" in said or "ENGINE=zero3 is refused" in said
+
+
+# -- inside a process ------------------------------------------------------------------------------
+
+
+def test_the_engine_is_what_accelerate_tells_its_processes(monkeypatch):
+    assert started_engine() == "ddp"
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert started_engine() == "fsdp2"
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP version 1"),
+        (
+            {"ACCELERATE_USE_FSDP": "1", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": "true"},
+            "FSDP with offloaded weights",
+        ),
+    ],
+)
+def test_an_engine_that_nobody_has_seen_train_is_refused(monkeypatch, environ, kind):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"LAUNCH starts {kind}, which nobody has seen"):
+        make_accelerator(make_config("tiny"))
+
+
+def test_more_processes_than_devices_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="GPUS=4, but this machine shows 2"):
+        make_accelerator(make_config("tiny"))
+
+
+def test_processes_that_do_not_meet_are_refused(monkeypatch):
+    """On devices, if a launcher does not say which of them each one is (no LOCAL_RANK)."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="2 processes were started, but each of them is alone"):
+        make_accelerator(make_config("tiny"))
