@@ -43,7 +43,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
-	scaling versus verdict-analysis smollm judge-server
+	scaling versus verdict-analysis power simulations smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -82,6 +82,11 @@ versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
+# How many posts and dollars tell two policies apart, from the verdicts of a finished run.
+DIFFERENCE ?=
+power: $(INSTALLED)
+	@$(PY) -m eval.power --difference "$(DIFFERENCE)" --name $(or $(NAME),$(PRESET)) \
+		--seed $(SEED) $(call option,judge,$(JUDGE)) $(call option,set,$(SET))
 JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
@@ -110,3 +115,5 @@ test: $(INSTALLED)
 	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 chaos: $(INSTALLED)
 	$(PY) -m tests.chaos
+simulations: $(INSTALLED)
+	$(PY) -m tests.simulations
