@@ -95,7 +95,8 @@ def difference_told(spread: float, posts: int) -> float:
 def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
     """For each two policies, and each policy against the reference, what shows `difference`.
 
-    `difference` in [0, 1]. Raises UserError where no post is judged for a pair.
+    `difference` in [0, 1]. A pair without spread, such as two policies that write alike, is left
+    out. Raises UserError where no pair has any.
     """
     scores = post_scores(judgements)
     found = []
@@ -103,19 +104,18 @@ def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
         others = dict.fromkeys(scores[later], 0.5) if earlier == REFERENCE else scores[earlier]
         pairs = [(scores[later][post], others[post]) for post in scores[later] if post in others]
         judged = np.array([a - b for a, b in pairs if a is not None and b is not None])
-        found.append(
-            _needed((later, earlier), judged, len(judged) / max(1, len(pairs)), difference)
+        if len(judged) > 1 and np.ptp(judged):
+            share = len(judged) / len(pairs)
+            found.append(_needed((later, earlier), judged, share, difference))
+    if not found:
+        raise UserError(
+            "the verdicts have no spread over posts: plan from a run whose posts differ"
         )
     return found
 
 
 def _needed(pair: tuple[str, str], differences: Floats, judged: float, difference: float) -> Needed:
     """From each judged post's difference, and the share of the posts that are judged."""
-    if len(differences) < 2 or not np.ptp(differences):
-        raise UserError(
-            f"the verdicts on {' and '.join(pair)} have no spread over {len(differences)} posts:"
-            " plan from a run whose posts differ"
-        )
     spread = float(differences.std(ddof=1))
     posts = ceil(posts_needed(spread_under(differences, difference), difference) / judged)
     return Needed(

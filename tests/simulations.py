@@ -269,16 +269,16 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="coverage of intervals, by simulation")
     parser.add_argument("--data-sets", type=int, default=DATA_SETS)
     count = parser.parse_args(argv).data_sets
-    print(f"{count} data sets each\n{'at equal length':31} {'order at 0':>15} {'ours':>15}  half")
+    print(f"{count} data sets each\n{'at equal length':29} {'order at 0':>15} {'ours':>15}  half")
     for name, scenario in (COVERED | EXTRAPOLATED).items():
         before = length_coverage(scenario, count, order_at_0)
         now = length_coverage(scenario, count)
         mark = "" if now.said > 0.5 else " EXTRAPOLATED"
-        print(f"{name:31} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}{mark}", flush=True)
-    print(f"\n{'corrected rate, shift of':31} {'none allowed':>15} {'10 points':>15}  half")
+        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}{mark}", flush=True)
+    print(f"\n{'corrected rate, shift of':29} {'none allowed':>15} {'10 points':>15}  half")
     for name, shift in SHIFTS.items():
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
-        print(f"{name:31} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
+        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
     print("\ncorrected difference, sensitivity apart by")
     rng = np.random.default_rng(19)
     for apart in (0.0, 0.1, 0.2, 0.3):

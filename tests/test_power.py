@@ -68,7 +68,7 @@ def test_simulated_studies_of_that_many_posts_find_the_difference_in_4_of_5(gain
     plan = needed(judgements, gain)[0]
     assert plan.pair == ("ppo", "sft")
     assert plan.ties == pytest.approx(0.6, abs=0.03)
-    found = []
+    found: list[bool] = []
     for _ in range(400):
         a, b = pool(rng, plan.posts, gain)  # the mean difference is 1/2 * 2 * gain
         found.append(sign_flip_p_value(b - a, seed=len(found), resamples=400) < 0.05)
@@ -79,9 +79,10 @@ def test_simulated_studies_where_nearly_all_tie_find_the_difference_too():
     rng = np.random.default_rng(1)
     seen = np.repeat([1.0, 0.5, 0.0], [1, 98, 1])
     plan = needed([*rows_of("sft", [0.5] * 100), *rows_of("ppo", seen)], 0.05)[0]
-    found = []
+    found: list[bool] = []
     for _ in range(300):
-        differences = 0.5 * (rng.random(plan.posts) < 0.1)  # all that differ differ one way
+        # All that differ differ one way.
+        differences = np.where(rng.random(plan.posts) < 0.1, 0.5, 0.0)
         found.append(sign_flip_p_value(differences, seed=len(found), resamples=400) < 0.05)
     assert 0.7 < np.mean(found) < 0.95
 
@@ -148,7 +149,7 @@ def test_one_command_prints_one_short_table(runs, capsys):
         (["--difference", "3", "--name", "tniy"], "unknown run 'tniy': did you mean tiny?"),
         (["--difference", "3", "--seed", "1"], "holds no finished verdicts: run `make eval`"),
         (["--difference", "3", "--set", "ppo.gamma=1"], "power takes judge.* alone"),
-        (["--difference", "3"], "have no spread over 3 posts"),
+        (["--difference", "3"], "have no spread over posts"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(runs, capsys, arguments, said):

@@ -213,7 +213,7 @@ def test_no_rate_is_corrected_where_the_allowance_spans_every_rate():
 
 def two_families(first, second, n):
     """n labels of each kind and family; each family's sensitivity and specificity."""
-    parts = [labelled(*first, n), labelled(*second, n)]
+    parts = [labelled(first[0], first[1], n), labelled(second[0], second[1], n)]
     labels, answers = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     return known_pairs(labels, answers, families=np.repeat(["ppo", "sup"], 2 * n))
 
@@ -239,7 +239,7 @@ def test_errors_are_kept_per_family_and_the_shift_is_at_least_as_large_as_theirs
 )
 def test_a_corrected_difference_is_withheld_where_families_differ(families, why):
     differences = np.repeat([0.5, 0.0, -0.5], [60, 90, 50])
-    found = corrected_difference(differences, two_families(*families, 200))
+    found = corrected_difference(differences, two_families(families[0], families[1], 200))
     assert isinstance(found, str)
     assert why in found
 

@@ -46,8 +46,8 @@ def test_where_the_data_say_little_the_rate_is_called_extrapolated(name):
 @pytest.mark.parametrize("name", SHIFTS)
 def test_the_corrected_rate_holds_the_truth_through_a_shift_of_10_points(name):
     assert shift_coverage(SHIFTS[name], FEW, 0.1).held >= 0.9
-    plain = shift_coverage(SHIFTS[name], FEW, 0.0).held
-    assert (plain < 0.9) == (name not in ("no shift", "10 points, better"))
+    if "our summaries" in name:  # errors that favour one side
+        assert shift_coverage(SHIFTS[name], FEW, 0.0).held < 0.85
 
 
 def test_no_corrected_difference_is_given_where_the_judge_errs_by_family():

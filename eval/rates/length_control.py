@@ -119,7 +119,7 @@ def _by_order(rows: VerdictTable) -> dict[str, Any] | None:
     doubled = np.array([0, 0, *(float(term[0]) for term in _length_terms(np.log([2.0]))), 0])
     return _rate((first + second) / 2, _error(gradient, covariance)) | {
         "order_logits": _with_bounds(b[1], _error(np.eye(5)[1], covariance)),
-        "doubled_length_logits": _with_bounds(doubled @ b, _error(doubled, covariance)),
+        "doubled_length_logits": _with_bounds(float(doubled @ b), _error(doubled, covariance)),
     }
 
 
