@@ -35,7 +35,7 @@ GOAL_LINES = {
     "versus": "two policies on the same posts: A=tiny:ppo B=tiny:sft",
     "scaling": "finished runs on one page: NAMES='tiny-s tiny tiny-l'",
     "verdict-analysis": "published verdicts: DATA=folder JUDGED=ppo_1.3b",
-    "power": "posts and dollars that tell two apart: DIFFERENCE=3 (points)",
+    "power": "posts and dollars that tell two apart: DIFFERENCE=3",
     "publish": "copy the pages of finished runs to reports/generated",
     "status": "what is done, stale, running, half done, missing, failed",
     "plan": "what a run needs, counted: memory, hours, disk, dollars",
