@@ -52,7 +52,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish scaling versus verdict-analysis smollm judge-server
+	publish scaling versus verdict-analysis power simulations smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -107,6 +107,11 @@ versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
+# How many posts and dollars tell two policies apart, from the verdicts of a finished run.
+DIFFERENCE ?=
+power: $(INSTALLED)
+	@$(PY) -m eval.power --difference "$(DIFFERENCE)" --name $(or $(NAME),$(PRESET)) \
+		--seed $(SEED) $(call option,judge,$(JUDGE)) $(call option,set,$(SET))
 JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
@@ -139,3 +144,5 @@ test: $(DEVELOPED)
 	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos
+simulations: $(DEVELOPED)
+	$(PY) -m tests.simulations

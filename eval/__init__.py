@@ -6,6 +6,7 @@ win_rate          win rates against the reference, with intervals
 controls          texts whose worth is known, judged by the same judge
 calibration       the judge beside labelled comparisons
 versus            two policies against each other
+power             posts and dollars that show a difference
 verdict_analysis  published verdicts, analysed as our own
 judges            who compares
 rates             what follows from verdicts

@@ -12,7 +12,7 @@ expected to do better.
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,16 @@ from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import config_with_cap, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
-from eval.rates.formulas import Interval, clustered_share, cohens_kappa, corrected_rate
+from eval.rates.correction import (
+    Corrected,
+    Labelled,
+    corrected_difference,
+    corrected_rate,
+    errors_by_family,
+    family_of,
+    shift_of,
+)
+from eval.rates.formulas import clustered_share, cohens_kappa
 from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
@@ -73,7 +82,7 @@ def calibrate(config: Config) -> dict[str, Any]:
     return results
 
 
-PAIR_KEYS = ("id", "post", "with_reference", "label", "answer", "strength")
+PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "strength")
 
 
 def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
@@ -99,6 +108,7 @@ def _pair(name: str, row: dict[str, Any]) -> Row:
         "summary": row["summaries"][mine]["text"].strip(),
         "reference": row["summaries"][1 - mine]["text"].strip(),
         "with_reference": one_reference,
+        "family": family_of(policies, REFERENCE),
         "label": row["choice"] == mine,
         "strength": label_strength(row),
     }
@@ -118,7 +128,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
 
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` and `kappa`
     leave ties out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
-    the judge's agreement where the label prefers `summary` and where it does not.
+    the judge's agreement where the label prefers `summary` and where it does not; `by_family`
+    has both for each family of policies.
     A judge that says nothing usable has no agreement (None), and is flagged for that.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
@@ -135,6 +146,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "specificity": _agreement([pair for pair in error_pairs(judged) if not pair["label"]]),
         "with_reference": all(pair["with_reference"] for pair in error_pairs(judged)),
         "error_pairs": len(error_pairs(judged)),
+        "by_family": errors_by_family(known_errors(pairs)),
         "by_strength": _by_strength(judged),
         "statistics": analyse(verdict_table(judgements, texts)),
         "human_ceiling": list(HUMAN_CEILING),
@@ -209,15 +221,39 @@ def _percent(found: dict[str, Any]) -> str:
     return f"{estimate:.1f}% [{low:.1f}, {high:.1f}]"
 
 
-def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Interval | None:
-    """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
+def known_errors(pairs: Sequence[Row]) -> Labelled:
+    """The labelled pairs on which the judge's errors are counted, as columns.
 
-    `scores` are those of one policy's judged posts. See `eval.rates.formulas.corrected_rate`.
+    A record that was made before families were kept is one family.
     """
     known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
-    labels = np.array([pair["label"] for pair in known], dtype=bool)
-    answers = np.array([pair["answer"] for pair in known], dtype=float)
-    return corrected_rate(np.array(scores, dtype=float), labels, answers, _post_numbers(known))
+    return Labelled(
+        labels=np.array([pair["label"] for pair in known], dtype=bool),
+        answers=np.array([pair["answer"] for pair in known], dtype=float),
+        posts=_post_numbers(known),
+        families=np.array([pair.get("family", "") for pair in known], dtype=str),
+    )
+
+
+def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Corrected | None:
+    """The win rate behind the judged one, given how the judge erred on the labelled `pairs`.
+
+    `scores` are those of one policy's judged posts. See `eval.rates.correction.corrected_rate`.
+    """
+    known = known_errors(pairs)
+    return corrected_rate(np.array(scores, dtype=float), known, shift_of(known))
+
+
+def correct_difference(
+    scores: Mapping[str, float], others: Mapping[str, float], pairs: Sequence[Row]
+) -> Corrected | str:
+    """The first policy's corrected rate less the other's, or why it is withheld.
+
+    Both map post ids to scores; posts that both have count. See `corrected_difference`.
+    """
+    known = known_errors(pairs)
+    differences = np.array([scores[post] - others[post] for post in scores if post in others])
+    return corrected_difference(differences, known, shift_of(known))
 
 
 def print_summary(results: dict[str, Any]) -> None:

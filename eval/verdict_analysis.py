@@ -128,10 +128,11 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         _line("share choosing the first", found["share_first"]),
     ]
     for unit, one in found["length_units"].items():
-        said.append(_line(f"at equal length ({unit}), no order", one))
+        extrapolated = " EXTRAPOLATED" if one["extrapolated"] else ""
+        said.append((_line(f"at equal length ({unit})", one) + extrapolated)[:80])
     words = found["length_controlled"]
-    if words["estimate"] is not None:
-        for key, what in (("order_logits", "order"), ("log_length_logits", "log word ratio")):
+    if words.get("order_logits"):
+        for key, what in (("order_logits", "order"), ("doubled_length_logits", "doubled length")):
             b, low, high = words[key]
             said.append(f"  {what + ', logits':36} {b:+.2f} [{low:+.2f}, {high:+.2f}]")
     said.append("rate by words, policy over reference:")

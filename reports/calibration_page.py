@@ -12,7 +12,12 @@ from typing import Any
 from reports import page
 from reports.collect import find_calibration, flags_beside, load_run
 from reports.page import Block, Heading, Text
-from reports.sections.judge import calibration, corrected_rates
+from reports.sections.judge import (
+    Differences,
+    calibration,
+    corrected_differences,
+    corrected_rates,
+)
 from stages.finished import inputs_now, read_manifest, stage_folder
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
@@ -40,15 +45,16 @@ def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
     flags = flags_beside(config)
     name = found["judge"]["name"]
     said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
-    corrected = {}
+    corrected: dict[str, Any] = {}
+    differences: Differences = {}
     evaluated = read_manifest(stage_folder(config, "win_rate")) is not None
     record = load_run(config) if evaluated else None
     if record is not None and record.calibration is not None:
-        corrected = corrected_rates(record)
+        corrected, differences = corrected_rates(record), corrected_differences(record)
     return [
         Text(said, lead=True),
         Heading("Agreement with labels"),
-        *calibration(found, corrected),
+        *calibration(found, corrected, differences),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]
 

@@ -90,7 +90,8 @@ def statistics(value, unjudged, at_length=None, first=0.523):
         found["length_controlled"] = interval(at_length)
     found["length_controlled"] |= {
         "order_logits": [0.41, 0.2, 0.6],
-        "log_length_logits": [2.0, 1.5, 2.5],
+        "doubled_length_logits": [1.4, 1.1, 1.7],
+        "near_equal": 300,
         "extrapolated": False,
     }
     part = {"from": 0.5, "to": 2.0, "judgements": 1200, "rate": value} | interval(value)

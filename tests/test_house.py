@@ -69,7 +69,6 @@ TOO_MANY_PARAMETERS = {
     "stages.posts.toy.write_world": 7,
     "tests.fabricated_runs.fabricate": 12,
     "tests.fabricated_runs.make_results": 8,
-    "tests.test_length_control.simulate": 9,
 }
 DRAWERS = ("utils", "helpers", "common", "misc", "util", "helper")
 TOP_LEVEL = {"README.md", "pyproject.toml", "Makefile", "stages", "eval", "reports", "tests"}

@@ -2,92 +2,101 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
+from scipy.optimize import approx_fprime, minimize
 
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
 from eval.rates.table import analyse, verdict_table
+from tests.simulations import Scenario, logistic, sigmoid, verdicts_of
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def simulate(rng, posts, b0, order, length, orders=2, ratio=0.2, spread=0.35, quality=0.0):
-    """Verdicts of a judge with known leanings; a post's own quality is shared by its orders."""
-    log_ratios = np.repeat(rng.normal(ratio, spread, size=posts), orders)
-    first = np.tile([True, False], posts) if orders == 2 else rng.random(posts) < 0.5
-    of_post = np.repeat(rng.normal(0, quality, size=posts), orders) if quality else 0.0
-    logits = b0 + order * np.where(first, 0.5, -0.5) + length * log_ratios + of_post
-    return VerdictTable(
-        posts=np.repeat(np.arange(posts), orders),
-        outcomes=(rng.random(len(logits)) < sigmoid(logits)).astype(float),
-        shown_first=first,
-        log_ratios=log_ratios,
-        asked=np.ones(len(log_ratios), dtype=bool),
-    )
+def simulate(rng, posts, judge, orders=2, ratio=0.2):
+    return verdicts_of(Scenario(judge=judge, posts=posts, orders=orders, ratio=ratio), rng)
 
 
 def independent_fit(table):
-    """The same estimate by a general minimiser, with a sandwich written out post by post."""
-    x = np.column_stack(
-        [np.ones(len(table.outcomes)), np.where(table.shown_first, 0.5, -0.5), table.log_ratios]
-    )
+    """The same rate by a general minimiser, with the sandwich and the delta method by numbers."""
+    order = np.where(table.shown_first, 0.5, -0.5)
+    ratios = np.exp(table.log_ratios)
+    # tanh(log r / s) in another form: (r^(2/s) - 1) / (r^(2/s) + 1), for s = 0.8 and 0.2
+    wide, narrow = ((ratios**k - 1) / (ratios**k + 1) for k in (2.5, 10))
+    x = np.column_stack([np.ones(len(order)), order, wide, narrow, order * wide])
     y = table.outcomes
 
     def loss(b):
         return np.logaddexp(0, x @ b).sum() - y @ (x @ b)
 
-    b = minimize(loss, np.zeros(3), method="BFGS", options={"gtol": 1e-9}).x
+    def rate_logit(b):
+        rate = (sigmoid(b[0] + b[1] / 2) + sigmoid(b[0] - b[1] / 2)) / 2
+        return np.log(rate / (1 - rate))
+
+    b = minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-9}).x
     p = sigmoid(x @ b)
     bread = np.linalg.inv(x.T @ (x * (p * (1 - p))[:, None]))
-    meat = np.zeros((3, 3))
+    meat = np.zeros((5, 5))
     for post in np.unique(table.posts):
         mine = table.posts == post
         score = x[mine].T @ (y - p)[mine]
         meat += np.outer(score, score)
     g, n = len(np.unique(table.posts)), len(y)
-    error = np.sqrt((bread @ meat @ bread)[0, 0] * g / (g - 1) * (n - 1) / (n - 3))
-    return sigmoid(b[0]), sigmoid(b[0] - 1.959964 * error), sigmoid(b[0] + 1.959964 * error)
+    covariance = bread @ meat @ bread * g / (g - 1) * (n - 1) / (n - 5)
+    gradient = approx_fprime(b, rate_logit, 1e-6)
+    error, logit = np.sqrt(gradient @ covariance @ gradient), rate_logit(b)
+    return tuple(sigmoid(logit + k * 1.959964 * error) for k in (0, -1, 1))
 
 
 def test_the_controlled_rate_is_that_of_an_independent_fit():
-    table = simulate(np.random.default_rng(0), 200, 0.3, 0.7, 2.0, quality=1.0)
+    table = simulate(np.random.default_rng(0), 200, logistic(0.3, 1.7, lambda x: 2 * x, 1.0))
     table.outcomes[::7] = 0.5  # ties
     found = length_controlled(table)
     expected = independent_fit(table)
     assert tuple(found[key] for key in ("estimate", "low", "high")) == pytest.approx(
-        expected, abs=2e-5
+        expected, abs=5e-5
     )
 
 
+def test_without_an_effect_of_length_the_rate_agrees_with_the_one_beside_it():
+    """Place takes nothing off and adds nothing: both are means over the two orders."""
+    for order in (0.0, 2.0, 4.0):
+        judge = logistic(0.9, order, lambda x: 0 * x)
+        found = analyse(simulate(np.random.default_rng(8), 4000, judge, ratio=0.0))
+        balanced, controlled = found["order_balanced"], found["length_controlled"]
+        assert controlled["estimate"] == pytest.approx(balanced["estimate"], abs=0.01)
+        truth = (sigmoid(0.9 + order / 2) + sigmoid(0.9 - order / 2)) / 2
+        assert controlled["estimate"] == pytest.approx(truth, abs=0.02)
+
+
 def test_a_judge_of_length_and_place_alone_is_seen_through():
-    table = simulate(np.random.default_rng(1), 3000, 0.0, 0.8, 2.2)
+    table = simulate(np.random.default_rng(1), 3000, logistic(0.0, 0.8, lambda x: 2.2 * x))
     found = analyse(table)
     assert found["raw"]["low"] > 0.55  # what length bought
     controlled = found["length_controlled"]
     assert controlled["estimate"] == pytest.approx(0.5, abs=0.03)  # 2.5 standard errors
     assert controlled["order_logits"][1] < 0.8 < controlled["order_logits"][2]
-    assert controlled["log_length_logits"][1] < 2.2 < controlled["log_length_logits"][2]
+    _, low, high = controlled["doubled_length_logits"]
+    assert low < 2.2 * np.log(2) < high
+    assert high - low < 0.6
     assert found["share_first"]["low"] > 0.55
     assert found["shown_first"]["low"] > found["shown_second"]["high"]
 
 
-@pytest.mark.parametrize(("orders", "posts"), [(2, 200), (1, 400)])
-def test_the_controlled_interval_holds_the_truth_19_times_in_20(orders, posts):
-    rng = np.random.default_rng(2)
-    held = 0
-    for _ in range(200):
-        found = length_controlled(simulate(rng, posts, 0.4, 0.7, 2.0, orders))
-        held += found["low"] <= sigmoid(0.4) <= found["high"]
-    assert 0.91 <= held / 200 <= 0.985
-
-
 def test_both_orders_of_a_post_are_no_two_observations():
-    table = simulate(np.random.default_rng(3), 400, 0.2, 0.5, 1.5, quality=8.0)
+    table = simulate(np.random.default_rng(3), 400, logistic(0.2, 0.5, lambda x: 1.5 * x, 8.0))
     apart = VerdictTable(**{**vars(table), "posts": np.arange(len(table.posts))})
     clustered, plain = length_controlled(table), length_controlled(apart)
     assert clustered["estimate"] == pytest.approx(plain["estimate"])
     assert clustered["high"] - clustered["low"] > 1.2 * (plain["high"] - plain["low"])
+
+
+def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
+    """The first is never lost, so that order alone has no finite fit."""
+    table = simulate(np.random.default_rng(7), 200, logistic(0.0, 0.0, lambda x: 0 * x))
+    outcomes = table.shown_first.astype(float)
+    outcomes[[41, 187, 253]] = 1  # of the posts that are shown second
+    found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
+    assert found["order_logits"] is None
+    # 197 posts have 1/2 and three have 1.
+    assert found["estimate"] == pytest.approx((197 / 2 + 3) / 200, abs=0.01)
+    assert found["low"] < 0.5075 < found["high"]
 
 
 @pytest.mark.parametrize(
@@ -96,30 +105,37 @@ def test_both_orders_of_a_post_are_no_two_observations():
         ({"log_ratios": np.zeros(200)}, "all length ratios are alike"),
         ({"outcomes": np.ones(200)}, "all verdicts are alike"),
         ({"shown_first": np.ones(200, dtype=bool)}, "shown in the same place"),
-        ({"outcomes": np.tile([1.0, 0.0], 100)}, "decides nearly every verdict"),
         ({"outcomes": np.full(200, np.nan)}, "fewer than 30 judgements"),
         ({"posts": np.repeat([0, 1], 100)}, "fewer than 15 posts"),
     ],
 )
 def test_where_there_is_no_fit_it_says_why(changes, why):
-    table = simulate(np.random.default_rng(4), 100, 0.0, 0.0, 1.0)
+    table = simulate(np.random.default_rng(4), 100, logistic(0.0, 0.0, lambda x: x))
     found = length_controlled(VerdictTable(**{**vars(table), **changes}))
     assert found["estimate"] is None
     assert why in found["why"]
 
 
-def test_verdicts_that_length_alone_decides_have_no_finite_fit():
-    table = simulate(np.random.default_rng(4), 100, 0.0, 0.0, 1.0)
+def test_verdicts_that_length_alone_decides_have_no_finite_fit_and_say_so():
+    table = simulate(np.random.default_rng(4), 100, logistic(0.0, 0.0, lambda x: x))
     outcomes = (table.log_ratios > 0).astype(float)
     found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
     assert found["estimate"] is None
+    assert found["extrapolated"]
+    assert "no finite fit" in found["why"]
 
 
-def test_a_rate_at_a_ratio_that_nobody_saw_is_called_extrapolated():
-    rng = np.random.default_rng(5)
-    near = length_controlled(simulate(rng, 200, 0.2, 0.3, 1.0, ratio=0.1, spread=0.3))
-    far = length_controlled(simulate(rng, 200, 0.2, 0.3, 1.0, ratio=1.0, spread=0.3))
-    assert (near["extrapolated"], far["extrapolated"]) == (False, True)
+@pytest.mark.parametrize(
+    ("ratio", "posts", "extrapolated"),
+    [(0.1, 200, False), (0.5, 300, False), (1.0, 300, True), (0.6, 60, True)],
+)
+def test_a_rate_that_few_posts_of_equal_length_speak_for_is_called_extrapolated(
+    ratio, posts, extrapolated
+):
+    judge = logistic(0.2, 0.3, lambda x: x)
+    found = length_controlled(simulate(np.random.default_rng(5), posts, judge, ratio=ratio))
+    assert found["extrapolated"] == extrapolated
+    assert (found["near_equal"] < 20) <= extrapolated
 
 
 def test_rates_by_length_are_counted_bin_by_bin():

@@ -1,19 +1,27 @@
 """The formulas of verdicts, against other authors' code, hand calculations and simulation."""
 
 import math
+import subprocess
+import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.inter_rater import cohens_kappa as other_kappa
-from statsmodels.stats.proportion import proportion_confint
 
+from eval.rates.correction import (
+    Labelled,
+    corrected_difference,
+    corrected_rate,
+    errors_by_family,
+    family_of,
+    shift_of,
+)
 from eval.rates.formulas import (
     Interval,
     bootstrap,
     clustered_share,
     cohens_kappa,
-    corrected_rate,
     mean_of_posts,
     mean_of_seeds,
     mean_of_two,
@@ -32,8 +40,23 @@ def every(n):
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 9), (3, 7), (560, 880), (640, 1000)])
-def test_wilson_is_statsmodels_wilson(successes, n):
-    assert wilson(successes, n) == pytest.approx(proportion_confint(successes, n, method="wilson"))
+def test_wilson_is_scipys_wilson(successes, n):
+    found = stats.binomtest(successes, n).proportion_ci(method="wilson")
+    assert wilson(successes, n) == pytest.approx((found.low, found.high))
+
+
+def test_wilson_takes_an_effective_number_of_observations():
+    z, p, n = 1.959964, 0.25, 10.2  # the score interval, solved by hand
+    middle, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    expected = ((middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n))
+    assert wilson(p * n, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("module", ["stages.planning.plan", "stages.learning.intervals"])
+def test_looking_and_planning_load_no_statistics(module):
+    said = f"import sys, {module}; print([m for m in ('statsmodels', 'scipy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_a_share_with_one_judgement_a_post_has_wilsons_interval():
@@ -85,13 +108,13 @@ def test_the_mean_of_two_rates_has_the_width_of_independent_errors():
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.35])
-def test_the_sign_flip_test_is_scipys_exact_permutation_test(shift):
+def test_the_sign_flip_test_counts_all_signs(shift):
     rng = np.random.default_rng(3)
     values = np.round(rng.normal(shift, 0.5, size=11), 1)
-    exact = stats.permutation_test(
-        (values,), lambda x, axis: x.sum(axis=axis), permutation_type="samples", n_resamples=10**6
-    ).pvalue
-    assert sign_flip_p_value(values, resamples=40_000) == pytest.approx(exact, abs=0.01)
+    sums = np.array([abs(np.dot(signs, values)) for signs in product((1, -1), repeat=11)])
+    exact = (sums >= abs(values.sum()) - 1e-9).mean()
+    assert sign_flip_p_value(values) == pytest.approx(exact)  # fewer signs than draws: all
+    assert sign_flip_p_value(values, resamples=1500) == pytest.approx(exact, abs=0.04)
 
 
 def test_a_p_value_is_uniform_where_nothing_differs_and_never_0():
@@ -100,15 +123,16 @@ def test_a_p_value_is_uniform_where_nothing_differs_and_never_0():
     assert stats.kstest(found, "uniform").pvalue > 0.01
     assert sign_flip_p_value(np.ones(200), resamples=999) == 1 / 1000
     assert sign_flip_p_value(np.zeros(5)) == 1.0
+    assert sign_flip_p_value(np.ones(1)) == 1.0
 
 
-def test_kappa_is_that_of_cohens_formula_and_of_statsmodels():
+def test_kappa_is_that_of_cohens_formula():
     # 20 a/a, 5 a/b, 10 b/a, 15 b/b: agreement 0.7, by chance 0.5, so kappa 0.4 (a known example).
     labels = list("a" * 25 + "b" * 25)
     answers = list("a" * 20 + "b" * 5 + "a" * 10 + "b" * 15)
     assert cohens_kappa(labels, answers) == pytest.approx(0.4)
-    assert other_kappa(np.array([[20, 5], [10, 15]])).kappa == pytest.approx(0.4)
     assert cohens_kappa(["a"] * 4, ["a"] * 4) is None
+    assert cohens_kappa(["a", "b"], ["b", "a"]) == pytest.approx(-1)
 
 
 def labelled(sensitivity, specificity, n):
@@ -118,9 +142,15 @@ def labelled(sensitivity, specificity, n):
     return np.repeat([True, False], n), np.array(answers)
 
 
-def corrected(scores, labels, answers):
-    """With one pair a post."""
-    return corrected_rate(scores, labels, answers, np.arange(len(labels)))
+def known_pairs(labels, answers, posts=None, families=None):
+    posts = np.arange(len(labels)) if posts is None else posts
+    families = np.full(len(labels), "sup") if families is None else families
+    return Labelled(labels=labels, answers=answers, posts=posts, families=families)
+
+
+def corrected(scores, labels, answers, shift=0.0):
+    """With one pair a post, and no shift unless one is asked for."""
+    return corrected_rate(scores, known_pairs(labels, answers), shift)
 
 
 def test_pairs_of_one_post_are_no_more_evidence_than_one():
@@ -128,7 +158,8 @@ def test_pairs_of_one_post_are_no_more_evidence_than_one():
     scores = np.repeat([1.0, 0.0], [590, 410])
     alone = known(corrected(scores, labels, answers))
     posts = np.repeat(np.arange(200), 3)
-    together = known(corrected_rate(scores, np.repeat(labels, 3), np.repeat(answers, 3), posts))
+    thrice = known_pairs(np.repeat(labels, 3), np.repeat(answers, 3), posts)
+    together = known(corrected_rate(scores, thrice, 0.0))
     assert together.estimate == pytest.approx(alone.estimate)
     assert (together.low, together.high) == pytest.approx((alone.low, alone.high), abs=0.01)
 
@@ -160,16 +191,86 @@ def test_a_judge_who_guesses_corrects_nothing():
     assert corrected(np.ones(10), labels[:50], answers[:50]) is None  # one kind of label only
 
 
-def test_the_corrected_interval_holds_the_truth_19_times_in_20():
-    rng = np.random.default_rng(5)
-    held = 0
-    for _ in range(200):
-        labels = rng.random(300) < 0.5
-        answers = (rng.random(300) < np.where(labels, 0.75, 0.2)).astype(float)
-        scores = (rng.random(400) < 0.6 * 0.75 + 0.4 * 0.2).astype(float)
-        found = known(corrected(scores, labels, answers))
-        held += found.low <= 0.6 <= found.high
-    assert 0.9 <= held / 200 <= 0.99
+def test_a_shift_widens_the_corrected_interval_by_itself_over_the_skill():
+    labels, answers = labelled(0.8, 0.9, 500)
+    scores = np.repeat([1.0, 0.0], [590, 410])
+    plain, wide = (known(corrected(scores, labels, answers, shift)) for shift in (0.0, 0.07))
+    assert wide.estimate == plain.estimate
+    assert (plain.low - wide.low, wide.high - plain.high) == pytest.approx(
+        (0.1, 0.1),
+        abs=0.005,  # 0.07 / 0.7, but for the skill that varies between resamples
+    )
+    # The worst case by hand: sensitivity 0.87 and specificity 0.83 instead.
+    assert plain.estimate - 0.1 == pytest.approx((0.59 + 0.83 - 1) / (0.87 + 0.83 - 1))
+
+
+def test_no_rate_is_corrected_where_the_allowance_spans_every_rate():
+    labels, answers = labelled(0.6, 0.55, 300)  # skill 0.15
+    scores = np.repeat([1.0, 0.0], [60, 40])
+    assert corrected(scores, labels, answers) is not None
+    assert corrected(scores, labels, answers, 0.1) is None
+
+
+def two_families(first, second, n):
+    """n labels of each kind and family; each family's sensitivity and specificity."""
+    parts = [labelled(first[0], first[1], n), labelled(second[0], second[1], n)]
+    labels, answers = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    return known_pairs(labels, answers, families=np.repeat(["ppo", "sup"], 2 * n))
+
+
+def test_errors_are_kept_per_family_and_the_shift_is_at_least_as_large_as_theirs():
+    known_errors = two_families((0.9, 0.8), (0.6, 0.8), 200)
+    found = errors_by_family(known_errors)
+    assert {name: one["pairs"] for name, one in found.items()} == {"ppo": 400, "sup": 400}
+    assert found["ppo"]["sensitivity"]["estimate"] == pytest.approx(0.9)
+    assert found["sup"]["sensitivity"]["estimate"] == pytest.approx(0.6)
+    assert shift_of(known_errors) == pytest.approx(0.15)  # 0.9 and 0.6 about 0.75
+    assert shift_of(two_families((0.8, 0.8), (0.76, 0.8), 200)) == 0.1  # the stated least
+    assert shift_of(two_families((1.0, 0.8), (0.5, 0.8), 20)) == 0.1  # too few labels to say
+
+
+@pytest.mark.parametrize(
+    ("families", "why"),
+    [
+        (((0.9, 0.8), (0.7, 0.8)), "sensitivity is 90.0% on ppo and 70.0% on sup"),
+        (((0.8, 0.6), (0.8, 0.8)), "specificity is 60.0% on ppo and 80.0% on sup"),
+        (((0.6, 0.6), (0.6, 0.6)), "errors leave nothing to correct"),
+    ],
+)
+def test_a_corrected_difference_is_withheld_where_families_differ(families, why):
+    differences = np.repeat([0.5, 0.0, -0.5], [60, 90, 50])
+    found = corrected_difference(differences, two_families(families[0], families[1], 200))
+    assert isinstance(found, str)
+    assert why in found
+
+
+def test_a_corrected_difference_needs_two_families():
+    labels, answers = labelled(0.9, 0.9, 200)
+    found = corrected_difference(np.array([0.5, 0.0, 0.5]), known_pairs(labels, answers))
+    assert found == "fewer than two families of policies have enough labels of both kinds"
+
+
+def test_a_corrected_difference_is_the_difference_over_the_skill():
+    differences = np.repeat([0.5, 0.0, -0.5], [300, 600, 100])  # mean 0.1
+    found = corrected_difference(differences, two_families((0.9, 0.85), (0.9, 0.85), 2000))
+    assert not isinstance(found, str)
+    assert found.estimate == pytest.approx(0.1 / 0.75)
+    assert found.low < 0.1 / 0.95 < 0.1 / 0.55 < found.high  # skill 0.75 -+ 2 * 0.1
+
+
+@pytest.mark.parametrize(
+    ("policies", "family"),
+    [
+        (("ref", "sup4_6b_t0.7"), "sup"),
+        (("sup4_ppo_rm4_t.7", "ref"), "ppo"),
+        (("sup4_ppo_rm4_t.7", "sup4_12b_t0.7"), "ppo and sup"),
+        (("sup_small", "sup_large"), "sup"),
+        (("ppo_1.3b", "ref"), "ppo"),
+        (("T5", "unknown"), "t and unknown"),
+    ],
+)
+def test_policies_are_put_into_families_by_their_names(policies, family):
+    assert family_of(policies, "ref") == family
 
 
 def test_a_mean_over_seeds_has_students_interval():

@@ -1,6 +1,7 @@
 """What follows from verdicts.
 
 formulas        means over posts, paired tests, agreement
+correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length
 scores          mean scores of a proxy and a gold reward model
 table           every rate of a table of verdicts, with its interval

@@ -1,7 +1,7 @@
-"""Formulas for verdicts: means over posts, paired tests, agreement and its correction.
+"""Formulas for verdicts: means over posts, paired tests, agreement.
 
 Posts are what was sampled, so posts are resampled: both orders of a post, and all policies on it,
-stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0. numpy only.
+stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,11 @@ from stages.settings.checks import UserError
 Floats = NDArray[np.float64]
 Totals = Callable[[Floats], Floats]
 CONFIDENCE = 0.95
+TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 # If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
 FEW_POSTS = 10
 RESAMPLES = 10_000
-LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
+DRAWS_AT_ONCE = 1_000  # so that the draws of 10,000 posts take no more than 80 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def bootstrap(
     `statistic` takes the sums [resamples, K] and gives [resamples]. Drawing n posts with
     replacement is a multinomial draw of how many fall on each distinct row.
     """
-    low, high = np.nanquantile(statistic(resampled_totals(rows, seed, resamples)), _tails())
+    low, high = np.nanquantile(statistic(resampled_totals(rows, seed, resamples)), TAILS)
     return float(low), float(high)
 
 
@@ -80,10 +81,6 @@ def resampled_totals(rows: Floats, seed: int = 0, resamples: int = RESAMPLES) ->
     levels, counts = np.unique(rows, axis=0, return_counts=True)
     draws = np.random.default_rng(seed).multinomial(len(rows), counts / len(rows), size=resamples)
     return draws @ levels
-
-
-def _tails() -> list[float]:
-    return [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
 
 
 def _interval_of_few(
@@ -149,70 +146,41 @@ def mean_of_two(first: Interval, second: Interval) -> tuple[float, float]:
 def sign_flip_p_value(differences: Floats, seed: int = 0, resamples: int = RESAMPLES) -> float:
     """Two-sided p-value of "the mean difference is 0": the sign of each post's is drawn anew.
 
-    `(1 + number of draws at least as far from 0) / (1 + resamples)`, so never 0. Of `count` posts
-    with the same size of difference, a binomial number keeps its sign.
+    scipy's permutation test. With few posts it counts all signs; else the p-value is
+    `(1 + number of draws at least as far from 0) / (1 + resamples)`, so never 0.
     Source: Fisher's paired randomisation test, with the count of Phipson and Smyth 2010.
     """
-    sizes, counts = np.unique(np.abs(differences), return_counts=True)
-    rng = np.random.default_rng(seed)
-    kept = rng.binomial(counts, 0.5, size=(resamples, len(counts)))
-    drawn = np.abs((2 * kept - counts) @ sizes)
-    far = drawn >= abs(float(differences.sum())) - 1e-9  # sums of fractions, rounded
-    return float((1 + far.sum()) / (1 + resamples))
+    from scipy.stats import permutation_test
+
+    if len(differences) < 2:
+        return 1.0  # of one post, both signs are as far from 0
+    found = permutation_test(
+        (differences,),
+        lambda drawn, axis: np.abs(drawn.sum(axis=axis)),
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=resamples,
+        batch=DRAWS_AT_ONCE,
+        rng=np.random.default_rng(seed),
+    )
+    return float(found.pvalue)
 
 
 def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
-    """Agreement beyond chance: `(po - pe) / (1 - pe)`; None where chance alone agrees always.
+    """Agreement beyond chance, by statsmodels: `(po - pe) / (1 - pe)`, range [-1, 1].
 
-    po is the share of equal pairs, pe what the two's own frequencies would give. Range [-1, 1].
+    po is the share of equal pairs, pe what the two's own frequencies would give. None where both
+    say one thing only, so that chance alone agrees always.
     Source: Cohen 1960.
     """
-    pairs = list(zip(labels, answers, strict=True))
-    observed = sum(label == answer for label, answer in pairs) / len(pairs)
-    chance = sum(labels.count(one) * answers.count(one) for one in set(labels)) / len(pairs) ** 2
-    return None if chance == 1 else (observed - chance) / (1 - chance)
+    from statsmodels.stats.inter_rater import cohens_kappa as kappa_of
 
-
-def corrected_rate(
-    scores: Floats,
-    labels: NDArray[np.bool_],
-    answers: Floats,
-    posts: NDArray[np.int64],
-    seed: int = 0,
-) -> Interval | None:
-    """The win rate that a judge of known errors points to, with a bootstrap over both samples.
-
-    `(p + specificity - 1) / (sensitivity + specificity - 1)`, kept within [0, 1]. p is the mean of
-    `scores`, one a post of the evaluation; `labels` and `answers` [pairs] are the calibration's:
-    whether people prefer the policy, how far the judge does, and of which post: the pairs of one
-    post are drawn together. None where the judge cannot tell (the denominator is below
-    `LEAST_SKILL`) or one of the labels is missing.
-    Source: Rogan and Gladen 1978; for LLM judges Lee et al. 2511.21140.
-    """
-    pairs = (labels, labels * answers, ~labels, ~labels * (1 - answers))
-    _, codes = np.unique(posts, return_inverse=True)
-    sums = [np.bincount(codes, weights=column) for column in pairs]
-    rows: Floats = np.column_stack(sums).astype(float)
-    estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True))
-    if not np.isfinite(estimate).all():
+    kinds, codes = np.unique([*labels, *answers], return_inverse=True)
+    if len(kinds) == 1:
         return None
-    means = resampled_totals(scores[:, None], seed)[:, 0] / len(scores)
-    drawn = _rogan_gladen(means, resampled_totals(rows, seed + 1))
-    # In a resample in which the judge is no better than chance, every rate is possible.
-    low = float(np.quantile(np.nan_to_num(drawn, nan=0.0), _tails()[0]))
-    high = float(np.quantile(np.nan_to_num(drawn, nan=1.0), _tails()[1]))
-    return Interval(estimate=float(estimate[0]), low=low, high=high, posts=len(scores))
-
-
-def _rogan_gladen(rates: Floats, totals: Floats) -> Floats:
-    """From rates [n] and sums [n, 4] of `corrected_rate`'s rows; nan where the judge is blind."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sensitivity = totals[:, 1] / totals[:, 0]
-        specificity = totals[:, 3] / totals[:, 2]
-        skill = sensitivity + specificity - 1
-        found = (rates + specificity - 1) / skill
-    clipped: Floats = np.where(skill >= LEAST_SKILL, np.clip(found, 0, 1), np.nan)
-    return clipped
+    counts = np.zeros((len(kinds), len(kinds)))
+    np.add.at(counts, (codes[: len(labels)], codes[len(labels) :]), 1)
+    return float(kappa_of(counts, return_results=False))
 
 
 def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:

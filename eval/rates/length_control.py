@@ -1,10 +1,11 @@
 """The win rate at equal length, beside the raw one: never instead of it.
 
-Judges prefer longer text and the text shown first. A logistic model of "the policy is preferred"
-has a term for each; it says which rate would be left at a length ratio of 1 if no text were shown
-first. That also takes off what a summary gains by telling more, so both rates are shown. Length is
-counted in words, as in the published analysis of these verdicts. `eval.verdict_analysis` counts
-characters and tokens too, to show how much the unit matters.
+Judges prefer longer text and the text shown first. A model of "the policy is preferred" in each
+order says which rate would be left at a length ratio of 1; the rates of both orders are then
+averaged. So it is a rate of the same kind as the order-balanced one beside it, and where length
+has no effect the two agree. That also takes off what a summary gains by telling more, so both are
+shown. Length is counted in words, as in the published analysis of these verdicts.
+`eval.verdict_analysis` counts characters and tokens too, to show how much the unit matters.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from stages.learning.logit import clustered_logit, sigmoid
 
 BINS = 5
 LEAST_JUDGEMENTS = 30
+# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
+SCALES = (0.8, 0.2)
+NEAR = float(np.log(1.25))  # lengths are nearly equal if neither is longer by more than a quarter
+LEAST_NEAR = 20  # with fewer such posts, the model answers and not the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,35 +56,37 @@ def word_count(text: str) -> int:
 
 
 def length_controlled(table: VerdictTable) -> dict[str, Any]:
-    """The rate at equal length and without order, with its 95% interval.
+    """The rate at equal length, both orders weighed alike, with its 95% interval.
 
-    `logit P(policy) = b0 + b1 * order + b2 * log ratio`, order +1/2 where the policy is shown
-    first and -1/2 where second; the rate is `sigmoid(b0)`, its interval `sigmoid(b0 -+ z se)`
-    with the standard error clustered by post (a fractional logit: ties enter as 1/2). `estimate`
-    is None, with the reason under `why`, where the model has no answer. `extrapolated`: a ratio
-    of 1 lies outside the middle 90% of the ratios seen, so the model, not the data, answers.
-    Source: Stiennon et al. 2020, section 3.4 and appendix on length; Huang et al. 2024, appendix;
-    for LLM judges Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
+    `logit P(policy) = b0 + b1 * order + (c1 + c2 * order) * wide + c3 * narrow`, order +1/2 where
+    the policy is shown first and -1/2 where second; `wide` and `narrow` are `tanh(log ratio / s)`
+    for the two `SCALES`. So the effect of length is bounded, may come at once or slowly, and may
+    differ between the orders. The rate is the mean of `sigmoid(b0 + b1/2)` and
+    `sigmoid(b0 - b1/2)`, a marginal rate as the raw one is. Ties enter as 1/2 (a fractional logit),
+    standard errors are clustered by post, and the interval is made on the logit scale of the rate.
+    Where order alone decides nearly every verdict, each post's two orders are averaged first.
+
+    `estimate` is None, with the reason under `why`, where the model has no answer. `extrapolated`:
+    the data do not answer, because fewer than `LEAST_NEAR` posts are within `NEAR` of equal length,
+    or a ratio of 1 lies outside the middle 90% of the ratios seen, or there is no finite fit.
+    `order_logits` and `doubled_length_logits`: what a first place and a doubled length are worth,
+    with their bounds; None where the orders were averaged first.
+    Source: standardisation (Rothman, Greenland and Lash, Modern Epidemiology, chapter 15); tanh for
+    length Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
     """
     rows = table.judged()
+    nothing = {"estimate": None, "low": None, "high": None}
     why = _no_answer(rows)
     if why:
-        return {"estimate": None, "low": None, "high": None, "why": why}
-    fitted = _fit(rows)
+        return nothing | {"why": why, "extrapolated": False}
+    fitted = _by_order(rows) or _averaged_first(rows)
     if fitted is None:
         why = "length or order alone decides nearly every verdict, so the model has no finite fit"
-        return {"estimate": None, "low": None, "high": None, "why": why}
-    coefficients, errors = fitted
-    b0, se = coefficients[0], errors[0]
+        return nothing | {"why": why, "extrapolated": True}
+    near = len(np.unique(rows.posts[np.abs(rows.log_ratios) <= NEAR]))
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
-    return {
-        "estimate": sigmoid(b0),
-        "low": sigmoid(b0 - Z * se),
-        "high": sigmoid(b0 + Z * se),
-        "order_logits": _with_bounds(coefficients[1], errors[1]),
-        "log_length_logits": _with_bounds(coefficients[2], errors[2]),
-        "extrapolated": not edges[0] <= 0 <= edges[1],
-    }
+    inside = bool(edges[0] <= 0 <= edges[1])
+    return fitted | {"near_equal": near, "extrapolated": near < LEAST_NEAR or not inside}
 
 
 def _no_answer(rows: VerdictTable) -> str:
@@ -97,11 +104,61 @@ def _no_answer(rows: VerdictTable) -> str:
     return ""
 
 
-def _fit(rows: VerdictTable) -> tuple[Floats, Floats] | None:
-    """Coefficients [3] and clustered standard errors [3]; None where there is no finite fit."""
+def _by_order(rows: VerdictTable) -> dict[str, Any] | None:
+    """The model with a curve for each order; None where it has no finite fit."""
     order = np.where(rows.shown_first, 0.5, -0.5)
-    design = np.column_stack([np.ones(len(order)), order, rows.log_ratios])
-    return clustered_logit(rows.outcomes, design, rows.posts)
+    wide, narrow = _length_terms(rows.log_ratios)
+    design = np.column_stack([np.ones(len(order)), order, wide, narrow, order * wide])
+    fitted = clustered_logit(rows.outcomes, design, rows.posts)
+    if fitted is None:
+        return None
+    b, covariance = fitted
+    first, second = sigmoid(b[0] + b[1] / 2), sigmoid(b[0] - b[1] / 2)
+    slopes = first * (1 - first) / 2, second * (1 - second) / 2
+    gradient = np.array([sum(slopes), (slopes[0] - slopes[1]) / 2, 0, 0, 0])
+    doubled = np.array([0, 0, *(float(term[0]) for term in _length_terms(np.log([2.0]))), 0])
+    return _rate((first + second) / 2, _error(gradient, covariance)) | {
+        "order_logits": _with_bounds(b[1], _error(np.eye(5)[1], covariance)),
+        "doubled_length_logits": _with_bounds(float(doubled @ b), _error(doubled, covariance)),
+    }
+
+
+def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
+    """The model without order, on the posts that were judged in both; None without a finite fit.
+
+    Of a post with both orders, the model's equations hold the mean of the two only.
+    """
+    _, codes = np.unique(rows.posts, return_inverse=True)
+    firsts = np.bincount(codes[rows.shown_first], minlength=codes.max() + 1)
+    seconds = np.bincount(codes[~rows.shown_first], minlength=codes.max() + 1)
+    both = rows.only(((firsts == 1) & (seconds == 1))[codes])
+    if len(both.outcomes) <= len(rows.outcomes) / 2 or np.ptp(both.log_ratios) < 1e-9:
+        return None
+    design = np.column_stack([np.ones(len(both.outcomes)), *_length_terms(both.log_ratios)])
+    fitted = clustered_logit(both.outcomes, design, both.posts)
+    if fitted is None:
+        return None
+    b, covariance = fitted
+    rate = sigmoid(b[0])
+    error = rate * (1 - rate) * _error(np.eye(3)[0], covariance)
+    return _rate(rate, error) | {"order_logits": None, "doubled_length_logits": None}
+
+
+def _length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
+    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size."""
+    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
+    return wide, narrow
+
+
+def _error(gradient: Floats, covariance: Floats) -> float:
+    """Standard error of a function of the coefficients, by its gradient (delta method)."""
+    return float(np.sqrt(gradient @ covariance @ gradient))
+
+
+def _rate(rate: float, error: float) -> dict[str, Any]:
+    """A rate with the interval that its error makes on the logit scale."""
+    logit, half = float(np.log(rate / (1 - rate))), Z * error / (rate * (1 - rate))
+    return {"estimate": rate, "low": sigmoid(logit - half), "high": sigmoid(logit + half)}
 
 
 def _with_bounds(coefficient: float, error: float) -> list[float]:

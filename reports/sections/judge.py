@@ -1,8 +1,10 @@
 """The judge's part of a page: who judged, every rate beside the raw one, controls, calibration."""
 
+from itertools import combinations
 from typing import Any
 
-from eval.calibration import HUMAN_CEILING, correct
+from eval.calibration import HUMAN_CEILING, correct, correct_difference
+from eval.rates.correction import SHIFT, Corrected
 from eval.rates.table import MOST_UNJUDGED
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Note, Table, Text
@@ -20,6 +22,8 @@ from reports.verdict import (
 )
 
 Row = dict[str, Any]
+Differences = dict[tuple[str, str], Corrected | str]
+"""(later policy, earlier one) -> the corrected difference, or why there is none."""
 RATES = (
     ("raw", "raw [95%]"),
     ("order_balanced", "order-balanced"),
@@ -30,9 +34,9 @@ RATES = (
 RATES_CAPTION = (
     "Win rates; a tie counts half. Raw: share of all judgements, Wilson's interval over posts."
     " Order-balanced: mean of the rates when shown first and second, bootstrap over posts. At equal"
-    " length: what a logistic model of order and log word ratio gives at a ratio of 1 without a"
-    " first place, standard errors clustered by post. It takes off what is gained by saying more,"
-    " too, so it stands beside the raw rate and not in its place."
+    " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
+    " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
+    " more, too, so it stands beside the raw rate and not in its place."
 )
 
 
@@ -131,16 +135,26 @@ def _about_the_model(found: Row | None) -> str:
     if found is None:
         return ""
     if found["estimate"] is None:
-        return f"no rate, because {found['why']}."
-    order, length = (found[key] for key in ("order_logits", "log_length_logits"))
-    said = (
-        f"being shown first is worth {number(order[0])} [{number(order[1])}, {number(order[2])}]"
-        f" logits, a doubled length {number(0.6931 * length[0])}."
-    )
+        extrapolated = " Any rate would be EXTRAPOLATED." if found.get("extrapolated") else ""
+        return f"no rate, because {found['why']}.{extrapolated}"
+    if "doubled_length_logits" not in found:
+        return (
+            "made by an earlier model, whose effect of length had no bound: remove the folder of"
+            " stage win_rate and run `make eval` again."
+        )
+    order, length = (found[key] for key in ("order_logits", "doubled_length_logits"))
+    said = "the two orders of each post were averaged first, because order decides nearly all."
+    if order is not None:
+        said = (
+            f"being shown first is worth {number(order[0])}"
+            f" [{number(order[1])}, {number(order[2])}] logits, a doubled length"
+            f" {number(length[0])} [{number(length[1])}, {number(length[2])}]."
+        )
     if found["extrapolated"]:
         said += (
-            " A ratio of 1 lies outside the middle 90% of the ratios seen: this is the model's"
-            " extrapolation, not an observation."
+            f" EXTRAPOLATED: {whole(found['near_equal'])} posts have nearly equal lengths, or a"
+            " ratio of 1 lies outside the middle 90% of those seen. The model answers, not the"
+            " data."
         )
     return said
 
@@ -199,7 +213,7 @@ def _calibration(record: Record) -> list[Block]:
                 " (with the same PRESET, SET and so on) does that."
             )
         ]
-    return calibration(record.calibration, corrected_rates(record))
+    return calibration(record.calibration, corrected_rates(record), corrected_differences(record))
 
 
 def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
@@ -208,16 +222,32 @@ def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
     None if it cannot be computed, or if too many posts have no verdict for any rate.
     """
     pairs = record.calibration_pairs
-    scores: dict[str, list[float]] = {}
+    given = _given_scores(record)
+    return {
+        policy: _plain(correct(list(scores.values()), pairs)) if scores else None
+        for policy, scores in given.items()
+    }
+
+
+def corrected_differences(record: Record) -> Differences:
+    """For each two policies the corrected difference on the same posts, or why there is none."""
+    given = {policy: scores for policy, scores in _given_scores(record).items() if scores}
+    return {
+        (later, earlier): correct_difference(given[later], given[earlier], record.calibration_pairs)
+        for earlier, later in combinations(given, 2)
+    }
+
+
+def _given_scores(record: Record) -> dict[str, dict[str, float]]:
+    """For each policy its judged posts' scores; none where too much is unjudged for any rate."""
+    scores: dict[str, dict[str, float]] = {}
     for row in record.rows("win_rate", "post_scores.jsonl"):
         if row["score"] is not None:
-            scores.setdefault(row["policy"], []).append(row["score"])
+            scores.setdefault(row["policy"], {})[row["id"]] = row["score"]
     judged = record.results("win_rate")["policies"]
     return {
-        policy: _plain(correct(values, pairs))
-        if judged[policy]["unjudged"] <= MOST_UNJUDGED
-        else None
-        for policy, values in scores.items()
+        policy: of_posts if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
+        for policy, of_posts in scores.items()
     }
 
 
@@ -225,8 +255,12 @@ def _plain(found: Any) -> dict[str, Any] | None:
     return None if found is None else vars(found)
 
 
-def calibration(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
-    """What the comparison with labels found, and the corrected win rates."""
+def calibration(
+    found: Row,
+    corrected: dict[str, dict[str, Any] | None],
+    differences: Differences,
+) -> list[Block]:
+    """What the comparison with labels found, and the corrected win rates and differences."""
     low, high = HUMAN_CEILING
     statistics = found["statistics"]
     flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in found["flags"]]
@@ -254,13 +288,47 @@ def calibration(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list
         *flagged,
         Table(("", "of this judge"), cells, caption),
         *([by_strength] if groups else []),
+        *_families(found.get("by_family", {})),
         *_corrected(found, corrected),
+        *_corrected_differences(differences),
     ]
+
+
+def _families(found: Row) -> list[Block]:
+    """The judge's errors on each family of policies; nothing where there is one family."""
+    rows = [
+        [name, whole(one["pairs"]), estimate(one["sensitivity"]), estimate(one["specificity"])]
+        for name, one in found.items()
+    ]
+    header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
+    caption = "Errors by family: a judge may err differently on what another policy writes."
+    return [Table(header, rows, caption)] if len(rows) > 1 else []
+
+
+def _corrected_differences(found: Differences) -> list[Block]:
+    if not found:
+        return []
+    rows = []
+    for (later, earlier), one in found.items():
+        given = (
+            (MISSING, one)
+            if isinstance(one, str)
+            else (difference(vars(one) | {"headline": True}), "")
+        )
+        rows.append([f"{later.upper()} less {earlier.upper()}", *given])
+    caption = (
+        "Differences corrected for the judge's errors, on the same posts. None is given unless two"
+        " families of policies were labelled and the judge errs alike on them as far as can be"
+        " seen: errors that differ between policies can turn a difference's sign around. The"
+        " interval allows for a gap as large as the largest seen between families."
+    )
+    return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
 
 
 def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
     if not corrected:
         return []
+    shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
     rows = [[policy.upper(), estimate(one)] for policy, one in corrected.items()]
     which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
     caption = (
@@ -268,8 +336,9 @@ def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[
         f" on {whole(found['error_pairs'])} labelled {which} it agrees with"
         f" {estimate(found['sensitivity'])} of the labels for the summary and with"
         f" {estimate(found['specificity'])} of those against it. The interval is a bootstrap over"
-        " both samples. A dash: the judge's errors leave nothing to correct, or too many posts"
-        " have no verdict. It holds as far as the judge errs on our summaries as it does on the"
-        " labelled ones."
+        f" both samples, widened for a shift: on our summaries either share may differ from that"
+        f" on the labelled ones by up to {100 * shift:.1f} points, and no further. A dash: that"
+        " allowance would span every rate, the judge cannot tell, or too many posts have no"
+        " verdict."
     )
     return [Table(("", "corrected win rate [95%]"), rows, caption)]

@@ -62,7 +62,7 @@ def accuracy_at_equal_length(
     fitted = clustered_logit(right, design, posts)
     if fitted is None:
         return nothing | {"why": "length alone decides nearly every pair: there is no finite fit"}
-    (b0, b1), (se, se1) = fitted
+    (b0, b1), (se, se1) = fitted[0], np.sqrt(np.diag(fitted[1]))
     return {
         "estimate": sigmoid(b0),
         "low": sigmoid(b0 - Z * se),

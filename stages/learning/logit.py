@@ -12,7 +12,7 @@ MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separa
 def clustered_logit(
     outcomes: Floats, design: Floats, groups: NDArray[np.int64]
 ) -> tuple[Floats, Floats] | None:
-    """Coefficients [K] and clustered standard errors [K]; None where there is no finite fit.
+    """Coefficients [K] and their clustered covariance [K, K]; None where there is no finite fit.
 
     `logit P(outcome) = design @ coefficients`. Shapes: outcomes [n] in [0, 1] (fractional: a tie
     enters as 1/2), design [n, K], groups [n] (rows of one group are one cluster).
@@ -31,11 +31,11 @@ def clustered_logit(
             )
         except (PerfectSeparationWarning, np.linalg.LinAlgError):
             return None
-    coefficients, errors = np.asarray(found.params), np.asarray(found.bse)
-    finite = np.isfinite([*coefficients, *errors]).all()
+    coefficients, covariance = np.asarray(found.params), np.asarray(found.cov_params())
+    finite = np.isfinite(coefficients).all() and np.isfinite(covariance).all()
     if not (found.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
         return None
-    return coefficients, errors
+    return coefficients, covariance
 
 
 def sigmoid(x: float) -> float:

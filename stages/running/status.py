@@ -35,6 +35,7 @@ GOAL_LINES = {
     "versus": "two policies on the same posts: A=tiny:ppo B=tiny:sft",
     "scaling": "finished runs on one page: NAMES='tiny-s tiny tiny-l'",
     "verdict-analysis": "published verdicts: DATA=folder JUDGED=ppo_1.3b",
+    "power": "posts and dollars that tell two apart: DIFFERENCE=3",
     "publish": "copy pages of runs (NAME, also bench) to reports/generated",
     "status": "what is done, stale, running, half done, missing, failed",
     "plan": "what a run needs, counted: memory, hours, disk, dollars",
@@ -47,6 +48,7 @@ GOAL_LINES = {
     "check": "lint and types",
     "test": "the tests",
     "chaos": "the pipeline, killed at random moments, beside a calm run",
+    "simulations": "whether intervals hold the truth 19 times in 20",
     "install": "the environment alone",
 }
 VARIABLES = {
@@ -55,7 +57,7 @@ VARIABLES = {
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
-    "JUDGE": "for scaling, publish: which judge, where there are several",
+    "JUDGE": "for scaling, publish, power: which of several judges",
     "NAMES, A, B": "runs for scaling; two policies for versus",
     "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
     "GPUS": "cards of one machine: a process for each",

@@ -1,0 +1,251 @@
+"""How many posts, and dollars, tell two policies apart: planned from verdicts at hand.
+
+    python -m eval.power --difference 3 --name tiny
+
+Two policies are compared on the same posts, so what counts is the spread of each post's difference
+in score. A finished run gives that spread, with its ties: the more posts score alike, the fewer are
+needed, down to as many as such a difference must part. `--set judge.*` asks for the price of
+another judge than the run's own; its verdicts may spread differently.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import ceil, nan
+from pathlib import Path
+
+import numpy as np
+
+from eval.judges.openai.budget import (
+    BATCH_DISCOUNT,
+    CHARACTERS_PER_TOKEN,
+    TEMPLATE_TOKENS,
+    USUAL_REPLY_TOKENS,
+    price_of,
+)
+from eval.judges.prompt import LINES, make_question
+from eval.judges.protocol import VERDICTS, Row
+from eval.rates.formulas import Floats
+from eval.win_rate import post_scores, written_by_policy
+from stages.finished import read_manifest, stage_folder
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.command_line import override_of, recorded_config
+from stages.settings.config import Config, Judge, UserError, fail
+from stages.system.files import read_lines
+
+POWER = 0.8
+ALPHA = 0.05
+REFERENCE = "reference"
+MOST_POSTS_READ = 500  # whose texts say how long a question is
+WIDTHS = (8, 11, 11, 6, 8, 10)  # of the table's columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """What shows a difference between two policies, or of one policy from a rate of 1/2."""
+
+    pair: tuple[str, str]
+    """The later policy, and the earlier one or `reference`."""
+    spread: float
+    """Standard deviation of a post's difference in score."""
+    ties: float
+    """Share of the posts that score alike for both; against the reference, that score 1/2."""
+    posts: int
+    """Posts to judge, with those that will have no verdict."""
+    questions: int
+    """Questions to the judge about them: each policy in both orders."""
+    told: float
+    """The difference that as many posts as the run has would tell, in [0, 1]."""
+
+
+def posts_needed(spread: float, difference: float) -> int:
+    """Posts at which a paired test finds a mean difference at 80% power, two-sided at 5%.
+
+    By statsmodels' power of the t-test on differences with this standard deviation, which for so
+    many posts is that of the sign-flip test. `spread` and `difference` in the same unit.
+    """
+    from statsmodels.stats.power import TTestPower
+
+    # An effect above one standard deviation shows with ten posts, and a test needs some.
+    effect = min(1.0, difference / spread)
+    return ceil(TTestPower().solve_power(effect_size=effect, alpha=ALPHA, power=POWER))
+
+
+def spread_under(differences: Floats, difference: float) -> float:
+    """The standard deviation to plan with: the one seen, or more where ties leave too little room.
+
+    If posts that are no tie differ by m, a mean of `difference` parts at least a share of
+    `difference / m` of them, so the variance is at least `difference * m - difference^2`.
+    m is their mean size, weighted by size: `mean of squares / mean of sizes`.
+    """
+    size = float((differences**2).mean() / np.abs(differences).mean())
+    least = max(0.0, difference * size - difference**2)
+    return float(np.sqrt(max(differences.var(ddof=1), least)))
+
+
+def difference_told(spread: float, posts: int) -> float:
+    """The mean difference that so many posts find at 80% power, two-sided at 5%."""
+    from statsmodels.stats.power import TTestPower
+
+    return float(spread * TTestPower().solve_power(nobs=posts, alpha=ALPHA, power=POWER))
+
+
+def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
+    """For each two policies, and each policy against the reference, what shows `difference`.
+
+    `difference` in [0, 1]. A pair without spread, such as two policies that write alike, is left
+    out. Raises UserError where no pair has any.
+    """
+    scores = post_scores(judgements)
+    found = []
+    for earlier, later in [*combinations(scores, 2), *((REFERENCE, one) for one in scores)]:
+        others = dict.fromkeys(scores[later], 0.5) if earlier == REFERENCE else scores[earlier]
+        pairs = [(scores[later][post], others[post]) for post in scores[later] if post in others]
+        judged = np.array([a - b for a, b in pairs if a is not None and b is not None])
+        if len(judged) > 1 and np.ptp(judged):
+            share = len(judged) / len(pairs)
+            found.append(_needed((later, earlier), judged, share, difference))
+    if not found:
+        raise UserError(
+            "the verdicts have no spread over posts: plan from a run whose posts differ"
+        )
+    return found
+
+
+def _needed(pair: tuple[str, str], differences: Floats, judged: float, difference: float) -> Needed:
+    """From each judged post's difference, and the share of the posts that are judged."""
+    spread = float(differences.std(ddof=1))
+    posts = ceil(posts_needed(spread_under(differences, difference), difference) / judged)
+    return Needed(
+        pair=pair,
+        spread=spread,
+        ties=float((differences == 0).mean()),
+        posts=posts,
+        questions=posts * len(VERDICTS) * (1 if pair[1] == REFERENCE else 2),
+        told=difference_told(spread, len(differences)),
+    )
+
+
+def dollars_a_question(judge: Judge, judgements: Sequence[Row], summaries: Path) -> float | None:
+    """USD for one question, from the tokens that the judge counted, else from the texts' lengths.
+
+    0 for a judge that asks no server; None where the price is not known.
+    """
+    if judge.kind != "openai":
+        return 0.0
+    price = price_of(judge)
+    if price is None:
+        return None
+    asked = [row for row in judgements if row["prompt_tokens"]]
+    if asked:
+        read, written = (
+            float(np.mean([row[key] for row in asked]))
+            for key in ("prompt_tokens", "completion_tokens")
+        )
+    else:
+        read, written = _tokens_of_texts(summaries), min(judge.max_tokens, USUAL_REPLY_TOKENS)
+    return price.of(read, written) * (BATCH_DISCOUNT if judge.batch else 1.0)
+
+
+def _tokens_of_texts(summaries: Path) -> float:
+    """About how many tokens a question about these summaries has."""
+    rows = [row for path in written_by_policy(summaries) for row in read_lines(path)]
+    drawn = rows[:: max(1, len(rows) // MOST_POSTS_READ)]
+    texts = [
+        make_question(row["query"], row["summary"], row["reference"], LINES).prompt for row in drawn
+    ]
+    return float(np.mean([len(text) for text in texts])) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
+
+
+def find_verdicts(name: str, seed: int, judge: str) -> Path:
+    """The folder with the verdicts of a finished run. Raises UserError that names the way out."""
+    names = sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
+    root = settings.RUNS / name / f"seed{seed}" / "judge"
+    found = sorted(one for one in root.glob(judge or "*") if read_manifest(one) is not None)
+    if not found:
+        raise UserError(f"{root / judge} holds no finished verdicts: run `make eval` first")
+    if len(found) > 1:
+        said = ", ".join(one.name for one in found)
+        raise UserError(f"{name} seed {seed} was judged by {said}: choose one with JUDGE=")
+    return found[0]
+
+
+def priced_judge(config: Config, overrides: Sequence[str]) -> Judge:
+    """The run's judge with the overrides. Raises UserError for one of another section."""
+    changes = {}
+    for override in overrides:
+        section, field, value = override_of(override)
+        if section != "judge":
+            raise UserError(f"{override} has no effect: power takes judge.* alone")
+        changes[field] = value
+    return replace(config.judge, **changes)
+
+
+def lines_of(found: Sequence[Needed], price: float | None) -> list[str]:
+    """The table, at most 80 columns wide; `price` in USD a question, None where not known."""
+    header = ("posts", "questions", "USD", "ties", "spread", "told now")
+    lines = [_line("", header)]
+    for one in found:
+        dollars = "unknown" if price is None else f"{one.questions * price:,.2f}"
+        cells = (f"{one.posts:,}", f"{one.questions:,}", dollars, f"{one.ties:.0%}")
+        points = (f"{100 * one.spread:.1f}", f"{100 * one.told:.1f}")
+        lines.append(_line(_name(one.pair), (*cells, *points)))
+    return lines
+
+
+def _name(pair: tuple[str, str]) -> str:
+    later, earlier = (name[:9] for name in pair)
+    return f"{later} vs {earlier}" if pair[1] == REFERENCE else f"{later} less {earlier}"
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name:24}" + "".join(f"{one:>{w}}" for one, w in zip(cells, WIDTHS, strict=True))
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """What the command line asks for. Raises UserError for a difference that is none."""
+    parser = argparse.ArgumentParser(description="posts and dollars that show a difference")
+    parser.add_argument("--difference", required=True, help="of two win rates, in points")
+    parser.add_argument("--name", default="tiny", help="the run whose verdicts say the spread")
+    parser.add_argument("--seed", type=int, default=44413)
+    parser.add_argument("--judge", default="", help="the folder of one judge, of several")
+    parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    args = parser.parse_args(argv)
+    try:
+        args.difference = float(args.difference)
+    except ValueError:
+        args.difference = nan
+    if not 0 < args.difference < 100:
+        raise UserError("give a difference between 0 and 100 points: make power DIFFERENCE=3")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print how many posts and dollars show a difference."""
+    try:
+        args = arguments(argv)
+        folder = find_verdicts(args.name, args.seed, args.judge)
+        config = recorded_config(folder)
+        if config is None:
+            raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
+        judge = priced_judge(config, args.overrides)
+        judgements = read_lines(folder / "judgements.jsonl")
+        found = needed(judgements, args.difference / 100)
+        known = judgements if judge == config.judge else []
+        price = dollars_a_question(judge, known, stage_folder(config, "summaries"))
+    except UserError as error:
+        fail(error)
+    who = judge.model if judge.kind == "openai" else f"{judge.kind}, which costs nothing"
+    print(f"{args.difference:g} points at 80% power, two-sided 5%, paired by post")
+    print(f"spread and ties: {args.name} seed {args.seed}, {folder.name}"[:80])
+    print(f"price: {who}"[:80])
+    print("\n".join(lines_of(found, price)))
+    print("spread: of a post's difference, points; told now: by the posts judged so far")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The win rate that a judge of known errors points to, with room for what is not known.
+
+A judge's sensitivity and specificity are counted on labelled pairs. On our summaries they may be
+others, because other policies wrote them, and a calibration that several policies share can turn
+the sign of a difference around (2605.06939). So a corrected rate allows for a stated shift between
+labelled and judged texts. Errors are counted per family of policies too: a corrected difference is
+withheld where families differ, or where only one family was labelled.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import hypot
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.rates.formulas import TAILS, Floats, Interval, clustered_share, resampled_totals
+
+LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
+# How far sensitivity and specificity on our summaries may be from those on labelled ones, at least.
+# It is a choice, stated on every page: labelled pairs cannot say how the judge errs elsewhere.
+SHIFT = 0.10
+FEWEST_OF_FAMILY = 50  # labels of one kind, below which a family's share is not counted
+KINDS = ("sensitivity", "specificity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """How a judge answered labelled pairs: columns of equal length [pairs]."""
+
+    labels: NDArray[np.bool_]
+    """Whether the label prefers the summary."""
+    answers: Floats
+    """How far the judge prefers it, in [0, 1]."""
+    posts: NDArray[np.int64]
+    """Which post, as a number: pairs of one post are one cluster."""
+    families: NDArray[np.str_]
+    """The family of the policies that wrote the pair."""
+
+    def of(self, family: str) -> "Labelled":
+        """The pairs of one family."""
+        rows = self.families == family
+        return Labelled(**{name: column[rows] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected(Interval):
+    """A corrected rate or difference, and the shift that its interval allows for, in [0, 1]."""
+
+    shift: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyGap:
+    """How far a judge's errors on two families of policies differ."""
+
+    kind: str
+    """`sensitivity` or `specificity`."""
+    families: tuple[str, str]
+    shares: tuple[float, float]
+    surely: bool
+    """Whether the gap's 95% interval leaves out 0."""
+
+    @property
+    def size(self) -> float:
+        """The gap, in [0, 1]."""
+        return abs(self.shares[0] - self.shares[1])
+
+
+def family_of(policies: Iterable[str], reference: str) -> str:
+    """The family of a pair: `ppo` where PPO made a policy, else the letters that its name begins
+    with (`sup` for `sup4_6b_t0.7`); of two families both. The reference has none.
+    """
+    found = set()
+    for policy in policies:
+        first = re.match(r"[A-Za-z]+", policy)
+        name = first[0].lower() if first else policy
+        if policy != reference:
+            found.add("ppo" if "ppo" in policy.lower() else name)
+    return " and ".join(sorted(found))
+
+
+def shares_of(known: Labelled) -> dict[str, Interval | None]:
+    """Sensitivity and specificity: agreement where the label prefers the summary, and where not.
+
+    Wilson's intervals, clustered by post; None where there is no such label.
+    """
+    right = np.where(known.labels, known.answers, 1 - known.answers)
+    rows = dict(zip(KINDS, (known.labels, ~known.labels), strict=True))
+    return {kind: clustered_share(right[rows[kind]], known.posts[rows[kind]]) for kind in KINDS}
+
+
+def errors_by_family(known: Labelled) -> dict[str, dict[str, Any]]:
+    """Family -> `pairs`, and its `sensitivity` and `specificity`; None where no label counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for family in np.unique(known.families):
+        mine = known.of(str(family))
+        shares = {kind: one and asdict(one) for kind, one in shares_of(mine).items()}
+        found[str(family)] = {"pairs": len(mine.labels), **shares}
+    return found
+
+
+def family_gaps(known: Labelled) -> list[FamilyGap]:
+    """The gaps between all families with enough labels; its interval is MOVER (Newcombe 1998)."""
+    found = []
+    for kind, shares in _enough(known).items():
+        for one, other in combinations(sorted(shares), 2):
+            a, b = shares[one], shares[other]
+            gap = a.estimate - b.estimate
+            down = hypot(a.estimate - a.low, b.high - b.estimate)
+            up = hypot(a.high - a.estimate, b.estimate - b.low)
+            found.append(
+                FamilyGap(
+                    kind=kind,
+                    families=(one, other),
+                    shares=(a.estimate, b.estimate),
+                    surely=not gap - down <= 0 <= gap + up,
+                )
+            )
+    return found
+
+
+def _enough(known: Labelled) -> dict[str, dict[str, Interval]]:
+    """Of each kind of share, those of the families that have enough labels of this kind."""
+    found: dict[str, dict[str, Interval]] = {kind: {} for kind in KINDS}
+    for family in np.unique(known.families):
+        mine = known.of(str(family))
+        labels = dict(zip(KINDS, (mine.labels.sum(), (~mine.labels).sum()), strict=True))
+        for kind, share in shares_of(mine).items():
+            if share is not None and labels[kind] >= FEWEST_OF_FAMILY:
+                found[kind][str(family)] = share
+    return found
+
+
+def shift_of(known: Labelled) -> float:
+    """The shift that a corrected rate allows for: `SHIFT`, or more where families show more.
+
+    It is at least the largest distance of a family's sensitivity or specificity from that of all.
+    """
+    of_all = shares_of(known)
+    far = [
+        abs(share.estimate - whole.estimate)
+        for kind, shares in _enough(known).items()
+        for share in shares.values()
+        if (whole := of_all[kind]) is not None
+    ]
+    return max([SHIFT, *far])
+
+
+def corrected_rate(
+    scores: Floats, known: Labelled, shift: float = SHIFT, seed: int = 0
+) -> Corrected | None:
+    """The win rate that a judge of known errors points to, kept within [0, 1].
+
+    `(p + specificity - 1) / skill`, skill being sensitivity + specificity - 1; p is the mean of
+    `scores`, one a post of the evaluation. The interval is a bootstrap over both samples (the
+    pairs of one post are drawn together), and `shift / skill` wider on each side: so far the rate
+    moves where sensitivity and specificity on the judged texts differ from the labelled ones by at
+    most `shift`, in the direction that matters most (sensitivity up and specificity down lowers
+    it). None where this allowance alone would span every rate, the judge cannot tell (skill below
+    `LEAST_SKILL`), or one kind of label is missing.
+    Source: Rogan and Gladen 1978; for LLM judges Lee et al. 2511.21140; the allowance is the
+    identification region of misclassification rates known within bounds (Molinari 2008).
+    """
+    rows = _totals(known)
+    skill = _skill(rows.sum(axis=0, keepdims=True))[0]
+    if not skill >= max(LEAST_SKILL, 2 * shift):
+        return None
+    estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True), 0.0)
+    means = resampled_totals(scores[:, None], seed)[:, 0] / len(scores)
+    totals = resampled_totals(rows, seed + 1)
+    # In a resample in which the judge is no better than chance, every rate is possible.
+    low = np.nan_to_num(_rogan_gladen(means, totals, -shift), nan=0.0)
+    high = np.nan_to_num(_rogan_gladen(means, totals, shift), nan=1.0)
+    return Corrected(
+        estimate=float(estimate[0]),
+        low=float(np.quantile(low, TAILS[0])),
+        high=float(np.quantile(high, TAILS[1])),
+        posts=len(scores),
+        shift=shift,
+    )
+
+
+def corrected_difference(
+    differences: Floats, known: Labelled, shift: float = SHIFT, seed: int = 0
+) -> Corrected | str:
+    """The difference of two policies' corrected rates, in [-1, 1], or why there is none.
+
+    `d / skill`, d being the mean of `differences`, one a post. It holds only where the judge errs
+    alike on both policies, so it is withheld where two families of labelled policies surely
+    differ in sensitivity or specificity, and where fewer than two have enough labels. The interval
+    is a bootstrap over both samples; it allows for a `shift` that both policies share, and for a
+    gap between the two as large as the largest seen between families.
+    """
+    gaps = family_gaps(known)
+    if {gap.kind for gap in gaps} != set(KINDS):
+        return "fewer than two families of policies have enough labels of both kinds"
+    for gap in gaps:
+        if gap.surely:
+            one, other = (f"{100 * share:.1f}%" for share in gap.shares)
+            names = gap.families
+            return f"the judge's {gap.kind} is {one} on {names[0]} and {other} on {names[1]}"
+    rows = _totals(known)
+    skill = float(_skill(rows.sum(axis=0, keepdims=True))[0])
+    if not skill - 2 * shift >= LEAST_SKILL:
+        return "the judge's errors leave nothing to correct"
+    means = resampled_totals(differences[:, None], seed)[:, 0] / len(differences)
+    skills = _skill(resampled_totals(rows, seed + 1))
+    weakest = np.maximum(skills - 2 * shift, LEAST_SKILL)
+    ends = np.stack([means / weakest, means / (skills + 2 * shift)])
+    room = max(gap.size for gap in gaps) / weakest
+    low, high = (ends.min(axis=0) - room, ends.max(axis=0) + room)
+    return Corrected(
+        estimate=float(np.clip(differences.mean() / skill, -1, 1)),
+        low=float(np.clip(np.quantile(low, TAILS[0]), -1, 1)),
+        high=float(np.clip(np.quantile(high, TAILS[1]), -1, 1)),
+        posts=len(differences),
+        shift=shift,
+    )
+
+
+def _totals(known: Labelled) -> Floats:
+    """[posts, 4]: labels for the summary, agreement with them, labels against it, agreement."""
+    labels, answers = known.labels, known.answers
+    columns = (labels, labels * answers, ~labels, ~labels * (1 - answers))
+    _, codes = np.unique(known.posts, return_inverse=True)
+    sums = [np.bincount(codes, weights=column) for column in columns]
+    return np.column_stack(sums).astype(float)
+
+
+def _skill(totals: Floats) -> Floats:
+    """Sensitivity + specificity - 1 of sums [n, 4]; nan where a kind of label is missing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        skill: Floats = totals[:, 1] / totals[:, 0] + totals[:, 3] / totals[:, 2] - 1
+    return skill
+
+
+def _rogan_gladen(rates: Floats, totals: Floats, shift: float) -> Floats:
+    """From rates [n] and sums [n, 4]; `shift` is added to specificity and taken off sensitivity.
+
+    So skill stays as it is. nan where the judge is blind.
+    """
+    skill = _skill(totals)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = (rates + totals[:, 3] / totals[:, 2] + shift - 1) / skill
+    clipped: Floats = np.where(skill >= LEAST_SKILL, np.clip(found, 0, 1), np.nan)
+    return clipped

@@ -1,0 +1,298 @@
+"""Judges of known leanings, simulated: do the intervals hold the truth 19 times in 20?
+
+    python -m tests.simulations                  what `make simulations` calls: 200 data sets each
+    python -m tests.simulations --data-sets 20
+
+`tests/test_simulations.py` runs the same scenarios on fewer data sets. The column "order at 0" is a
+logistic model that takes place off on the logit scale and gives length an unbounded term.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from eval.rates.correction import Corrected, Labelled, corrected_difference, corrected_rate
+from eval.rates.length_control import VerdictTable, length_controlled
+from stages.learning.intervals import Z
+from stages.learning.logit import clustered_logit
+
+Floats = Any
+Effect = Callable[[Floats], Floats]
+DATA_SETS = 200
+SPREAD = 0.35  # of log length ratios, about that of published summaries
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), of arrays."""
+    return 1 / (1 + np.exp(-x))
+
+
+# -- length and place ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Chances that the policy is preferred, shown first and second."""
+
+    first: Callable[[Floats, Floats], Floats]
+    """Of log ratios and of random numbers, one a post, from a normal distribution."""
+    second: Callable[[Floats, Floats], Floats]
+
+    def rate_at_equal_length(self, ties: float) -> float:
+        """The truth: the mean of both orders at a ratio of 1, over the posts' own quality."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+        of_posts = (self.first(0 * nodes, nodes) + self.second(0 * nodes, nodes)) / 2
+        rate = float(of_posts @ weights / weights.sum())
+        return (1 - ties) * rate + ties / 2
+
+
+def logistic(base: float, order: float, length: Effect, quality: float = 0.0) -> Judge:
+    """Base, order, length and the post's own quality add up in logits."""
+    return Judge(
+        first=lambda x, post: sigmoid(base + order / 2 + length(x) + quality * post),
+        second=lambda x, post: sigmoid(base - order / 2 + length(x) + quality * post),
+    )
+
+
+def lazy(share: float, base: float, length: Effect) -> Judge:
+    """Takes the first without reading in a share of the questions: place is additive in chances."""
+    return Judge(
+        first=lambda x, post: share + (1 - share) * sigmoid(base + length(x)),
+        second=lambda x, post: (1 - share) * sigmoid(base + length(x)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A judge, and what it is asked."""
+
+    judge: Judge
+    posts: int = 500
+    orders: int = 2
+    """How many orders of a post were asked about; of one, half of the posts are shown first."""
+    ratio: float = 0.2
+    """Mean log length ratio."""
+    ties: float = 0.0
+    """Share of verdicts that are a tie, whatever the judge leans to."""
+
+    @property
+    def truth(self) -> float:
+        """The rate at equal length."""
+        return self.judge.rate_at_equal_length(self.ties)
+
+
+def none(x: Floats) -> Floats:
+    """No effect of length."""
+    return 0 * x
+
+
+def linear(x: Floats) -> Floats:
+    """Two logits for each unit of the log ratio."""
+    return 2 * x
+
+
+def saturating(x: Floats) -> Floats:
+    """Two logits at most, most of them at a ratio of 1.2."""
+    return 2 * np.tanh(x / 0.2)
+
+
+COVERED = {
+    "no length effect, order 2": Scenario(judge=logistic(0.595, 2, none)),
+    "no length effect, order 4": Scenario(judge=logistic(1.03, 4, none)),
+    "saturating, longer summaries": Scenario(
+        judge=logistic(0, 0.7, saturating), posts=300, ratio=0.5
+    ),
+    "saturating, order 4": Scenario(judge=logistic(0.9, 4, saturating)),
+    "linear": Scenario(judge=logistic(0.4, 0.7, linear), posts=300),
+    "linear, order 4": Scenario(judge=logistic(0.9, 4, linear)),
+    "linear, longer summaries": Scenario(judge=logistic(0.4, 2, linear), ratio=0.5),
+    "linear, 30% ties": Scenario(judge=logistic(0.4, 2, linear), posts=300, ties=0.3),
+    "linear, posts differ": Scenario(judge=logistic(0.4, 2, linear, quality=1.5)),
+    "saturating, posts differ": Scenario(judge=logistic(0.4, 2, saturating, quality=1.5)),
+    "place without reading": Scenario(judge=lazy(0.5, 0.4, linear)),
+    "linear, one order a post": Scenario(judge=logistic(0.4, 2, linear), orders=1, posts=600),
+    "saturating, one order a post": Scenario(
+        judge=logistic(0.4, 2, saturating), orders=1, posts=600
+    ),
+}
+# Here the data say little at equal length, and the model says so.
+EXTRAPOLATED = {
+    "saturating, far longer": Scenario(judge=logistic(0.4, 0.7, saturating), posts=300, ratio=1.0),
+    "linear, few posts near": Scenario(judge=logistic(0.4, 0.7, linear), posts=60, ratio=0.5),
+}
+
+
+def verdicts_of(scenario: Scenario, rng: np.random.Generator) -> VerdictTable:
+    """One data set."""
+    posts, orders = scenario.posts, scenario.orders
+    log_ratios = np.repeat(rng.normal(scenario.ratio, SPREAD, size=posts), orders)
+    of_post = np.repeat(rng.normal(size=posts), orders)
+    first = np.tile([True, False], posts) if orders == 2 else rng.random(posts) < 0.5
+    judge = scenario.judge
+    chances = np.where(first, judge.first(log_ratios, of_post), judge.second(log_ratios, of_post))
+    outcomes = (rng.random(len(first)) < chances).astype(float)
+    outcomes[rng.random(len(first)) < scenario.ties] = 0.5
+    return VerdictTable(
+        posts=np.repeat(np.arange(posts), orders),
+        outcomes=outcomes,
+        shown_first=first,
+        log_ratios=log_ratios,
+        asked=np.ones(len(first), dtype=bool),
+    )
+
+
+def order_at_0(table: VerdictTable) -> dict[str, Any]:
+    """For comparison: sigmoid(b0) of `b0 + b1 * order + b2 * log ratio`."""
+    order = np.where(table.shown_first, 0.5, -0.5)
+    design = np.column_stack([np.ones(len(order)), order, table.log_ratios])
+    fitted = clustered_logit(table.outcomes, design, table.posts)
+    assert fitted is not None
+    middle, half = fitted[0][0], Z * np.sqrt(fitted[1][0, 0])
+    rates = (sigmoid(middle + k * half) for k in (0, -1, 1))
+    return dict(zip(("estimate", "low", "high"), rates, strict=True))
+
+
+# -- errors of a judge that are not those on labelled pairs ----------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """A judge's errors on labelled pairs, and how far those on the judged texts are from them."""
+
+    sensitivity: float = 0.75
+    specificity: float = 0.8
+    by: tuple[float, float] = (0.0, 0.0)
+    """What is added to both on the judged texts."""
+    rate: float = 0.6
+    """The truth: the share of posts on which people prefer the policy."""
+    pairs: int = 500
+    posts: int = 500
+
+
+SHIFTS = {
+    "no shift": Shift(),
+    "5 points, to our summaries": Shift(by=(0.05, -0.05)),
+    "10 points, to our summaries": Shift(by=(0.1, -0.1)),
+    "10 points, from our summaries": Shift(by=(-0.1, 0.1)),
+    "10 points, better": Shift(by=(0.1, 0.1)),
+}
+
+
+def labelled(shift: Shift, rng: np.random.Generator, families: tuple[Shift, ...] = ()) -> Labelled:
+    """Labelled pairs, half of them for the summary; of several families, as many of each."""
+    parts = families or (shift,)
+    size = shift.pairs // len(parts)
+    labels = rng.random(size * len(parts)) < 0.5
+    right = [np.repeat([one.sensitivity for one in parts], size)]
+    right += [np.repeat([1 - one.specificity for one in parts], size)]
+    return Labelled(
+        labels=labels,
+        answers=(rng.random(len(labels)) < np.where(labels, *right)).astype(float),
+        posts=np.arange(len(labels)),
+        families=np.repeat([f"family{number}" for number in range(len(parts))], size),
+    )
+
+
+def judged(shift: Shift, rng: np.random.Generator) -> Floats:
+    """Scores of one policy's posts: the judge's, with the errors that it has on them."""
+    sensitivity, specificity = shift.sensitivity + shift.by[0], shift.specificity + shift.by[1]
+    won = rng.random(shift.posts) < shift.rate
+    return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
+
+
+def differences(rng: np.random.Generator, apart: float) -> tuple[float, Corrected | str]:
+    """The true difference of two policies, and the corrected one.
+
+    The judge's sensitivity on the first is higher by `apart`, on its family's labelled pairs too.
+    """
+    ours = Shift(rate=0.55, sensitivity=0.75 + apart / 2, pairs=1000)
+    theirs = replace(ours, rate=0.6, sensitivity=0.75 - apart / 2)
+    known = labelled(ours, rng, (ours, theirs))
+    return ours.rate - theirs.rate, corrected_difference(
+        judged(ours, rng) - judged(theirs, rng), known
+    )
+
+
+# -- counting --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How often intervals held the truth, and the mean error, in [0, 1]."""
+
+    held: float
+    bias: float
+    half: float
+    """Mean half width."""
+    said: float
+    """Share of the data sets that have an estimate which is not called extrapolated."""
+
+
+def coverage(found: Iterator[Any], truth: float) -> Coverage:
+    """Of estimates with `estimate`, `low` and `high`; None is an estimate withheld."""
+    asked = [one if isinstance(one, dict) or one is None else vars(one) for one in found]
+    given = [one for one in asked if one is not None and one["estimate"] is not None]
+    rows = np.array([[one[key] for key in ("estimate", "low", "high")] for one in given])
+    return Coverage(
+        held=float(((rows[:, 1] <= truth) & (truth <= rows[:, 2])).mean()),
+        bias=float(rows[:, 0].mean() - truth),
+        half=float((rows[:, 2] - rows[:, 1]).mean() / 2),
+        said=sum(not one.get("extrapolated", False) for one in given) / len(asked),
+    )
+
+
+def length_coverage(
+    scenario: Scenario, data_sets: int, method: Callable[[VerdictTable], Any] = length_controlled
+) -> Coverage:
+    """Of the rate at equal length."""
+    rng = np.random.default_rng(17)
+    return coverage((method(verdicts_of(scenario, rng)) for _ in range(data_sets)), scenario.truth)
+
+
+def shift_coverage(shift: Shift, data_sets: int, allowed: float) -> Coverage:
+    """Of the corrected rate, whose interval allows for a shift."""
+    rng = np.random.default_rng(18)
+    return coverage(
+        (
+            corrected_rate(judged(shift, rng), labelled(shift, rng), allowed)
+            for _ in range(data_sets)
+        ),
+        shift.rate,
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description="coverage of intervals, by simulation")
+    parser.add_argument("--data-sets", type=int, default=DATA_SETS)
+    count = parser.parse_args(argv).data_sets
+    print(f"{count} data sets each\n{'at equal length':29} {'order at 0':>15} {'ours':>15}  half")
+    for name, scenario in (COVERED | EXTRAPOLATED).items():
+        before = length_coverage(scenario, count, order_at_0)
+        now = length_coverage(scenario, count)
+        mark = "" if now.said > 0.5 else " EXTRAPOLATED"
+        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}{mark}", flush=True)
+    print(f"\n{'corrected rate, shift of':29} {'none allowed':>15} {'10 points':>15}  half")
+    for name, shift in SHIFTS.items():
+        before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
+        print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
+    print("\ncorrected difference, sensitivity apart by")
+    rng = np.random.default_rng(19)
+    for apart in (0.0, 0.1, 0.2, 0.3):
+        found = [differences(rng, apart) for _ in range(count)]
+        given = [(truth, one) for truth, one in found if isinstance(one, Corrected)]
+        held = sum(one.low <= truth <= one.high for truth, one in given)
+        wrong = sum(one.low > 0 > truth for truth, one in given)
+        print(f"{100 * apart:3.0f} points: withheld {count - len(given)}", end="")
+        print(f", holds the truth {held} of {len(given)}, of the other sign {wrong}", flush=True)
+
+
+def _cell(one: Coverage) -> str:
+    return f"{100 * one.bias:+6.1f} {100 * one.held:6.1f}%".rjust(15)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""How many posts a difference needs: beside textbook formulas, and simulated studies."""
+
+import numpy as np
+import pytest
+
+from eval.power import (
+    difference_told,
+    dollars_a_question,
+    main,
+    needed,
+    posts_needed,
+    spread_under,
+)
+from eval.rates.formulas import sign_flip_p_value
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.settings.config import Judge
+
+VERDICTS = {1.0: ("policy", "policy"), 0.5: ("policy", "reference"), 0.0: ("reference",) * 2}
+
+
+def rows_of(policy, scores, tokens=(0, 0)):
+    """Both orders of each post; None is a post whose second order is unjudged."""
+    return [
+        {"policy": policy, "id": f"p{number}", "order": order, "verdict": verdict}
+        | dict(zip(("prompt_tokens", "completion_tokens"), tokens, strict=True))
+        for number, score in enumerate(scores)
+        for order, verdict in zip(
+            ("policy_first", "reference_first"),
+            VERDICTS.get(score, ("policy", "unjudged")),
+            strict=True,
+        )
+    ]
+
+
+def pool(rng, posts, gain=0.0):
+    """Scores of two policies on the same posts; many tie, and the second gains `gain` on average.
+
+    A post's difference is -1/2, 0 or 1/2.
+    """
+    first = rng.choice([0.0, 0.5], p=[0.5, 0.5], size=posts)
+    up, down = 0.2 + gain, 0.2 - gain
+    step = rng.choice([0.5, 0.0, -0.5], p=[up, 1 - up - down, down], size=posts)
+    second = np.where(first == 0.0, np.abs(step) * (step > 0), first + step)
+    flat = (first == 0.0) & (step < 0)  # a loss cannot be taken from 0: let the first win instead
+    return np.where(flat, 0.5, first), np.where(flat, 0.0, second)
+
+
+def test_the_number_of_posts_is_the_textbooks():
+    # (1.95996 + 0.84162)^2 = 7.849 times (spread / difference)^2, and two more for Student's t.
+    assert posts_needed(0.4, 0.03) == pytest.approx(7.849 * (0.4 / 0.03) ** 2 + 2, abs=1.1)
+    assert difference_told(0.4, 1398) == pytest.approx(0.03, abs=1e-4)
+    assert posts_needed(0.4, 0.9) == posts_needed(0.4, 0.4) == 10  # a test needs some posts
+
+
+def test_ties_leave_no_room_for_a_difference_without_more_posts_that_differ():
+    differences = np.repeat([0.5, 0.0, -0.5], [1, 98, 1])  # two of 100 posts differ, by 1/2
+    assert spread_under(differences, 0.001) == pytest.approx(differences.std(ddof=1))
+    # 3 points by halves: at least 6 of 100 posts, so a variance of 0.06 * 0.25 - 0.03^2.
+    assert spread_under(differences, 0.03) == pytest.approx((0.06 * 0.25 - 0.0009) ** 0.5)
+
+
+@pytest.mark.parametrize("gain", [0.08, 0.1])
+def test_simulated_studies_of_that_many_posts_find_the_difference_in_4_of_5(gain):
+    rng = np.random.default_rng(0)
+    first, second = pool(rng, 4000)  # the run at hand: no difference, its spread and ties
+    judgements = [*rows_of("sft", first), *rows_of("ppo", second)]
+    plan = needed(judgements, gain)[0]
+    assert plan.pair == ("ppo", "sft")
+    assert plan.ties == pytest.approx(0.6, abs=0.03)
+    found: list[bool] = []
+    for _ in range(400):
+        a, b = pool(rng, plan.posts, gain)  # the mean difference is 1/2 * 2 * gain
+        found.append(sign_flip_p_value(b - a, seed=len(found), resamples=400) < 0.05)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.06)  # three standard errors
+
+
+def test_simulated_studies_where_nearly_all_tie_find_the_difference_too():
+    rng = np.random.default_rng(1)
+    seen = np.repeat([1.0, 0.5, 0.0], [1, 98, 1])
+    plan = needed([*rows_of("sft", [0.5] * 100), *rows_of("ppo", seen)], 0.05)[0]
+    found: list[bool] = []
+    for _ in range(300):
+        # All that differ differ one way.
+        differences = np.where(rng.random(plan.posts) < 0.1, 0.5, 0.0)
+        found.append(sign_flip_p_value(differences, seed=len(found), resamples=400) < 0.05)
+    assert 0.7 < np.mean(found) < 0.95
+
+
+def test_posts_without_a_verdict_are_asked_about_too():
+    rng = np.random.default_rng(2)
+    scores = rng.choice([0.0, 0.5, 1.0], size=200)
+    whole = needed(rows_of("ppo", scores), 0.05)[0]
+    lacking = needed(rows_of("ppo", [*scores, *[None] * 50]), 0.05)[0]
+    assert lacking.posts == pytest.approx(whole.posts / 0.8, abs=1)
+    assert (whole.pair, whole.questions) == (("ppo", "reference"), 2 * whole.posts)
+
+
+@pytest.mark.parametrize(
+    ("judge", "expected"),
+    [
+        (Judge(kind="facts"), 0.0),
+        (Judge(model="mine"), None),
+        (Judge(model="mine", input_price=2.0, output_price=10.0), 0.0016),
+        (Judge(model="mine", input_price=2.0, output_price=10.0, batch=True), 0.0008),
+    ],
+)
+def test_a_question_costs_the_tokens_that_the_judge_counted(tmp_path, judge, expected):
+    rows = rows_of("ppo", [1.0, 0.5], (500, 60)) + rows_of("sft", [0.5])  # identical: not asked
+    assert dollars_a_question(judge, rows, tmp_path) == pytest.approx(expected)
+
+
+def write_run(scores, tokens=(0, 0)):
+    config = make_config("tiny")
+    with open_stage(config, "summaries") as run:
+        for number in range(3):
+            row = {"id": f"p{number}", "query": "q" * 4000, "summary": "s", "reference": "r"}
+            run.append("ppo.jsonl", row)
+        run.finish({})
+    with open_stage(config, "judge") as run:
+        for policy, values in scores.items():
+            for row in rows_of(policy, values, tokens):
+                run.append("judgements.jsonl", row)
+        run.finish({})
+
+
+def test_one_command_prints_one_short_table(runs, capsys):
+    rng = np.random.default_rng(3)
+    scores = {name: rng.choice([0.0, 0.5, 1.0], size=300) for name in ("sft", "ppo")}
+    write_run(scores)
+    main(["--difference", "3", "--set", "judge.kind=openai", "judge.input_price=10"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+    (row,) = [line.split() for line in lines if line.startswith("ppo less sft")]
+    posts, questions, dollars = (float(cell.replace(",", "")) for cell in row[3:6])
+    spread = (scores["ppo"] - scores["sft"]).std(ddof=1)
+    assert posts == pytest.approx(7.849 * (spread / 0.03) ** 2 + 2, abs=1.1)
+    assert questions == 4 * posts
+    # 4,000 characters of post and the question's own words, at 4 a token and 10 USD a million.
+    assert 1000 < dollars / questions * 1e5 < 1600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--difference", ""], "make power DIFFERENCE=3"),
+        (["--difference", "-3"], "between 0 and 100 points"),
+        (["--difference", "3", "--name", "tniy"], "unknown run 'tniy': did you mean tiny?"),
+        (["--difference", "3", "--seed", "1"], "holds no finished verdicts: run `make eval`"),
+        (["--difference", "3", "--set", "ppo.gamma=1"], "power takes judge.* alone"),
+        (["--difference", "3"], "have no spread over posts"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(runs, capsys, arguments, said):
+    write_run({"ppo": [1.0, 1.0, 1.0]})
+    with pytest.raises(SystemExit):
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

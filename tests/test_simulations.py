@@ -1,0 +1,66 @@
+"""Intervals hold the truth, on few data sets; `make simulations` runs 200 of each scenario."""
+
+import numpy as np
+import pytest
+
+from eval.rates.correction import Corrected
+from tests.simulations import (
+    COVERED,
+    EXTRAPOLATED,
+    SHIFTS,
+    differences,
+    length_coverage,
+    main,
+    order_at_0,
+    shift_coverage,
+)
+
+FEW = 40
+HELD = 34 / FEW  # fewer are held in 3 of 1,000 runs of an interval that holds 95%
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_the_rate_at_equal_length_holds_the_truth_where_its_model_covers_it(name):
+    found = length_coverage(COVERED[name], FEW)
+    assert found.held >= HELD
+    # The half width is 1.96 standard errors. The mean error of 40 data sets is within four of its.
+    assert abs(found.bias) < 4 * found.half / 1.96 / FEW**0.5
+    assert found.said >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [("no length effect, order 4", 0.12), ("saturating, longer summaries", 0.11)],
+)
+def test_the_simulation_tells_a_rate_with_the_order_at_0_and_unbounded_length(name, bias):
+    found = length_coverage(COVERED[name], FEW, order_at_0)
+    assert found.bias == pytest.approx(bias, abs=0.03)
+    assert found.held < 0.5
+
+
+@pytest.mark.parametrize("name", EXTRAPOLATED)
+def test_where_the_data_say_little_the_rate_is_called_extrapolated(name):
+    assert length_coverage(EXTRAPOLATED[name], FEW).said < 0.1
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_the_corrected_rate_holds_the_truth_through_a_shift_of_10_points(name):
+    assert shift_coverage(SHIFTS[name], FEW, 0.1).held >= 0.9
+    if "our summaries" in name:  # errors that favour one side
+        assert shift_coverage(SHIFTS[name], FEW, 0.0).held < 0.85
+
+
+def test_no_corrected_difference_is_given_where_the_judge_errs_by_family():
+    rng = np.random.default_rng(0)
+    assert all(isinstance(differences(rng, 0.3)[1], str) for _ in range(10))
+    found = [differences(rng, 0.0) for _ in range(FEW)]
+    given = [(truth, one) for truth, one in found if isinstance(one, Corrected)]
+    assert len(given) > 0.7 * FEW  # two tests at 5% each
+    assert np.mean([one.low <= truth <= one.high for truth, one in given]) >= 0.9
+
+
+def test_the_table_is_printed(capsys):
+    main(["--data-sets", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("EXTRAPOLATED" in line for line in lines) == len(EXTRAPOLATED)
