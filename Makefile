@@ -79,7 +79,7 @@ NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	@$(PY) -m reports.scaling_page --names $(NAMES) $(call option,judge,$(JUDGE))
 versus: $(INSTALLED)
-	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
+	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
 JUDGED ?= ppo_1.3b
