@@ -6,7 +6,6 @@ reasons. Reasoning comes out of the budget of the reply: one that is too small l
 
 import json
 import random
-import re
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,7 +13,10 @@ from typing import Any
 from tests.fault_server import verdict
 
 READ, WRITTEN = 0.10, 0.50  # USD per million tokens
-SENTENCE = "The first names what the poster did and what came of it, the other leaves that out."
+SENTENCE = (
+    "Summary A says that the poster asked about the car and was left out of the trip, whereas"
+    " summary B repeats the title and leaves out how the story ended."
+)
 
 
 def tokens_of(text: str) -> int:
@@ -69,13 +71,6 @@ class Luna:
         choice = {"index": 0, "message": message, "finish_reason": "stop" if said else "length"}
         whole = {"id": "1", "object": "chat.completion", "created": 0, "model": self.model}
         return {**whole, "choices": [choice], "usage": usage}
-
-
-def post_of(body: dict[str, Any]) -> str:
-    """The post in a request."""
-    found = re.search(r"<post-\w+>\n(.*?)\n</post", body["messages"][0]["content"], re.DOTALL)
-    assert found
-    return found[1]
 
 
 class Handler(BaseHTTPRequestHandler):

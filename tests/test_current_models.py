@@ -15,16 +15,16 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
 from eval.judges.openai.judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from stages.settings import config as settings
+from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Judge
 from stages.settings.judge import CAME_LATER, EARLIER_DEFAULTS, OPENAI_MODEL
 from stages.settings.judge_models import AS_OF, MODELS, warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.luna_server import Handler, Luna, Server
-from tests.test_fault_server import PAIRS, write_summaries
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
+PAIRS = 500
 LINE = re.compile(r"replies cost \$([\d.]+), estimated \$([\d.]+)")
 
 
@@ -46,12 +46,19 @@ def luna_config(url: str, **changes: Any) -> Any:
 
 def pairs(count: int, words: int = 300) -> list[Comparison]:
     post = "we talked about the trip and then my brother sold the car " * (words // 12)
-    return [Comparison(f"p{k}", f"{post} {k}.", "good one", "bad one") for k in range(count)]
+    tail = "things about the trip, " * 7
+    return [
+        Comparison(f"p{k}", f"{post} {k}.", f"good {tail}", f"bad {tail}") for k in range(count)
+    ]
 
 
 def test_500_pairs_cost_what_was_estimated_and_are_asked_with_temperature_and_no_effort(capsys):
     luna = Luna()
-    write_summaries(seed=5)
+    with open_stage(make_config("tiny"), "summaries") as run:
+        for one in pairs(PAIRS):
+            texts = {"query": one.query, "summary": one.first, "reference": one.second}
+            run.append("ppo.jsonl", {"id": one.post_id, **texts})
+        run.finish({})
     with luna_at(luna) as url:
         results = judge_summaries(luna_config(url))
     assert results["unjudged"] == 0
@@ -65,9 +72,10 @@ def test_500_pairs_cost_what_was_estimated_and_are_asked_with_temperature_and_no
     assert found
     bill, estimate = map(float, found.groups())
     assert bill == pytest.approx(luna.usd, abs=1e-4)
-    assert bill == pytest.approx(estimate, rel=0.25)
+    assert bill == pytest.approx(estimate, rel=0.15)
     assert f"about ${estimate:.4f}" in out
-    print(out)
+    with capsys.disabled():
+        print(out)
 
 
 def test_a_judge_that_reasons_has_room_for_it_and_the_estimate_is_mended_after_20_replies(capsys):
@@ -200,4 +208,3 @@ def test_what_was_judged_before_these_settings_came_stays_judged():
     assert len(folders | {before.folder}) == 4
     for model in (OPENAI_MODEL, *EARLIER_DEFAULTS):
         assert Judge(kind="reward_model", model=model).gold == ""
-    assert settings.Judge is Judge
