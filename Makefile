@@ -104,7 +104,7 @@ NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	@$(PY) -m reports.scaling_page --names $(NAMES) $(call option,judge,$(JUDGE))
 versus: $(INSTALLED)
-	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
+	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
 # How many posts and dollars tell two policies apart, from the verdicts of a finished run.

@@ -39,8 +39,9 @@ from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
 from stages.posts.world import world_folder
 from stages.running.kept import write_rows
+from stages.running.start import run_stage
 from stages.runs import open_stage
-from stages.settings.config import TOY, Config, UserError, fail
+from stages.settings.config import TOY, Config, UserError
 
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
@@ -270,12 +271,8 @@ def print_summary(results: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Calibrate a judge."""
-    try:
-        config = config_with_cap(argv, "compare a judge with labelled comparisons")
-        results = calibrate(config)
-    except UserError as error:
-        fail(error)
-    print_summary(results)
+    description = "compare a judge with labelled comparisons"
+    print_summary(run_stage("calibration", calibrate, argv, description, config_with_cap))
 
 
 if __name__ == "__main__":

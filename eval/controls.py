@@ -19,8 +19,9 @@ from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.table import analyse, verdict_table
 from stages.posts.readers import parse_post
+from stages.running.start import run_stage
 from stages.runs import open_stage
-from stages.settings.config import Config, Judge, UserError, fail
+from stages.settings.config import Config, Judge
 
 SELF = "reference"
 CONTROLS = {
@@ -138,11 +139,8 @@ def print_summary(results: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Judge the controls of a run."""
-    try:
-        config = config_with_cap(argv, "judge texts that must lose to the references")
-        results = judge_controls(config)
-    except UserError as error:
-        fail(error)
+    description = "judge texts that must lose to the references"
+    results = run_stage("controls", judge_controls, argv, description, config_with_cap)
     print("controls: how often the judge prefers these to the reference")
     print_summary(results)
 

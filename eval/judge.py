@@ -17,7 +17,7 @@ from typing import Any
 from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.judge import OpenAIJudge
-from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Row, Scoring
+from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row, Scoring
 from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import open_stage
@@ -78,16 +78,21 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
-    """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision."""
+    """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
+
+    `too_long` names the posts that the judge would not take for their length, if there are any.
+    """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
     first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
+    too_long = sorted({row["id"] for row in unjudged if row["finish_reason"] == TOO_LONG})
     return {
         "judge": asdict(about),
         "models": sorted({row["model"] for row in judgements} - {""}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
         "share_first": len(first) / len(decided) if decided else None,
+        **({"too_long": too_long} if too_long else {}),
     }
 
 

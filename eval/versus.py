@@ -24,6 +24,7 @@ from eval.rates.formulas import sign_flip_p_value
 from eval.rates.table import analyse, verdict_table
 from eval.win_rate import post_scores, win_rate
 from stages.finished import read_manifest, stage_folder
+from stages.running.start import ended_by_signal
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -204,7 +205,8 @@ def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
     try:
-        config, results = compare(args.a, args.b, args.overrides, args.max_cost)
+        with ended_by_signal(f"make versus A={args.a} B={args.b}"):
+            config, results = compare(args.a, args.b, args.overrides, args.max_cost)
     except UserError as error:
         fail(error)
     judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"

@@ -1,7 +1,7 @@
 """Summaries judged in both orders, and kept: what controls, calibration and versus share."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from eval.judges.protocol import (
@@ -62,11 +62,11 @@ def _judge_tasks(
     before = [*beside, *asked[:done]]
     if isinstance(judge, Keeping):
         judge.keep_in(run.resume)
-    replies = judge_all(judge, asked[done:], run.config.judge.concurrency, before)
-    for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
-        run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
-        judgements.append(judgement(judge.about, *task, reply))
-        run.append("judgements.jsonl", judgements[-1])
+    with closing(judge_all(judge, asked[done:], run.config.judge.concurrency, before)) as replies:
+        for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
+            run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
+            judgements.append(judgement(judge.about, *task, reply))
+            run.append("judgements.jsonl", judgements[-1])
     return judgements
 
 

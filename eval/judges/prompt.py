@@ -66,6 +66,9 @@ RESPONSE_FORMAT: dict[str, Any] = {
 OPENING = re.compile(r"<(?=[^\s\d<])|\[(?=/?[A-Z_]+\])")
 # A shorter text may stand in an honest reply by chance.
 ECHO_CHARACTERS = 40
+# What opens a verdict; see `eval/judges/reply_parser.py`.
+VERDICT_WORDS = r"preferred|preference|verdict|winner"
+EDGES = " \t\"'`‘’“”«»*_>#-[]{}().,"
 
 
 class Question(NamedTuple):
@@ -89,7 +92,27 @@ class Question(NamedTuple):
         for text in self.texts:
             if len(text) >= ECHO_CHARACTERS:
                 own = own.replace(text, " ")
-        return own
+        return self._without_repeated_lines(own)
+
+    def _without_repeated_lines(self, reply: str) -> str:
+        """A reply without the lines that it repeats before it has a sentence of its own.
+
+        A short text cannot be told from a verdict by itself: it may be "A" or "Preferred: A". Such
+        a line counts only after a sentence that stands in none of the texts. One that ends with a
+        colon announces a quotation.
+        """
+        shown = [bare(text) for text in self.texts]
+        lines = {bare(line) for text in self.texts for line in text.splitlines()} | set(shown)
+        kept, has_spoken = [], False
+        for line in reply.splitlines():
+            words = bare(line)
+            is_verdict = re.search(VERDICT_WORDS, words) is not None
+            repeats = words in lines or (is_verdict and any(words in text for text in shown))
+            if words and repeats and not has_spoken:
+                continue
+            kept.append(line)
+            has_spoken |= bool(words) and not repeats and not line.rstrip().endswith(":")
+        return "\n".join(kept)
 
 
 def make_question(query: str, first: str, second: str, ending: str) -> Question:
@@ -112,3 +135,8 @@ def make_tag(texts: tuple[str, str, str]) -> str:
         tag = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:16]
         if not any(tag in text for text in texts):
             return tag
+
+
+def bare(text: str) -> str:
+    """A text without case, marks at its edges, and differences in white space."""
+    return " ".join(text.split()).strip(EDGES).casefold()

@@ -5,12 +5,19 @@ judges lean towards the text shown first. A reply that says nothing usable is `u
 coin flip and never a loss (the code of Huang et al. 2024 has both, section E.1).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+SECONDS_TO_FINISH = 3.0
+"""How long a judge that is stopped waits for replies that are under way."""
+TOO_LONG = "too long"
+"""The `finish_reason` of a post that is longer than the judge takes."""
 Row = dict[str, Any]
 Choice = Literal["A", "B", "tie"]
 
@@ -89,6 +96,17 @@ class Keeping(Protocol):
 
 
 @runtime_checkable
+class Stopping(Protocol):
+    """A judge that waits for others, so that it must be told when to stop and when all is asked."""
+
+    def stop(self) -> None:
+        """Ask nothing more; what is under way may still end."""
+
+    def finish(self) -> None:
+        """Called once after the last comparison, to say what it took."""
+
+
+@runtime_checkable
 class Scoring(Protocol):
     """A judge that gives each text a number, and says so beside its verdicts."""
 
@@ -113,14 +131,61 @@ def judge_all(
     comparisons: Sequence[Comparison],
     concurrency: int,
     beside: Sequence[Comparison] = (),
-) -> Iterator[Reply]:
+) -> Generator[Reply, None, None]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 
-    The first error ends it: calls under way are waited for, pending ones are cancelled.
+    The first error ends it: calls under way are waited for, pending ones are cancelled. A signal,
+    or closing the iterator, waits for calls under way for `SECONDS_TO_FINISH` and leaves them.
     `beside` is what was asked before under the same cap on the cost.
     """
     if isinstance(judge, Preparing):
         asked = [one for one in comparisons if one.first.split() != one.second.split()]
         judge.prepare(asked, beside)
-    with ThreadPoolExecutor(concurrency) as pool:
-        yield from pool.map(lambda one: judge_pair(judge, *one), comparisons)
+    calls = Calls(judge, comparisons, concurrency)
+    patience = 0.0
+    try:
+        for future in calls.futures:
+            yield future.result()
+    except Exception:
+        patience = float("inf")
+        raise
+    except BaseException:
+        patience = SECONDS_TO_FINISH
+        raise
+    finally:
+        calls.end(patience)
+    if isinstance(judge, Stopping):
+        judge.finish()
+
+
+class Calls:
+    """Calls to a judge in threads that die with the process, unlike those of an executor."""
+
+    def __init__(self, judge: Judge, comparisons: Sequence[Comparison], threads: int) -> None:
+        self.judge = judge
+        self.futures: list[Future[Reply]] = [Future() for _ in comparisons]
+        self.todo = deque(zip(self.futures, comparisons, strict=True))
+        count = min(threads, len(comparisons))
+        self.threads = [Thread(target=self._work, daemon=True) for _ in range(count)]
+        for one in self.threads:
+            one.start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                future, one = self.todo.popleft()
+            except IndexError:
+                return
+            try:
+                future.set_result(judge_pair(self.judge, *one))
+            except BaseException as error:  # whoever waits for the reply gets it
+                future.set_exception(error)
+
+    def end(self, patience: float) -> None:
+        """Cancel what is pending; wait `patience` seconds for calls under way."""
+        self.todo.clear()
+        if isinstance(self.judge, Stopping) and patience:
+            self.judge.stop()
+        deadline = monotonic() + patience
+        for one in self.threads:
+            one.join(None if patience == float("inf") else max(0.0, deadline - monotonic()))

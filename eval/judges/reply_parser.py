@@ -28,14 +28,21 @@ OPEN_OBJECT = re.compile(r'\{\s*"')
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # A marker that opens a quotation within a line is somebody else's word, such as the post's.
 QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re.IGNORECASE)
+# So is a line after other lines that is quoted as a whole, by its marks or by the sign ">".
+IN_MARKS = rf"[*_]*[\"'`‘“«]+{MARKER.pattern}[^\n\"'`’”»]*[\"'`’”»]+[*_.]*"
+QUOTED_LINE = re.compile(
+    rf"(?<=\n)[ \t]*(?:>[^\n]*|{IN_MARKS})[ \t]*(?=\n|$)",
+    re.IGNORECASE,
+)
 
 
 def parse_choice(text: str) -> Choice | None:
     """What a reply prefers; None where it names both or neither, or its JSON object is cut off.
 
     The last `Preferred:` after the last JSON object decides; without one, the word in that object;
-    without either, a last line that holds nothing but the choice. Quotes, bold, brackets,
-    fences, case, "Summary" and a reason after the letter do no harm.
+    without either, a last line that holds nothing but the choice. Bold, brackets, fences, case,
+    "Summary" and a reason after the letter do no harm, nor quotes about the whole reply. A marker
+    that is quoted after other words is no verdict.
     """
     text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
     word, rest = None, text
@@ -46,7 +53,8 @@ def parse_choice(text: str) -> Choice | None:
         return _choice(BARE_CHOICE.match(word))
     if OPEN_OBJECT.search(rest) and not LINE_MARKER.search(rest):
         return None  # cut off, or without a verdict
-    plain = re.sub(r"[*_`\"'‘’“”]", "", QUOTED.sub(" [quoted] ", rest)).lower().strip()
+    unquoted = QUOTED.sub(" [quoted] ", QUOTED_LINE.sub("[quoted]", rest))
+    plain = re.sub(r"[*_`\"'‘’“”]", "", unquoted).lower().strip()
     markers = list(MARKER.finditer(plain))
     if markers:
         return _choice(CHOICE.match(plain[markers[-1].end() :].split("\n")[0]))

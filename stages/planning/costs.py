@@ -6,8 +6,8 @@ from eval.judges.openai.budget import (
     BATCH_DISCOUNT,
     CHARACTERS_PER_TOKEN,
     TEMPLATE_TOKENS,
-    USUAL_REPLY_TOKENS,
     price_of,
+    usual_reply,
 )
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
@@ -57,7 +57,8 @@ def questions_of(setting: Setting) -> Questions | None:
     )
     asked = make_question(post, summary, summary, LINES).prompt
     read = calls * (len(asked) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS)
-    written = float(calls * min(config.judge.max_tokens, USUAL_REPLY_TOKENS))
+    reasons = config.judge.reasoning_effort not in ("none", "default")
+    written = float(calls * usual_reply(config.judge, reasons))
     price = price_of(config.judge)
     discount = BATCH_DISCOUNT if config.judge.batch else 1.0
     dollars = None if price is None else price.of(read, written) * discount

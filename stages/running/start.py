@@ -50,13 +50,10 @@ def run_stage(
         fail(error)
     command = make_command(config, stage)
     try:
-        with signals_handled(command):
+        with ended_by_signal(command):
             return function(config)
     except UserError as error:
         leave(f"error: {error}")
-    except Stopped as stopped:
-        say_how_to_go_on(stopped.number, command)
-        raise SystemExit(128 + stopped.number) from None
     except Exception as error:
         line = what_to_mend(error)
         if line is None and is_about_another_process(error):
@@ -101,6 +98,17 @@ def signals_handled(command: str) -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextmanager
+def ended_by_signal(command: str) -> Iterator[None]:
+    """As `run_stage` does, end the process with one line when a signal has stopped the work."""
+    try:
+        with signals_handled(command):
+            yield
+    except Stopped as stopped:
+        say_how_to_go_on(stopped.number, command)
+        raise SystemExit(128 + stopped.number) from None
 
 
 def say_how_to_go_on(number: int, command: str) -> None:

@@ -4,7 +4,8 @@ checks        the error that a user can mend, and the checks that raise it
 stages        the one table of stages
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO
-judge         the judge, and what its models cost
+judge         the judge
+judge_models  what its models cost, and when they end
 released      a policy that others trained
 config        all sections in one frozen tree
 presets       settings by name

@@ -1,4 +1,4 @@
-"""The settings of the judge, and what its models cost. Standard library only."""
+"""The settings of the judge. Standard library only; prices are in `judge_models.py`."""
 
 import hashlib
 import json
@@ -11,36 +11,25 @@ from stages.settings.checks import at_least_0, in_range, one_of, positive, requi
 KINDS = ("openai", "local", "facts", "reward_model")
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
-OPENAI_MODEL = "gpt-4o-mini-2024-07-18"
+OPENAI_MODEL = "gpt-6-luna"
+# Defaults of earlier versions: a run that recorded one of them named no reward model by it.
+EARLIER_DEFAULTS = ("gpt-4o-mini-2024-07-18",)
+# `none` asks a model not to reason; `default` says nothing, so that the server decides.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
 # The settings that verdicts of each kind depend on. For `reward_model`: `Judge.gold`.
 READ_BY = {
-    "openai": ("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+    "openai": (
+        *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
+        *("reasoning_effort", "reasoning_tokens", "accept_model"),
+    ),
     "local": ("model",),
     "facts": (),
     "reward_model": (),
 }
 
-# USD per million tokens read and written, OpenAI's list prices of November 2025 (standard tier).
-# A dated snapshot costs what the undated name costs, unless it has a line of its own. Batches cost
-# half.
-PRICES = {
-    "gpt-3.5-turbo": (0.50, 1.50),
-    "gpt-3.5-turbo-0613": (1.50, 2.00),
-    "gpt-3.5-turbo-1106": (1.00, 2.00),
-    "gpt-4": (30.00, 60.00),
-    "gpt-4-turbo": (10.00, 30.00),
-    "gpt-4o": (2.50, 10.00),
-    "gpt-4o-2024-05-13": (5.00, 15.00),
-    "gpt-4o-mini": (0.15, 0.60),
-    "gpt-4.1": (2.00, 8.00),
-    "gpt-4.1-mini": (0.40, 1.60),
-    "gpt-4.1-nano": (0.10, 0.40),
-    "gpt-5": (1.25, 10.00),
-    "gpt-5-mini": (0.25, 2.00),
-    "gpt-5-nano": (0.05, 0.40),
-    "o3": (2.00, 8.00),
-    "o4-mini": (1.10, 4.40),
-}
+# Settings of the judge that came later. At these values they are not recorded, so that what was
+# judged before they came stays judged.
+CAME_LATER = {"reasoning_effort": "none", "reasoning_tokens": 4096, "accept_model": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +47,16 @@ class Judge:
     """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
     temperature: float = 0.0
     """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
+    reasoning_effort: str = "none"
+    """How long the judge may reason: `none`, `minimal` to `max`, or `default` (nothing is said). A
+    server that refuses it is asked without it."""
     max_tokens: int = 256
-    """Longest reply, tokens."""
+    """Longest reply, tokens, without its reasoning."""
+    reasoning_tokens: int = 4096
+    """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
+    accept_model: str = ""
+    """Other names under which the server may answer, joined by commas: aliases, proxies. `*` and
+    `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
@@ -75,9 +72,9 @@ class Judge:
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
-    """USD per million tokens read; -1: as in `PRICES`."""
+    """USD per million tokens read; -1: as in `judge_models.py`."""
     output_price: float = -1
-    """USD per million tokens written; -1: as in `PRICES`."""
+    """USD per million tokens written; -1: as in `judge_models.py`."""
     max_cost: float = 0
     """The most that the replies to a run's questions may cost, USD; 0: no limit. Replies that
     interrupted tries have paid for count too."""
@@ -87,8 +84,11 @@ class Judge:
     def __post_init__(self) -> None:
         one_of(self, "judge", "kind", KINDS)
         one_of(self, "judge", "structured", ("auto", "on", "off"))
+        one_of(self, "judge", "reasoning_effort", EFFORTS)
         positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
-        at_least_0(self, "judge", "requests_per_minute", "max_retries", "max_cost")
+        at_least_0(
+            self, "judge", "requests_per_minute", "max_retries", "max_cost", "reasoning_tokens"
+        )
         in_range(self, "judge", "temperature", 0, 2)
         for name in ("input_price", "output_price"):
             price = getattr(self, name)
@@ -103,12 +103,15 @@ class Judge:
         if self.gold:
             return {"kind": self.kind, "model": self.gold}
         read = {name: getattr(self, name) for name in READ_BY[self.kind]}
+        for name in CAME_LATER.keys() & read.keys():
+            if read[name] == CAME_LATER[name]:
+                del read[name]
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
 
     @property
     def gold(self) -> str:
         """The run or folder whose reward model judges in place of the run's own; else empty."""
-        named = self.model if self.model != OPENAI_MODEL else ""
+        named = "" if self.model in (OPENAI_MODEL, *EARLIER_DEFAULTS) else self.model
         return named.rstrip("/") if self.kind == "reward_model" else ""
 
     @property

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from eval.judges.openai.budget import BATCH_DISCOUNT
-from eval.judges.openai.client import Chat, PassingError, Request
+from eval.judges.openai.client import Chat, Request
+from eval.judges.openai.dialect import about_a_post
+from eval.judges.openai.replies import PassingError
 from eval.judges.protocol import Row
 from stages.settings.checks import UserError
 
@@ -71,7 +73,7 @@ class Batches:
         Raises UserError where the cap on the cost is too low, the server refuses, or no reply came.
         """
         replies = sum([self._submit(lines) for lines in self._files(todo)])
-        if not replies:
+        if not replies and not self.chat.unanswerable.keys() & {one.key for one, _ in todo}:
             what = " ".join(self.error.split())[:200]
             raise UserError(f"no request of the last batch was answered: {what or 'no reason'}")
         return replies
@@ -165,6 +167,8 @@ class Batches:
         response = line.get("response") or {}
         if response.get("status_code") != 200:
             self.error = json.dumps(line.get("error") or response.get("body"))
+            if why := about_a_post(response.get("status_code") or 400, self.error):
+                self.chat.unanswerable[key] = f"{why}: {self.error[:200]}"
             return 0.0, False
         raw = json.dumps(response.get("body"))
         try:
@@ -176,6 +180,7 @@ class Batches:
             return usd, False
         usd = _half(self.chat.cost(row), worst)
         self.cache.enter(key, usd, "reply", row)
+        self.chat.bill.add(row, usd)
         return usd, True
 
     def _call(self, call: Callable[[], Any]) -> Any:

@@ -1,14 +1,14 @@
 """What asking costs: prices, an estimate before the first request, and a cap that holds."""
 
 import json
-import re
+from collections.abc import Callable
 from threading import Condition
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
 from stages.settings.checks import UserError
-from stages.settings.judge import PRICES
 from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge_models import Known, known_model
 
 # OpenAI's own rule of thumb for English text.
 CHARACTERS_PER_TOKEN = 4
@@ -16,18 +16,31 @@ CHARACTERS_PER_TOKEN = 4
 TEMPLATE_TOKENS = 16
 # One sentence and a verdict.
 USUAL_REPLY_TOKENS = 60
+# An assumption, until the first replies show how long this judge reasons about two summaries.
+ASSUMED_REASONING_TOKENS = 500
 BATCH_DISCOUNT = 0.5
 
 
 class Price(NamedTuple):
-    """USD per million tokens, read and written."""
+    """USD per million tokens, read and written; reasoning is written too."""
 
     read: float
     written: float
+    cached: float
+    """Read from the server's own cache, in place of `read`."""
+    cache_written: float
+    """Put into the server's own cache, in place of `read`."""
 
     def of(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """USD for so many tokens."""
+        """USD for so many tokens, none of them cached."""
         return (self.read * prompt_tokens + self.written * completion_tokens) / 1e6
+
+    def of_row(self, row: Row) -> float:
+        """USD for a reply as its server counts it."""
+        cached, kept = row.get("cached_tokens", 0), row.get("cache_write_tokens", 0)
+        plain = max(0, row["prompt_tokens"] - cached - kept)
+        special = self.cached * cached + self.cache_written * kept
+        return self.of(plain, row["completion_tokens"]) + special / 1e6
 
     def at_worst(self, body: Row, max_tokens: int) -> float:
         """USD that the reply to a request cannot exceed.
@@ -35,12 +48,12 @@ class Price(NamedTuple):
         No tokenizer makes more tokens than there are bytes, and the schema of a reply is read too.
         """
         size = len(json.dumps(body).encode())
-        return self.of(size + TEMPLATE_TOKENS, max_tokens)
+        dearest = max(self.read, self.cache_written)
+        return (dearest * (size + TEMPLATE_TOKENS) + self.written * max_tokens) / 1e6
 
-    def usually(self, body: Row, max_tokens: int) -> float:
-        """USD that the reply to a request will cost, about."""
-        tokens = len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS
-        return self.of(tokens, min(max_tokens, USUAL_REPLY_TOKENS))
+    def usually(self, body: Row, written: float) -> float:
+        """USD that a reply of so many tokens will cost, about."""
+        return self.of(len(json.dumps(body)) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS, written)
 
 
 def price_of(judge: JudgeSettings) -> Price | None:
@@ -48,24 +61,27 @@ def price_of(judge: JudgeSettings) -> Price | None:
 
     Raises UserError where a cap was asked for that cannot be kept without a price.
     """
-    known = [name for name in PRICES if is_model(name, judge.model)]
-    read, written = PRICES[max(known, key=len)] if known else (-1.0, -1.0)
-    read = judge.input_price if judge.input_price >= 0 else read
-    written = judge.output_price if judge.output_price >= 0 else written
-    if read < 0 or written < 0:
+    line = known_model(judge.model) or Known()
+    read = judge.input_price if judge.input_price >= 0 else line.read
+    written = judge.output_price if judge.output_price >= 0 else line.written
+    if read is None or written is None:
         if judge.max_cost:
             raise UserError(
                 f"judge.max_cost needs the price of {judge.model}, which the table in "
-                "stages/settings/judge.py lacks: set judge.input_price and judge.output_price"
+                "stages/settings/judge_models.py lacks: set judge.input_price and "
+                "judge.output_price"
             )
         return None
-    return Price(read, written)
+    listed = read == line.read  # a price of one's own says nothing of what is cached
+    cached = line.cached if listed and line.cached is not None else read
+    kept = line.cache_written if listed and line.cache_written is not None else read
+    return Price(read, written, cached, kept)
 
 
-def is_model(requested: str, returned: str) -> bool:
-    """Whether a returned model id is the requested one: itself, a dated snapshot, a revision."""
-    dated = r"(?:-\d{4}-\d{2}-\d{2}|-\d{4,8}|@.+|:latest)?"
-    return re.fullmatch(re.escape(requested) + dated, returned) is not None
+def usual_reply(judge: JudgeSettings, reasons: bool) -> int:
+    """Tokens that a reply is assumed to take, with its reasoning if the judge reasons."""
+    reasoning = min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS) if reasons else 0
+    return min(judge.max_tokens, USUAL_REPLY_TOKENS) + reasoning
 
 
 class Budget:
@@ -75,9 +91,10 @@ class Budget:
     and however many requests are under way.
     """
 
-    def __init__(self, cap: float, spent: float = 0.0) -> None:
-        self.cap, self.spent, self.reserved = cap, spent, 0.0
-        self.changed = Condition()
+    def __init__(self, cap: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """`stopped` says whether nobody needs to wait for money any more."""
+        self.cap, self.spent, self.reserved = cap, 0.0, 0.0
+        self.stopped, self.changed = stopped, Condition()
 
     def reserve(self, usd: float) -> None:
         """Set money aside; waits while requests under way may still give back enough of theirs.
@@ -85,7 +102,7 @@ class Budget:
         Raises UserError where the cap would be crossed even so.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self._fits(usd) or not self.reserved)
+            self.changed.wait_for(lambda: self._fits(usd) or not self.reserved or self.stopped())
             if not self._fits(usd):
                 raise UserError(
                     f"the next request could bring the cost to ${self.spent + usd:.4f}, above "
@@ -100,6 +117,11 @@ class Budget:
             if self.reserved < 1e-12:  # rounding
                 self.reserved = 0.0
             self.spent += usd
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Wake everyone who waits, to see whether the judge has stopped."""
+        with self.changed:
             self.changed.notify_all()
 
     def _fits(self, usd: float) -> bool:

@@ -2,18 +2,22 @@
 
 A reply is found again by its key, which is the hash of all that determines it except the budget,
 and by its budget. A reply that a small budget did not cut off is what a larger one would have got.
+A process that is about to ask a question claims it, and others wait for its reply.
+
 Beside the replies stands a ledger. Every try is entered at the most that it can cost before it is
 sent, and settled afterwards. So a kill in between can lose a reply under way, but the ledger never
 says less than was spent.
 """
 
+import os
+import platform
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any
 
 from eval.judges.protocol import Row
@@ -32,6 +36,9 @@ CREATE TABLE IF NOT EXISTS tries (
 CREATE INDEX IF NOT EXISTS tries_by_key ON tries (key);
 CREATE TABLE IF NOT EXISTS unused (try INTEGER PRIMARY KEY, raw TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS claims (
+    name TEXT PRIMARY KEY, owner TEXT NOT NULL, since REAL NOT NULL
+);
 """
 COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
@@ -42,6 +49,10 @@ UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
 CHUNK = 500
+LOOK_AGAIN = 0.1
+"""Seconds between two looks at a claim of somebody else."""
+LONGEST_CLAIM = 3600.0
+"""Seconds after which a claim is void: its owner hangs, or is on a machine that is gone."""
 
 
 class ReplyCache:
@@ -60,10 +71,38 @@ class ReplyCache:
         with self.lock:
             self.connection.close()
 
-    def replies(self, key: str) -> list[Row]:
-        """All replies to a question, the smallest budget first."""
+    def replies(self, *keys: str) -> list[Row]:
+        """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = "SELECT * FROM replies WHERE key = ? ORDER BY max_tokens"
-        return [dict(row) for row in self._read(query, (key,))]
+        return [dict(row) for key in keys for row in self._read(query, (key,))]
+
+    @contextmanager
+    def claimed(self, name: str, stopped: Callable[[], bool]) -> Iterator[None]:
+        """Hold a name that no other holds; wait while a living process does, or until `stopped`."""
+        owner = f"{me()} {id(self)} {get_ident()}"
+        while not self._claim(name, owner) and not stopped():
+            time.sleep(LOOK_AGAIN)
+        try:
+            yield
+        finally:
+            with self._transaction(durable=False):
+                self.connection.execute(
+                    "DELETE FROM claims WHERE name = ? AND owner = ?", (name, owner)
+                )
+
+    def _claim(self, name: str, owner: str) -> bool:
+        """Whether the name is the owner's now; the claim of a dead process is taken over."""
+        with self._transaction(durable=False):
+            new = "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)"
+            if self.connection.execute(new, (name, owner, time.time())).rowcount:
+                return True
+        found = self._read("SELECT owner, since FROM claims WHERE name = ?", (name,))
+        if not found or (is_alive(found[0][0]) and time.time() - found[0][1] < LONGEST_CLAIM):
+            return False
+        with self._transaction(durable=False):
+            taken = "UPDATE claims SET owner = ?, since = ? WHERE name = ? AND owner = ?"
+            values = (owner, time.time(), name, found[0][0])
+            return self.connection.execute(taken, values).rowcount == 1
 
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
@@ -76,8 +115,8 @@ class ReplyCache:
     ) -> None:
         """Enter how a try ended and what it cost, with its reply in the same transaction.
 
-        A reply that another process has stored already is kept. `raw` is what the server sent;
-        where it is no usable reply, it is stored beside the ledger.
+        A reply that another process has stored already is kept, unless another model gave it.
+        `raw` is what the server sent; where it is no usable reply, it is stored beside the ledger.
         """
         with self._transaction(durable=bool(reply or raw)):
             self._keep(number, reply, raw)
@@ -100,7 +139,12 @@ class ReplyCache:
             return
         names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))
         values = (*(reply[name] for name in COLUMNS), now())
-        self.connection.execute(f"INSERT OR IGNORE INTO replies ({names}) VALUES ({marks})", values)
+        changed = ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS, "time"))
+        self.connection.execute(
+            f"INSERT INTO replies ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {changed}"
+            " WHERE model != excluded.model",
+            values,
+        )
 
     def spent(self, keys: Iterable[str]) -> float:
         """USD that these questions have cost so far; a try that was lost counts at its worst."""
@@ -157,3 +201,31 @@ class ReplyCache:
 def now() -> str:
     """The time, UTC, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def me() -> str:
+    """This process: machine, number, and when it began, because numbers are used again."""
+    return f"{platform.node().replace(' ', '-')} {os.getpid()} {start_of(os.getpid())}"
+
+
+def start_of(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where that cannot be read."""
+    try:
+        # The name of the program, in brackets, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_alive(owner: str) -> bool:
+    """Whether the process that an owner names lives; one on another machine is taken to live."""
+    machine, pid, started = owner.split(" ")[:3]
+    if machine != me().split(" ")[0]:
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return start_of(int(pid)) == started

@@ -3,17 +3,32 @@
 Passing errors are tried again: rate limits, server errors, timeouts, lost connections, bodies that
 are no reply of the model that was asked. Lasting errors (a bad key, no credit, no such model) stop
 everything with one line. An outage must stop the evaluation: if it counted as unjudged, it would
-look like a result.
+look like a result. A refusal of one post, such as one that is too long, leaves that post unjudged.
+
+The first question of a process goes alone. It shows which parts of the protocol the server takes,
+whether it answers in the name of the model that was asked, and whether that model reasons.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from threading import Lock
 from typing import Any, NamedTuple
 
-from eval.judges.openai.budget import Budget, Price, is_model
+from eval.judges.openai.bill import Bill
+from eval.judges.openai.budget import Budget, Price
 from eval.judges.openai.cache import ReplyCache
+from eval.judges.openai.dialect import Dialect, about_a_post, refusal_of
 from eval.judges.openai.pace import Pace, retry_after_of
+from eval.judges.openai.replies import (
+    OtherModelError,
+    PassingError,
+    is_accepted,
+    read_reply,
+    reasoned,
+)
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
@@ -29,47 +44,33 @@ HINTS = {
 BAD_REQUESTS = (400, 422)
 # Worth another try: a request timeout, a conflict, a rate limit; and all server errors.
 PASSING = (408, 409, 425, 429)
-NO_CREDIT = "insufficient_quota"
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """Which parts of the protocol a model accepts; its refusals show it."""
-
-    structured: bool
-    temperature: bool = True
-    tokens: str = "max_tokens"
-
-    def after(self, complaint: str, structured: str) -> "Dialect | None":
-        """The dialect to try after a refusal, or None where it says nothing about the dialect."""
-        if "max_completion_tokens" in complaint and self.tokens == "max_tokens":
-            return replace(self, tokens="max_completion_tokens")
-        if "temperature" in complaint and self.temperature:
-            return replace(self, temperature=False)
-        if self.structured and structured == "auto":
-            return replace(self, structured=False)
-        return None
+NO_CREDIT = ("insufficient_quota", "credit balance is too low")
+# A server that has answered in the right name may stumble. As many wrong names in a row are no
+# stumble; a server that has never answered in the right name is stopped by its first.
+MOST_OTHER_NAMES = 4
 
 
 class Request(NamedTuple):
     """A question as it is sent, without the budget of its reply."""
 
     key: str
+    """Names the question and what was set, not what the server takes: see `Chat.request`."""
+    other_keys: tuple[str, ...]
+    """Under which a reply to it may lie too."""
     question: Question
     dialect: Dialect
 
 
-class PassingError(Exception):
-    """A try that failed and may be repeated."""
-
-    def __init__(self, what: str, retry_after: float | None = None, usd: float | None = 0) -> None:
-        super().__init__(what)
-        self.retry_after, self.usd = retry_after, usd
-        """`usd`: what it cost; None where that is unknown."""
-
-
 class DialectError(Exception):
     """The server refused a part of the protocol: ask again without it."""
+
+
+class PostError(Exception):
+    """The server will not judge this one post, whatever else it takes."""
+
+
+class StoppedError(UserError):
+    """Somebody has stopped the judge; what was answered is kept."""
 
 
 class Chat:
@@ -85,71 +86,148 @@ class Chat:
         )
         self.url = str(self.client.base_url)
         self.pace = Pace(judge.requests_per_minute)
-        self.budget = Budget(judge.max_cost)
-        self.note = f"dialect {self.url} {judge.model}"
-        self.dialect = Dialect(structured=judge.structured != "off")
-        known = cache.note(self.note)
-        self.confirmed = Dialect(**json.loads(known)) if known else None
-        if self.confirmed and judge.structured == "auto":
-            self.dialect = self.confirmed
-        elif self.confirmed:
-            self.dialect = replace(self.confirmed, structured=self.dialect.structured)
         self.stopped: UserError | None = None
+        self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
+        self.bill = Bill(f"judge {judge.model}")
+        self.first, self.answered, self.other_names = Lock(), False, 0
+        self.unanswerable: dict[str, str] = {}
+        """Why the server will not judge a post, by the key of the request."""
+        self.narrow: set[str] = set()
+        """Requests that leave no room for reasoning, because with it they were too long."""
+        self._recall()
+
+    def _recall(self) -> None:
+        """What an earlier process has found out about this server and model."""
+        judge = self.settings
+        # Whether a temperature is taken depends on the effort.
+        self.note = f"takes {self.url} {judge.model} {judge.reasoning_effort}"
+        known = json.loads(self.cache.note(self.note) or "{}")
+        asked_to_reason = judge.reasoning_effort not in ("none", "default")
+        self.reasons: bool = known.pop("reasons", False) or asked_to_reason
+        found = Dialect(**known) if known else Dialect(structured=True)
+        if judge.structured != "auto":
+            found = replace(found, structured=judge.structured == "on")
+        self.dialect = found
+        self.confirmed = found if known else None
 
     def request(self, one: Comparison) -> Request:
-        """The request that a comparison makes, in the dialect that the server is known to take."""
-        dialect = self.dialect
-        question = make_question(
-            one.query, one.first, one.second, OBJECT if dialect.structured else LINES
-        )
-        body = self.body(Request("", question, dialect), max_tokens=0)
-        del body[dialect.tokens]  # the budget is no part of the key: the cache keeps it apart
-        asked = json.dumps((self.url, body), sort_keys=True)
-        return Request(hashlib.sha256(asked.encode()).hexdigest(), question, dialect)
+        """The request that a comparison makes, in the dialect that the server is known to take.
 
-    def body(self, request: Request, max_tokens: int) -> dict[str, Any]:
-        """The request as the protocol spells it."""
-        body: dict[str, Any] = {
-            "model": self.settings.model,
-            "messages": [{"role": "user", "content": request.question.prompt}],
-            request.dialect.tokens: max_tokens,
+        Its key is made of what was set, so that a reply is found whatever the server takes by then.
+        With judge.structured=auto a reply in either form counts. Earlier versions left out of the
+        key what the server had refused: a temperature, or a schema.
+        """
+        forms = {"on": (True,), "off": (False,)}.get(self.settings.structured, (True, False))
+        ways = [
+            Dialect(structured=form, temperature=sent) for sent in (True, False) for form in forms
+        ]
+        questions = {
+            form: make_question(one.query, one.first, one.second, OBJECT if form else LINES)
+            for form in forms
         }
-        if request.dialect.temperature:
-            body["temperature"] = self.settings.temperature
-        if request.dialect.structured:
+        keys = {way: self._key(questions[way.structured], way) for way in ways}
+        own = keys[Dialect(structured=self.dialect.structured)]
+        others = tuple(key for key in keys.values() if key != own)
+        return Request(own, others, questions[self.dialect.structured], self.dialect)
+
+    def _key(self, question: Question, way: Dialect) -> str:
+        """The hash of a question in one way of asking it. The budget is kept beside the key.
+
+        The effort `none` is not in it: until there were efforts, none was sent.
+        """
+        body = self._body(question, replace(way, effort=False))
+        if self.settings.reasoning_effort != "none":
+            body["reasoning_effort"] = self.settings.reasoning_effort
+        return hashlib.sha256(json.dumps((self.url, body), sort_keys=True).encode()).hexdigest()
+
+    def _body(self, question: Question, dialect: Dialect) -> dict[str, Any]:
+        """The request as the protocol spells it, without its budget."""
+        judge = self.settings
+        body: dict[str, Any] = {
+            "model": judge.model,
+            "messages": [{"role": "user", "content": question.prompt}],
+        }
+        if dialect.temperature:
+            body["temperature"] = judge.temperature
+        if dialect.structured:
             body["response_format"] = RESPONSE_FORMAT
+        if dialect.effort and judge.reasoning_effort != "default":
+            body["reasoning_effort"] = judge.reasoning_effort
         return body
 
+    def body(self, request: Request, max_tokens: int) -> dict[str, Any]:
+        """The request as the protocol spells it; a judge that reasons gets room for it."""
+        limit = {request.dialect.tokens: self.limit(request, max_tokens)}
+        return self._body(request.question, request.dialect) | limit
+
+    def limit(self, request: Request, max_tokens: int) -> int:
+        """The most tokens a reply may take: its budget, and room for reasoning that grows with it.
+
+        A judge that reasons spends its tokens on that first, and says nothing if they run out.
+        """
+        judge = self.settings
+        if not self.reasons or request.key in self.narrow:
+            return max_tokens
+        return max_tokens + judge.reasoning_tokens * max_tokens // judge.max_tokens
+
+    def refuse_post(self, request: Request, why: str) -> None:
+        """Note that the server will not judge a post, unless it may without room for reasoning."""
+        if self.reasons and request.key not in self.narrow:
+            self.narrow.add(request.key)
+        else:
+            self.unanswerable[request.key] = why
+
     def ask(self, request: Request, max_tokens: int) -> None:
-        """Ask until a whole reply is in the cache.
+        """Ask until a whole reply is in the cache; the first question of a process goes alone.
 
         Raises UserError where the server refuses, does not answer after all tries, or the cap on
         the cost is too low; every other thread then gets the same error at its next try. Raises
-        DialectError where the request must be made anew.
+        DialectError where the request must be made anew, and PostError where the server will not
+        judge this post.
         """
+        with self.first:
+            if not self.answered:
+                self._ask(request, max_tokens)
+                return
+        self._ask(request, max_tokens)
+
+    def _ask(self, request: Request, max_tokens: int) -> None:
         try:
             for failures in range(1, self.settings.max_retries + 2):
                 self.pace.wait_for_turn()
                 if self.stopped:
                     raise self.stopped
+                if request.dialect != self.dialect:
+                    raise DialectError("another thread has found out more")
                 try:
                     self._try(request, max_tokens, last=failures > self.settings.max_retries)
                     return
                 except PassingError as fault:
                     what = fault
+                    if isinstance(fault, OtherModelError) and self._is_for_good():
+                        raise UserError(f"{self._who()}{fault}") from None
                 if failures <= self.settings.max_retries:
                     self.pace.back_off(failures, what.retry_after)
             raise UserError(f"{self._who()}{what}; replies are kept: run it again to go on")
         except UserError as error:
-            self.stopped = self.stopped or error
-            self.pace.stop()
+            self.stop(error)
             raise
+
+    def stop(self, error: UserError) -> None:
+        """Let every thread end with this error at its next try, and wake those that wait."""
+        self.stopped = self.stopped or error
+        self.pace.stop()
+        self.budget.wake()
+
+    def _is_for_good(self) -> bool:
+        """Whether the server answers in another name than the one asked, and not by a slip."""
+        return self.confirmed is None or self.other_names >= MOST_OTHER_NAMES
 
     def worst(self, request: Request, max_tokens: int) -> float:
         """USD that a reply cannot exceed; 0 where the price is unknown."""
         if self.price is None:
             return 0.0
-        return self.price.at_worst(self.body(request, max_tokens), max_tokens)
+        return self.price.at_worst(self.body(request, max_tokens), self.limit(request, max_tokens))
 
     def cost(self, row: Row) -> float | None:
         """USD that a reply cost; 0 where the price is unknown, None where its tokens are."""
@@ -157,33 +235,39 @@ class Chat:
             return 0.0
         if not row["prompt_tokens"] or (row["text"] and not row["completion_tokens"]):
             return None  # nothing is read or written for no tokens
-        return self.price.of(row["prompt_tokens"], row["completion_tokens"])
+        return self.price.of_row(row)
 
-    def _try(self, request: Request, max_tokens: int, last: bool) -> None:
-        worst = self.worst(request, max_tokens)
+    @contextmanager
+    def _entered(self, request: Request, worst: float) -> Iterator[dict[str, Any]]:
+        """A try in the ledger, at its worst price until it is known how it ended."""
         self.budget.reserve(worst)
         number = self.cache.begin(request.key, worst)
-        usd, outcome, row, raw = worst, "lost", None, ""
+        end: dict[str, Any] = {"usd": worst, "outcome": "lost", "reply": None, "raw": ""}
         try:
-            raw = self._post(self.body(request, max_tokens))
-            row = self.read(request.key, request.question.hash, max_tokens, raw)
-            if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
-                cost, row = self.cost(row), None
-                raise PassingError("the reply is empty", usd=cost)
-            usd, outcome = at_worst(self.cost(row), worst), "reply"
+            yield end
         except PassingError as fault:
-            usd, outcome = at_worst(fault.usd, worst), str(fault)
+            end |= {"usd": at_worst(fault.usd, worst), "outcome": str(fault), "reply": None}
             raise
-        except (UserError, DialectError) as error:
-            usd, outcome = 0.0, str(error)
+        except (UserError, DialectError, PostError) as error:
+            end |= {"usd": 0.0, "outcome": str(error)}
             raise
         finally:
-            self.cache.settle(number, usd, outcome, row, raw)
-            self.budget.settle(worst, usd)
-        self._confirm(request.dialect)
+            self.cache.settle(number, **end)
+            self.budget.settle(worst, end["usd"])
 
-    def _post(self, body: dict[str, Any]) -> str:
-        """The raw body of a reply; raises one of three errors where none came."""
+    def _try(self, request: Request, max_tokens: int, last: bool) -> None:
+        body, worst = self.body(request, max_tokens), self.worst(request, max_tokens)
+        with self._entered(request, worst) as end:
+            end["raw"] = self._post(body, request.dialect)
+            row = self.read(request.key, request.question.hash, max_tokens, end["raw"])
+            if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
+                raise PassingError("the reply is empty", usd=self.cost(row))
+            end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
+        self.bill.add(row, end["usd"])
+        self._confirm(request.dialect, row)
+
+    def _post(self, body: dict[str, Any], dialect: Dialect) -> str:
+        """The raw body of a reply; raises one of four errors where none came."""
         import openai
 
         try:
@@ -194,94 +278,76 @@ class Chat:
         except openai.APIConnectionError as error:
             raise PassingError(f"{error} {error.__cause__ or ''}".strip(), usd=None) from None
         except openai.APIStatusError as error:
-            self._refuse(error.status_code, error.response, body)
+            self._refuse(error.status_code, error.response, dialect)
         return reply.http_response.text
 
-    def _refuse(self, status: int, response: Any, body: dict[str, Any]) -> None:
-        """Sort an error status into what passes and what stays; always raises."""
-        if (status in PASSING or status >= 500) and NO_CREDIT not in response.text:
-            what = f"Error code: {status} - {' '.join(response.text.split())[:200]}"
+    def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:
+        """Sort an error status into what passes, what stays and what one post met; raises."""
+        text = response.text
+        if about_a_post(status, text):
+            raise PostError(f"{about_a_post(status, text)}: {' '.join(text.split())[:200]}")
+        if (status in PASSING or status >= 500) and not is_about_credit(text):
+            what = f"Error code: {status} - {' '.join(text.split())[:200]}"
             raise PassingError(what, retry_after_of(response.headers))
-        if status in BAD_REQUESTS:
-            self._change_dialect(response.text, body)
-        raise UserError(self.refusal(status, response.text))
+        if status in BAD_REQUESTS and not is_about_credit(text):
+            self._change_dialect(text, dialect)
+        raise UserError(self.refusal(status, text))
 
     def refusal(self, status: int, text: str) -> str:
         """One line on an error status that stays: what the server says and what to do."""
         said = f"Error code: {status} - {' '.join(text.split())[:200]}"
-        known = 402 if NO_CREDIT in text else 400 if status in BAD_REQUESTS else status
+        known = 402 if is_about_credit(text) else 400 if status in BAD_REQUESTS else status
         return f"{self._who()}{said}; {HINTS.get(known, 'replies are kept: run it again to go on')}"
 
-    def _change_dialect(self, complaint: str, body: dict[str, Any]) -> None:
-        """Raise DialectError where the refused body leaves something to leave out."""
-        sent = Dialect(
-            structured="response_format" in body,
-            temperature="temperature" in body,
-            tokens="max_tokens" if "max_tokens" in body else "max_completion_tokens",
-        )
-        changed = sent.after(complaint, self.settings.structured)
+    def _change_dialect(self, complaint: str, sent: Dialect) -> None:
+        """Raise DialectError where the refused request leaves something to leave out."""
+        keep = ("structured",) if self.settings.structured == "on" else ()
+        if self.settings.reasoning_effort == "default":
+            keep = (*keep, "effort")
+        changed = sent.after(refusal_of(complaint), keep)
         if changed is None or sent == self.confirmed:
             return  # it has taken this dialect before: the fault lies with the request
         if self.dialect == sent:  # else another thread has changed it already
             self.dialect = changed
         raise DialectError(f"refused: {complaint[:200]}")
 
-    def _confirm(self, dialect: Dialect) -> None:
-        """Remember the dialect of a request that was answered, for the next run."""
-        if self.confirmed != dialect:
-            self.confirmed = dialect
-            self.cache.set_note(self.note, json.dumps(asdict(dialect)))
+    def _confirm(self, dialect: Dialect, row: Row) -> None:
+        """Remember what a server took that answered, for the next run."""
+        self.answered, self.other_names = True, 0
+        reasons = self.reasons or reasoned(row)
+        if self.confirmed == dialect and self.reasons == reasons:
+            return
+        self.confirmed, self.reasons = dialect, reasons
+        # Whether a schema is taken is not known where none was wanted.
+        found = replace(dialect, structured=dialect.structured or self.settings.structured == "off")
+        self.cache.set_note(self.note, json.dumps({**asdict(found), "reasons": reasons}))
 
     def read(self, key: str, prompt_hash: str, max_tokens: int, raw: str) -> Row:
         """A raw body as a row of the cache.
 
-        Raises PassingError where it is no chat completion, or another model's, whose verdict
-        must not enter the results.
+        Raises PassingError where it is no chat completion or another model's, whose verdict must
+        not enter the results.
         """
-        try:
-            completion = json.loads(raw)
-            answer, usage = completion["choices"][0], completion.get("usage") or {}
-            text = answer["message"].get("content") or answer["message"].get("refusal")
-            row: Row = {
-                "key": key,
-                "max_tokens": max_tokens,
-                "prompt_hash": prompt_hash,
-                "requested_model": self.settings.model,
-                "model": plain(completion.get("model")),
-                "finish_reason": plain(answer.get("finish_reason")),
-                "text": plain(text),
-                "prompt_tokens": count(usage.get("prompt_tokens")),
-                "completion_tokens": count(usage.get("completion_tokens")),
-                "raw": raw,
-            }
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise PassingError(
-                f"no chat completion came back from {self.url}, but {raw[:60]!r}: check "
-                "judge.base_url (it often ends in /v1)",
-                usd=None,
-            ) from None
-        if not is_model(self.settings.model, row["model"]):
-            raise PassingError(
-                f"the reply is {row['model'] or 'nobody'}'s: if that is the judge you want, set "
-                f"judge.model={row['model']}",
-                usd=self.cost(row),
-            )
-        return row
+        row = read_reply(self.settings, key, prompt_hash, max_tokens, raw)
+        if is_accepted(self.settings, row["model"]):
+            return row
+        self.other_names += 1
+        name, paid = row["model"] or "*", self.cost(row)
+        what = (
+            f"the reply is {row['model'] or 'nobody'}'s: if that is the judge you want, set "
+            f"judge.model={name}, or judge.accept_model={name} to ask it as {self.settings.model}"
+        )
+        raise OtherModelError(what, usd=paid)
 
     def _who(self) -> str:
         return f"judge {self.settings.model}: "
 
 
+def is_about_credit(text: str) -> bool:
+    """Whether an error says that the account is out of money, which no waiting mends."""
+    return any(words in text for words in NO_CREDIT)
+
+
 def at_worst(usd: float | None, worst: float) -> float:
     """What to count for a try: its cost, or where that is unknown the most that it can be."""
     return worst if usd is None else usd
-
-
-def plain(value: Any) -> str:
-    """A server's word as text that any file takes: half a surrogate pair becomes a mark."""
-    return str(value or "").encode(errors="replace").decode()
-
-
-def count(value: Any) -> int:
-    """A server's number of tokens; 0 where it is none."""
-    return value if isinstance(value, int) and 0 <= value < 2**53 else 0

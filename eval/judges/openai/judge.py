@@ -1,7 +1,8 @@
 """The judge behind any server that speaks the OpenAI chat protocol.
 
 Every reply is in the cache beside the runs before it is used, so an evaluation that was
-interrupted, or is run again, asks only for what is missing.
+interrupted, or is run again, asks only for what is missing. Two evaluations that ask the same
+question at once share its reply.
 """
 
 import os
@@ -12,14 +13,20 @@ from pathlib import Path
 from threading import Lock
 
 from eval.judges.openai.batch_api import Batches
-from eval.judges.openai.budget import BATCH_DISCOUNT, price_of
+from eval.judges.openai.bill import usd
+from eval.judges.openai.budget import BATCH_DISCOUNT, price_of, usual_reply
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat, DialectError, Request
+from eval.judges.openai.client import Chat, DialectError, PostError, Request, StoppedError
+from eval.judges.openai.replies import is_accepted
 from eval.judges.prompt import Question
 from eval.judges.protocol import About, Choice, Comparison, Reply, Row
 from eval.judges.reply_parser import parse_choice
 from stages.settings.checks import UserError
 from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge_models import warning_of
+
+MOST_NAMED = 5
+"""Posts that one line names."""
 
 
 class OpenAIJudge:
@@ -36,34 +43,47 @@ class OpenAIJudge:
         self.chat = Chat(judge, self.cache, self.price)
         # Two policies may have written one summary: it is asked about once.
         self.locks: dict[str, Lock] = defaultdict(Lock)
+        self.unjudged: dict[str, str] = {}
+        """Why the server will not judge a post, by the post's id."""
 
     @property
     def about(self) -> About:
         """The model, and in which dialect of the protocol it was asked."""
-        temperature = f"temperature {self.settings.temperature:g}"
-        if not self.chat.dialect.temperature:
+        judge, dialect = self.settings, self.chat.dialect
+        temperature = f"temperature {judge.temperature:g}"
+        if not dialect.temperature:
             temperature = "its own temperature (it takes no other)"
-        form = "by a JSON schema" if self.chat.dialect.structured else "in plain text"
-        note = f"LLM behind an OpenAI-compatible API, {temperature}, replies {form}"
-        return About(kind="openai", name=self.settings.model, is_llm=True, note=note)
+        effort = f"reasoning effort {judge.reasoning_effort}"
+        if not dialect.effort or judge.reasoning_effort == "default":
+            effort = "no reasoning effort said"
+        form = "by a JSON schema" if dialect.structured else "in plain text"
+        note = f"LLM behind an OpenAI-compatible API, {temperature}, {effort}, replies {form}"
+        return About(kind="openai", name=judge.model, is_llm=True, note=note)
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
-        What `beside` has cost counts towards judge.max_cost too.
+        What `beside` has cost counts towards judge.max_cost too. A server that nobody has asked
+        before is asked the shortest question first, to find out what it takes.
         """
+        if warning := warning_of(self.settings.model):
+            print(warning, flush=True)
         batches = Batches(self.chat)
         batches.collect_open(wait=self.settings.batch)
-        requests = {one.key: one for one in map(self.chat.request, comparisons)}
-        account = {self.chat.request(one).key for one in beside} | requests.keys()
+        requests = [self.chat.request(one) for one in (*comparisons, *beside)]
+        account = {key for one in requests for key in (one.key, *one.other_keys)}
         self.chat.budget.spent = self.cache.spent(account)
         todo = self._missing(comparisons)
-        print(self._estimate(len(requests), todo), flush=True)
+        print(
+            self._estimate(len({one.key for one in requests[: len(comparisons)]}), todo), flush=True
+        )
+        if todo and self.chat.confirmed is None:
+            self._ask_shortest(comparisons)
         if self.settings.batch and todo:
-            if self.cache.note(self.chat.note) is None:
-                self._ask_one(comparisons)
-            while todo := self._missing(comparisons):
-                batches.ask(todo)
+            with self.cache.claimed(batches.prefix, self._is_stopped):
+                batches.collect_open(wait=True)  # what another process has sent meanwhile
+                while todo := self._missing(comparisons):
+                    batches.ask(todo)
 
     def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[Request, int]]:
         """The requests to send next, each once, with their budgets."""
@@ -71,12 +91,12 @@ class OpenAIJudge:
         found = [(one, self.next_budget(one)) for one in requests.values()]
         return [(one, tokens) for one, tokens in found if tokens is not None]
 
-    def _ask_one(self, comparisons: Sequence[Comparison]) -> None:
-        """Ask one missing question by itself, to find out what the server accepts.
+    def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
+        """Ask one missing question by itself: the shortest, which is too long for no model.
 
         If the server refused every line of a batch, it could take a day to say so.
         """
-        for one in comparisons:
+        for one in sorted(comparisons, key=lambda one: sum(map(len, one))):
             if self.next_budget(self.chat.request(one)) is not None:
                 self.compare(*one)
                 return
@@ -90,12 +110,47 @@ class OpenAIJudge:
         while True:
             request = self.chat.request(comparison)
             try:
-                with self.locks[request.key]:
-                    while (max_tokens := self.next_budget(request)) is not None:
-                        self.chat.ask(request, max_tokens)
+                self._see_through(request)
             except DialectError:
                 continue
+            if request.key in self.chat.unanswerable:
+                self.unjudged[post_id] = self.chat.unanswerable[request.key]
             return self._best(request)
+
+    def _see_through(self, request: Request) -> None:
+        """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
+        with self.locks[request.key]:
+            if self.next_budget(request) is None:
+                return
+            with self.cache.claimed(request.key, self._is_stopped):
+                while (max_tokens := self.next_budget(request)) is not None:
+                    try:
+                        self.chat.ask(request, max_tokens)
+                    except PostError as error:
+                        self.chat.refuse_post(request, str(error))
+
+    def stop(self) -> None:
+        """Send nothing more; replies under way are still kept."""
+        self.chat.stop(StoppedError("the judge was stopped: replies are kept, run it again"))
+
+    def _is_stopped(self) -> bool:
+        return self.chat.stopped is not None
+
+    def finish(self) -> None:
+        """Print what the replies cost beside the estimate, and which posts were not judged."""
+        if line := self.chat.bill.line():
+            print(line, flush=True)
+        for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
+            posts = [post for post, why in self.unjudged.items() if why.startswith(kind)]
+            more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
+            named = ", ".join(posts[:MOST_NAMED]) + more
+            why = self.unjudged[posts[0]]
+            print(f"{self.chat.bill.who}: {len(posts)} posts are unjudged ({named}): {why}")
+
+    def _rows(self, request: Request) -> list[Row]:
+        """Replies to a request that are its judge's; those to the very request come first."""
+        rows = self.cache.replies(request.key, *request.other_keys)
+        return [row for row in rows if is_accepted(self.settings, row["model"])]
 
     def next_budget(self, request: Request) -> int | None:
         """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
@@ -103,16 +158,27 @@ class OpenAIJudge:
         An unusable reply is not asked for again with the same budget. With a larger
         judge.max_tokens, only such replies are asked for again.
         """
-        rows = self.cache.replies(request.key)
+        rows = self._rows(request)
+        if request.key in self.chat.unanswerable:
+            return None
         if any(choice_of(row, request.question) for row in rows):
             return None
-        tried = max((row["max_tokens"] for row in rows), default=0)
+        tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
         return next((budget for budget in budgets if budget > tried), None)
 
     def _best(self, request: Request) -> Reply:
-        """The first usable reply, else the last."""
-        rows = self.cache.replies(request.key)
+        """The first usable reply, else the last; where there is none, why."""
+        rows = self._rows(request)
+        if not rows:
+            why = self.chat.unanswerable[request.key]
+            return Reply(
+                choice=None,
+                text=f"[no reply] {why}",
+                finish_reason=why.partition(":")[0],
+                requested_model=self.settings.model,
+                prompt_hash=request.question.hash,
+            )
         usable = [row for row in rows if choice_of(row, request.question)]
         row = usable[0] if usable else rows[-1]
         names = {one.name for one in fields(Reply)} & set(row)
@@ -120,15 +186,21 @@ class OpenAIJudge:
         return Reply(choice=choice, **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[Request, int]]) -> str:
+        """The line before the first request; it sets what the bill is compared with."""
         start = f"judge {self.settings.model}: {len(todo):,} of {known:,} replies to ask for"
         if not todo or self.price is None:
             return start if not todo else f"{start}; price unknown (judge.input_price)"
         share = BATCH_DISCOUNT if self.settings.batch else 1.0
-        asked = [(self.chat.body(one, tokens), tokens) for one, tokens in todo]
-        usual = share * sum(self.price.usually(*one) for one in asked)
-        worst = share * sum(self.price.at_worst(*one) for one in asked)
-        line = f"{start}, about ${usual:.2f}, at most ${worst:.2f} if each is asked once"
-        return f"{line}; ${self.chat.budget.spent:.2f} spent before"
+        written = usual_reply(self.settings, self.chat.reasons)
+        usual = share * sum(
+            self.price.usually(self.chat.body(one, tokens), written) for one, tokens in todo
+        )
+        worst = share * sum(self.chat.worst(one, tokens) for one, tokens in todo)
+        self.chat.bill.expected, self.chat.bill.estimate = len(todo), usual
+        line = f"{start}, about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
+        if self.chat.reasons:
+            line += f" (it reasons: {written} tokens a reply are assumed)"
+        return f"{line}; ${usd(self.chat.budget.spent)} spent before"
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:

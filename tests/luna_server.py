@@ -1,0 +1,104 @@
+"""A server that imitates gpt-6-luna and keeps the bill, for tests; and refusals of other servers.
+
+It reasons unless the effort is `none`, hides its reasoning, and refuses a temperature while it
+reasons. Reasoning comes out of the budget of the reply: one that is too small leaves no word.
+"""
+
+import json
+import random
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.fault_server import verdict
+
+READ, WRITTEN = 0.10, 0.50  # USD per million tokens
+SENTENCE = (
+    "Summary A says that the poster asked about the car and was left out of the trip, whereas"
+    " summary B repeats the title and leaves out how the story ended."
+)
+
+
+def tokens_of(text: str) -> int:
+    """About as a tokenizer of English counts: 4.4 characters a token."""
+    return round(len(text) / 4.4) + 8
+
+
+class Luna:
+    """The books of one server: what it charged, and what it was asked."""
+
+    def __init__(self, model: str = "gpt-6-luna", seed: int = 1) -> None:
+        self.model, self.random = model, random.Random(seed)
+        self.usd = 0.0
+        self.replies: Counter[str] = Counter()
+        self.refusals: list[str] = []
+        self.written = Counter[str]()
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body for a request."""
+        refused = self.refusal(body)
+        if refused:
+            self.refusals.append(refused["param"])
+            return 400, {"error": {**refused, "type": "invalid_request_error"}}
+        prompt = body["messages"][0]["content"]
+        effort = body.get("reasoning_effort", "medium")
+        reasoning = 0 if effort == "none" else round(self.random.lognormvariate(6.0, 0.6))
+        text = json.dumps({"comparison": SENTENCE, "preferred": verdict(prompt)})
+        return 200, self.charge(body, prompt, text, reasoning)
+
+    def refusal(self, body: dict[str, Any]) -> dict[str, str] | None:
+        """The error of a parameter that it does not take, in OpenAI's words."""
+        if "max_tokens" in body:
+            words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use"
+            return {"message": f"{words} 'max_completion_tokens' instead.", "param": "max_tokens"}
+        if "temperature" in body and body.get("reasoning_effort", "medium") != "none":
+            words = "Unsupported value: 'temperature' does not support 0 with this model. Only the"
+            return {"message": f"{words} default (1) value is supported.", "param": "temperature"}
+        return None
+
+    def charge(self, body: dict[str, Any], prompt: str, text: str, reasoning: int) -> Any:
+        """A completion within its budget, entered in the books."""
+        most, wanted = body["max_completion_tokens"], tokens_of(text)
+        thought = min(reasoning, most)
+        said = wanted if thought + wanted <= most else 0
+        read = tokens_of(json.dumps(body))
+        self.usd += (READ * read + WRITTEN * (thought + said)) / 1e6
+        self.replies[prompt] += 1
+        self.written.update(thought=thought, said=said, lost=0 if said else thought)
+        details = {"completion_tokens_details": {"reasoning_tokens": thought}}
+        usage = {"prompt_tokens": read, "completion_tokens": thought + said, **details}
+        message = {"role": "assistant", "content": text if said else ""}
+        choice = {"index": 0, "message": message, "finish_reason": "stop" if said else "length"}
+        whole = {"id": "1", "object": "chat.completion", "created": 0, "model": self.model}
+        return {**whole, "choices": [choice], "usage": usage}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by `luna`, which a subclass sets; keeps connections open, as real servers do."""
+
+    luna: Luna
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet for a whole answer
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, reply = self.luna.answer(body)
+        content = json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """Dies with the test."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request, client_address):
+        pass

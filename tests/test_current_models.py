@@ -1,0 +1,210 @@
+"""Models of today: one that reasons, its bill beside the estimate, and ends that are warned of."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from eval.judge import judge_summaries, make_judge
+from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
+from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.protocol import Comparison, judge_all
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.settings.config import Judge
+from stages.settings.judge import CAME_LATER, EARLIER_DEFAULTS, OPENAI_MODEL
+from stages.settings.judge_models import AS_OF, MODELS, warning_of
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
+from tests.luna_server import Handler, Luna, Server
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+PAIRS = 500
+LINE = re.compile(r"replies cost \$([\d.]+), estimated \$([\d.]+)")
+
+
+@contextmanager
+def luna_at(luna: Luna) -> Iterator[str]:
+    """The URL of a server that answers by `luna`."""
+    with Server(("127.0.0.1", 0), type("Bound", (Handler,), {"luna": luna})) as http:
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}/v1"
+        finally:
+            http.shutdown()
+
+
+def luna_config(url: str, **changes: Any) -> Any:
+    judge = Judge(**{"base_url": url, "concurrency": 4, **changes})
+    return replace(make_config("tiny"), judge=judge)
+
+
+def pairs(count: int, words: int = 300) -> list[Comparison]:
+    post = "we talked about the trip and then my brother sold the car " * (words // 12)
+    tail = "things about the trip, " * 7
+    return [
+        Comparison(f"p{k}", f"{post} {k}.", f"good {tail}", f"bad {tail}") for k in range(count)
+    ]
+
+
+def test_500_pairs_cost_what_was_estimated_and_are_asked_with_temperature_and_no_effort(capsys):
+    luna = Luna()
+    with open_stage(make_config("tiny"), "summaries") as run:
+        for one in pairs(PAIRS):
+            texts = {"query": one.query, "summary": one.first, "reference": one.second}
+            run.append("ppo.jsonl", {"id": one.post_id, **texts})
+        run.finish({})
+    with luna_at(luna) as url:
+        results = judge_summaries(luna_config(url))
+    assert results["unjudged"] == 0
+    assert results["models"] == [OPENAI_MODEL]
+    assert "temperature 0, reasoning effort none, replies by a JSON" in results["judge"]["note"]
+    assert luna.refusals == ["max_tokens"]
+    assert len(luna.replies) == luna.replies.total() == 2 * PAIRS
+    assert luna.written["thought"] == 0
+    out = capsys.readouterr().out
+    found = LINE.search(out)
+    assert found
+    bill, estimate = map(float, found.groups())
+    assert bill == pytest.approx(luna.usd, abs=1e-4)
+    assert bill == pytest.approx(estimate, rel=0.15)
+    assert f"about ${estimate:.4f}" in out
+    with capsys.disabled():
+        print(out)
+
+
+def test_a_judge_that_reasons_has_room_for_it_and_the_estimate_is_mended_after_20_replies(capsys):
+    luna = Luna()
+    with luna_at(luna) as url:
+        judge = make_judge(luna_config(url, reasoning_effort="medium"), {})
+        replies = list(judge_all(judge, pairs(100), 4))
+    assert {reply.choice for reply in replies} == {"A"}
+    assert luna.refusals == ["max_tokens", "temperature"]
+    assert luna.replies.total() == 100
+    assert luna.written["thought"] > 100 * 256  # more than the budget of the replies alone
+    assert luna.written["lost"] == 0
+    out = capsys.readouterr().out
+    assumed = USUAL_REPLY_TOKENS + ASSUMED_REASONING_TOKENS
+    assert f"it reasons: {assumed} tokens a reply are assumed" in out
+    found = LINE.search(out)
+    assert found
+    bill, estimate = map(float, found.groups())
+    assert bill == pytest.approx(luna.usd, abs=1e-4)
+    assert bill < 1.5 * estimate
+    assert f"{luna.written['thought']:,} reasoning and 0 in replies that were cut off" in out
+
+
+def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys):
+    """The server ignores the effort. One reply is cut off, and no other."""
+    luna = Luna()
+    luna.refusal = lambda body: None  # type: ignore[method-assign]
+    answer = luna.answer
+
+    def deaf(body: dict[str, Any]) -> Any:
+        limit = body.pop("max_tokens")
+        return answer({**body, "max_completion_tokens": limit, "reasoning_effort": "high"})
+
+    luna.answer = deaf  # type: ignore[method-assign]
+    with luna_at(luna) as url:
+        judge = make_judge(luna_config(url), {})
+        assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
+        assert luna.replies.total() == 61
+        out = capsys.readouterr().out
+        assert re.search(r"the first 20 replies took \d+ tokens each, \d+ of them reasoning", out)
+        again = make_judge(luna_config(url), {})
+        assert isinstance(again, OpenAIJudge)
+        again.prepare(pairs(62))
+        assert "it reasons: 560 tokens" in capsys.readouterr().out
+
+
+def test_a_server_that_refuses_an_effort_is_asked_without_it():
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        if "reasoning_effort" in body:
+            words = "Unrecognized request argument supplied: reasoning_effort"
+            return 400, {"error": {"message": words, "type": "invalid_request_error"}}
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        judge = make_judge(llm_config(server), {})
+        assert judge.compare("p", "the post", "one", "two").choice == "A"
+        assert [("response_format" in one, "temperature" in one) for one in server.requests] == [
+            (True, True),
+            (True, True),
+        ]
+        assert "no reasoning effort said" in judge.about.note
+        ask(server, reasoning_effort="default")
+        assert "reasoning_effort" not in server.requests[-1]
+
+
+def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
+    luna = price_of(Judge())
+    assert luna is not None
+    row = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000, "cached_tokens": 900_000}
+    assert luna.of_row(row) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
+    own = price_of(Judge(input_price=3, output_price=4))
+    assert own is not None
+    assert own.of_row(row) == pytest.approx(3 + 4)
+
+
+def test_the_cap_counts_the_room_for_reasoning():
+    with luna_at(Luna()) as url:
+        judge = make_judge(luna_config(url, reasoning_effort="high"), {})
+        assert isinstance(judge, OpenAIJudge)
+        request = judge.chat.request(pairs(1)[0])
+        assert judge.chat.body(request, 256)["max_tokens"] == 256 + 4096
+        assert judge.chat.body(request, 512)["max_tokens"] == 2 * (256 + 4096)
+        size = len(json.dumps(judge.chat.body(request, 256)).encode())
+        expected = (0.125 * (size + 16) + 0.50 * (256 + 4096)) / 1e6
+        assert judge.chat.worst(request, 256) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "today", "said"),
+    [
+        ("gpt-6-luna", date(2030, 1, 1), ""),  # no end of it is known
+        ("gpt-4o-mini-2024-07-18", date(2026, 9, 1), ""),
+        ("gpt-4o-mini-2024-07-18", date(2026, 11, 22), "ends on 2027-01-14, in 53 days"),
+        ("gpt-5-mini", date(2026, 12, 10), "ends on 2026-12-11, in 1 days"),
+        ("gpt-5-mini", date(2026, 12, 11), "ended on 2026-12-11, and the table of prices, of"),
+        ("gpt-3.5-turbo-0125", date(2026, 11, 22), "ended on 2026-10-23: choose another"),
+        ("my-own-model", date(2030, 1, 1), ""),
+    ],
+)
+def test_a_model_that_ends_is_warned_of(model, today, said):
+    warning = warning_of(model, today)
+    assert said in warning
+    assert bool(warning) == bool(said)
+    assert "\n" not in warning
+
+
+def test_a_warning_stands_before_the_first_request(capsys):
+    with serving(lambda number, body: chat(GOOD, model="gpt-4")) as server:
+        list(judge_all(make_judge(llm_config(server, model="gpt-4"), {}), pairs(1), 1))
+    out = capsys.readouterr().out
+    assert "warning: judge gpt-4 ended on 2026-10-23" in out
+    assert out.index("warning") < out.index("replies to ask for")
+
+
+def test_only_models_that_have_not_ended_have_a_price():
+    for name, line in MODELS.items():
+        has_ended = line.end is not None and line.end <= AS_OF
+        assert (line.read is None) == (line.written is None) == has_ended, name
+
+
+def test_what_was_judged_before_these_settings_came_stays_judged():
+    """The folder and its digits are those that the code before them gave."""
+    before = Judge(model="gpt-4o-mini-2024-07-18")
+    assert before.folder == "gpt-4o-mini-2024-07-18-853b6f"
+    for name, value in CAME_LATER.items():
+        assert getattr(before, name) == value
+        assert name not in before.identity
+    changed = {"reasoning_effort": "low", "reasoning_tokens": 9, "accept_model": "x"}
+    folders = {replace(before, **{name: value}).folder for name, value in changed.items()}
+    assert len(folders | {before.folder}) == 4
+    for model in (OPENAI_MODEL, *EARLIER_DEFAULTS):
+        assert Judge(kind="reward_model", model=model).gold == ""

@@ -1,0 +1,215 @@
+"""Replies found again whatever was learned since, shared between processes, and kept at a stop."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.judge import make_judge
+from eval.judges.openai.cache import COLUMNS, ReplyCache, is_alive, me
+from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.prompt import OBJECT, RESPONSE_FORMAT, make_question
+from eval.judges.protocol import Comparison, judge_all
+from stages.finished import read_manifest
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+ROOT = Path(__file__).parents[1]
+QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(10)]
+
+
+def test_posts_answered_by_a_schema_are_not_paid_for_again_after_a_plain_run():
+    """It was 10 of 10: the plain run had taught the cache that no schema is taken."""
+    with serving(lambda number, body: chat(GOOD)) as server:
+        for form, requests in (("auto", 10), ("off", 20), ("auto", 20), ("on", 20), ("auto", 20)):
+            judge = make_judge(llm_config(server, structured=form), {})
+            list(judge_all(judge, QUESTIONS, 2))
+            assert len(server.requests) == requests, form
+        new = make_judge(llm_config(server), {})
+        new.compare("p", "a new post", "one", "two")
+        assert "response_format" in server.requests[-1]
+
+
+def test_a_reply_is_found_again_when_the_server_takes_more_than_it_did():
+    """Asked in plain text and at its own temperature, because the server refused the rest."""
+
+    def refusing(number: int, body: dict[str, Any]) -> Any:
+        for name in ("temperature", "response_format", "reasoning_effort"):
+            if name in body and number < 10:
+                return 400, {"error": {"message": f"no {name}", "param": name}}
+        return chat(GOOD)
+
+    with serving(refusing) as server:
+        ask(server)
+        paid = len(server.requests)
+        # What was learned is forgotten, as by another machine with the same replies.
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        judge.cache.set_note(judge.chat.note, None)
+        ask(server)
+        assert len(server.requests) == paid
+
+
+@pytest.mark.parametrize("temperature", [True, False])
+def test_a_reply_that_an_earlier_version_kept_is_found(temperature):
+    """Its key was the hash of the request as sent, without the budget."""
+    with serving(lambda number, body: chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        question = make_question("the post", "one", "two", OBJECT)
+        body = {
+            "model": "judge",
+            "messages": [{"role": "user", "content": question.prompt}],
+            "response_format": RESPONSE_FORMAT,
+            **({"temperature": 0.0} if temperature else {}),
+        }
+        asked = json.dumps((f"{server.url}/", body), sort_keys=True)
+        key = hashlib.sha256(asked.encode()).hexdigest()
+        row = dict.fromkeys(COLUMNS, "") | {"prompt_tokens": 1, "completion_tokens": 1}
+        row |= {"key": key, "max_tokens": 100, "model": "judge", "text": "Preferred: B"}
+        judge.cache.enter(key, 0.5, "reply", row)
+        assert judge.compare("p", "the post", "one", "two").choice == "B"
+        judge.prepare([Comparison("p", "the post", "one", "two")])
+        assert judge.chat.budget.spent == 0.5
+    assert server.requests == []
+
+
+ASKER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from eval.judge import make_judge
+from eval.judges.protocol import judge_all
+from stages.settings import config as settings
+from tests.chat_server import llm_config
+from tests.test_shared_questions import many
+settings.RUNS = Path(sys.argv[2])
+judge = make_judge(llm_config(SimpleNamespace(url=sys.argv[1]), concurrency=8), {})
+print("ready", flush=True)
+sys.stdin.readline()
+replies = list(judge_all(judge, many(), 8))
+print(len([one for one in replies if one.choice == "A"]))
+"""
+
+
+def many() -> list[Comparison]:
+    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(100)]
+
+
+def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
+    """It was 495 of 500 that were paid for twice."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    asked: Counter[str] = Counter()
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        asked[body["messages"][0]["content"]] += 1
+        time.sleep(0.02)
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        command = [sys.executable, "-c", ASKER, server.url, str(runs)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        pair = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+        for one in pair:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        said = [threading.Thread(target=one.communicate, args=("go\n",)) for one in pair]
+        for one in said:
+            one.start()
+        for one in said:
+            one.join(120)
+    assert [one.returncode for one in pair] == [0, 0]
+    assert asked.total() == len(asked) == 100
+
+
+def test_the_claim_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_waited_for(tmp_path):
+    cache = ReplyCache(tmp_path / "replies.sqlite")
+    machine, pid, started = me().split(" ")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with cache._transaction(durable=False):
+        row = ("name", f"{machine} {dead.pid} 1 2 3", time.time())
+        cache.connection.execute("INSERT INTO claims VALUES (?, ?, ?)", row)
+    start = time.monotonic()
+    with cache.claimed("name", lambda: False):
+        assert time.monotonic() - start < 5
+        threading.Timer(0.3, lambda: given_up.append(1)).start()
+        given_up: list[int] = []
+        with cache.claimed("name", lambda: bool(given_up)):  # nobody else's: it was told to stop
+            assert given_up
+    with cache.claimed("name", lambda: False):
+        pass
+    assert is_alive(f"{machine} {pid} {started} x")
+    assert not is_alive(f"{machine} {pid} {started}1 x")  # the number was used again
+    assert is_alive("elsewhere 1 1 x")
+
+
+def write_posts(count: int) -> None:
+    with open_stage(make_config("tiny"), "summaries") as run:
+        for k in range(count):
+            texts = {"query": f"post {k}.", "summary": "one", "reference": "two"}
+            run.append("ppo.jsonl", {"id": f"p{k}", **texts})
+        run.finish({})
+
+
+def judging(folder: Path, url: str) -> subprocess.Popen[str]:
+    """The stage as `make eval` starts it."""
+    words = ["judge.kind=openai", "judge.model=judge", f"judge.base_url={url}"]
+    start = [sys.executable, "-m", "stages.running.start", "eval.judge"]
+    return subprocess.Popen(
+        [*start, "--preset", "tiny", "--set", *words, "judge.concurrency=4"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "none"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("trouble", ["slow", "rate limit"])
+def test_a_signal_ends_it_within_5_seconds_with_one_line_and_nothing_is_paid_for_again(
+    tmp_path, trouble
+):
+    """Replies that take 20 s, and a server that asks to wait a minute."""
+    write_posts(20)
+    paid: Counter[str] = Counter()
+    state = {"healthy": 6}
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        if number >= state["healthy"]:
+            if trouble == "slow":
+                time.sleep(20)
+            return 429, {"error": {"message": "later"}}, {"Retry-After": "60"}
+        paid[body["messages"][0]["content"]] += 1
+        return chat(GOOD)
+
+    with serving(answer) as server:
+        process = judging(tmp_path, server.url)
+        while len(server.requests) < 8 and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        assert time.monotonic() - start < 5
+        assert process.returncode == 130
+        lines = [line for line in said.splitlines() if "done in" not in line]
+        assert len(lines) == 1
+        assert lines[0].startswith("stopped by SIGINT: `make eval PRESET=tiny")
+        state["healthy"] = 10**9
+        assert judging(tmp_path, server.url).wait(60) == 0
+    assert len(paid) == paid.total() == 40
+    (folder,) = (tmp_path / "runs" / "tiny" / "seed44413" / "judge").iterdir()
+    assert (read_manifest(folder) or {})["results"]["unjudged"] == 0

@@ -1,0 +1,177 @@
+"""Posts that are longer than the judge takes, by the words of seven servers."""
+
+from typing import Any
+
+import pytest
+
+from eval.judge import judge_summaries, make_judge
+from eval.judges.openai.dialect import Dialect, about_a_post, refusal_of
+from eval.judges.protocol import Comparison, judge_all
+from stages.runs import open_stage
+from tests.chat_server import GOOD, chat, llm_config, serving
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+
+
+def openai_error(message: str, **more: Any) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, **more}}
+
+
+REFUSALS: dict[str, tuple[int, Any]] = {
+    "openai": (
+        400,
+        openai_error(
+            "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in"
+            " 300017 tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+        ),
+    ),
+    "openai, a limit by the minute": (
+        429,
+        openai_error(
+            "Request too large for gpt-6-luna on tokens per min (TPM): Limit 30000, Requested"
+            " 40000.",
+            code="rate_limit_exceeded",
+        ),
+    ),
+    "vllm": (
+        400,
+        {
+            "object": "error",
+            "message": "This model's maximum context length is 4096 tokens. However, you requested"
+            " 9256 tokens (9000 in the messages, 256 in the completion).",
+        },
+    ),
+    "vllm, an older one": (400, openai_error("max_tokens must be at least 1, got -186.")),
+    "llama.cpp": (
+        400,
+        openai_error(
+            "request (4390 tokens) exceeds the available context size (4096 tokens)",
+            type="exceed_context_size_error",
+        ),
+    ),
+    "llama.cpp, as a server error": (
+        500,
+        openai_error("Context size has been exceeded.", type="server_error"),
+    ),
+    "anthropic": (400, openai_error("prompt is too long: 212345 tokens > 200000 maximum")),
+    "google": (
+        400,
+        [
+            {
+                "error": {
+                    "code": 400,
+                    "message": "The input token count (1200000) exceeds the maximum number of"
+                    " tokens allowed (1048576).",
+                    "status": "INVALID_ARGUMENT",
+                }
+            }
+        ],
+    ),
+    "a proxy": (413, "Request Entity Too Large"),
+}
+
+
+def answer_of(refusal: tuple[int, Any]) -> Any:
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return refusal if "very long" in body["messages"][0]["content"] else chat(GOOD)
+
+    return answer
+
+
+def questions(*long: int) -> list[Comparison]:
+    posts = [f"post {k}. {'very long ' * 40 if k in long else ''}" for k in range(6)]
+    return [Comparison(f"p{k}", post, "one", "two") for k, post in enumerate(posts)]
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_post_that_is_too_long_is_unjudged_counted_and_named(name, capsys):
+    """The first one too: the shortest is asked first, so the schema is not what it is blamed on."""
+    with serving(answer_of(REFUSALS[name])) as server:
+        judge = make_judge(llm_config(server, max_retries=0), {})
+        replies = list(judge_all(judge, questions(0, 3), 2))
+        assert [one.choice for one in replies] == [None, *"AA", None, *"AA"]
+        assert all("response_format" in one for one in server.requests)
+        assert len(server.requests) == 6
+        assert replies[0].finish_reason == "too long"
+        assert replies[0].text.startswith("[no reply] too long: ")
+        assert "2 posts are unjudged (p0, p3): too long: " in capsys.readouterr().out
+        again = list(judge_all(make_judge(llm_config(server), {}), questions(0, 3), 2))
+    assert again == replies
+    assert len(server.requests) == 8  # a refusal costs nothing, and the model may be another
+
+
+def test_the_evaluation_goes_on_and_its_manifest_names_the_posts():
+    with serving(answer_of(REFUSALS["vllm"])) as server:
+        config = llm_config(server)
+        with open_stage(config, "summaries") as run:
+            for one in questions(1):
+                texts = {"query": one.query, "summary": one.first, "reference": one.second}
+                run.append("ppo.jsonl", {"id": one.post_id, **texts})
+            run.finish({})
+        results = judge_summaries(config)
+    assert results["too_long"] == ["p1"]
+    assert results["unjudged"] == pytest.approx(1 / 6)
+
+
+def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        small = body["max_tokens"] <= 400
+        return chat(GOOD) if small else REFUSALS["vllm"]
+
+    with serving(answer) as server:
+        judge = make_judge(llm_config(server, reasoning_effort="low"), {})
+        assert judge.compare("p", "the post", "one", "two").choice == "A"
+    assert [one["max_tokens"] for one in server.requests] == [100 + 4096, 100]
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (400, "max_tokens is too large: 5000. This model supports at most 4096 completion tokens"),
+        (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
+        (400, "Your credit balance is too low to access the Anthropic API."),
+        (429, "Rate limit reached: Limit 30000, Used 29000, Requested 2000. Try again in 2s."),
+        (404, "The model does not exist"),
+        (500, "down"),
+    ],
+)
+def test_other_refusals_are_not_about_a_post(status, text):
+    assert about_a_post(status, text) == ""
+
+
+def test_a_filtered_post_is_unjudged_too():
+    refusal = (400, openai_error("The response was filtered", code="content_filter"))
+    with serving(answer_of(refusal)) as server:
+        judge = make_judge(llm_config(server), {})
+        replies = list(judge_all(judge, questions(2), 2))
+    assert [one.finish_reason for one in replies].count("filtered") == 1
+    assert [one.choice for one in replies].count("A") == 5
+
+
+FULL = Dialect(structured=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out"),
+    [
+        ('{"error": {"message": "Unsupported value", "param": "temperature"}}', "temperature"),
+        ('{"error": {"message": "not with temperature", "param": "reasoning_effort"}}', "effort"),
+        # Google, where a model cannot be asked not to think
+        ('[{"error": {"message": "Budget 0 is invalid. It works in thinking mode."}}]', "effort"),
+        # vLLM and others that check the request by its types
+        ('{"detail": [{"loc": ["body", "reasoning_effort"], "msg": "Input should be"}]}', "effort"),
+        ('{"detail": "Extra inputs are not permitted: response_format"}', "structured"),
+        ("Unsupported parameter: temperature", "temperature"),
+        ("no", "effort"),
+    ],
+)
+def test_what_a_refusal_blames_is_left_out(text, left_out):
+    assert FULL.after(refusal_of(text)) == FULL.without(left_out)
+
+
+def test_a_refusal_that_blames_nothing_leaves_out_one_thing_after_another():
+    second = FULL.without("effort").after(refusal_of("no"))
+    assert second == FULL.without("effort").without("structured")
+    assert second.after(refusal_of("no")) is None
+    assert FULL.after(refusal_of("no"), keep=("effort", "structured")) is None
