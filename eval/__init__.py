@@ -3,7 +3,8 @@
 summaries         what each policy writes about held-out posts
 judge             each summary against the reference, in both orders
 win_rate          win rates against the reference, with intervals
-controls          texts whose worth is known, judged by the same judge
+control_texts     texts whose worth is known from how they were made
+controls          these texts, judged by the same judge
 calibration       the judge beside labelled comparisons
 versus            two policies against each other
 verdict_analysis  published verdicts, analysed as our own

@@ -296,7 +296,7 @@ def test_hours_fall_with_cards_and_with_the_assumed_share():
 def test_the_judge_is_asked_in_both_orders_about_two_policies_and_the_controls():
     asked = questions_of(setting())
     assert asked is not None
-    assert asked.calls == 2 * (2 * 6447 + 4 * 50)
+    assert asked.calls == 2 * (2 * 6447 + 9 * 50)
     price = price_of(make_config("pythia-1b").judge)
     assert price is not None
     assert asked.dollars == pytest.approx(price.of(asked.read, asked.written))
