@@ -4,6 +4,7 @@ run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
 calibration_page  a judge beside labels
+judges_page       all judges beside the same labels
 versus_page       two policies
 sections          parts of pages
 collect           a finished run as one row of numbers
