@@ -6,6 +6,7 @@ win_rate          win rates against the reference, with intervals
 control_texts     texts whose worth is known from how they were made
 controls          these texts, judged by the same judge
 calibration       the judge beside labelled comparisons
+annotations       people as judges, and how far they agree
 versus            two policies against each other
 verdict_analysis  published verdicts, analysed as our own
 judges            who compares

@@ -4,6 +4,7 @@ run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
 calibration_page  a judge beside labels
+annotate_page     pairs for people to judge
 judges_page       all judges beside the same labels
 versus_page       two policies
 sections          parts of pages

@@ -110,7 +110,7 @@ def test_kappas_interval_covers_no_agreement_in_95_of_100():
     rng = np.random.default_rng(4)
     covered = []
     for _ in range(300):
-        labels, answers = rng.random(150) < 0.64, (rng.random(150) < 0.64) * 1.0
+        labels, answers = rng.random(150) < 0.64, np.where(rng.random(150) < 0.64, 1.0, 0.0)
         found = kappa_interval(labels, answers, np.arange(150))
         assert found is not None
         covered.append(found.low <= 0 <= found.high)
