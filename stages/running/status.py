@@ -33,7 +33,7 @@ GOAL_LINES = {
     "ablations": "one switch at a time against a run, over SEEDS",
     "judge-calibration": "the judge beside labelled comparisons",
     "judges": "all calibrated judges beside the same labels, on one page",
-    "annotate": "a page on which people judge: A=tiny:ppo, or DATA=folder",
+    "annotate": "PAIRS=100 for people to judge: A=tiny:ppo, or DATA=folder",
     "annotated": "people's verdicts, and how far they agree: DATA=folder",
     "versus": "two policies on the same posts: A=tiny:ppo B=tiny:sft",
     "scaling": "finished runs on one page: NAMES='tiny-s tiny tiny-l'",
