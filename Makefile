@@ -52,7 +52,8 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish scaling versus verdict-analysis power simulations smollm judge-server
+	publish scaling versus judges annotate annotated verdict-analysis power simulations smollm \
+	judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
@@ -116,6 +117,16 @@ JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
 		$(call option,tokenizer,$(TOKENIZER))
+# Every judge that was calibrated, beside the others on the same labelled pairs.
+judges: $(INSTALLED)
+	@$(PY) -m reports.judges_page $(call option,names,$(NAME))
+# People as judges: a page of pairs for a browser, and the verdicts that it has saved.
+PAIRS ?= 100
+annotate: $(INSTALLED)
+	@$(PY) -m reports.annotate_page $(call option,a,$(A)) $(call option,b,$(B)) \
+		$(call option,comparisons,$(DATA)) --pairs $(PAIRS) --seed $(SEED)
+annotated: $(INSTALLED)
+	@$(PY) -m eval.annotations --folder "$(DATA)"
 # NAME=bench publishes what the last `make bench` measured.
 RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)

@@ -3,8 +3,10 @@
 summaries         what each policy writes about held-out posts
 judge             each summary against the reference, in both orders
 win_rate          win rates against the reference, with intervals
-controls          texts whose worth is known, judged by the same judge
+control_texts     texts whose worth is known from how they were made
+controls          these texts, judged by the same judge
 calibration       the judge beside labelled comparisons
+annotations       people as judges, and how far they agree
 versus            two policies against each other
 power             posts and dollars that show a difference
 verdict_analysis  published verdicts, analysed as our own

@@ -11,6 +11,7 @@ expected to do better.
 """
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -33,12 +34,13 @@ from eval.rates.correction import (
     shift_of,
 )
 from eval.rates.formulas import clustered_share, cohens_kappa
+from eval.rates.simple_judges import NAMES, beside_simple_judges, measured, not_beaten
 from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
 from stages.posts.world import world_folder
-from stages.running.kept import write_rows
+from stages.running.kept import whole_lines, write_rows
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import TOY, Config, UserError
@@ -69,12 +71,16 @@ def calibrate(config: Config) -> dict[str, Any]:
     with open_stage(config, "calibration") as run:
         bad.write(run.partial)
         judge = make_judge(config, {})
+        kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
+        started = time.monotonic()
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
+        asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
         answered = with_answers(pairs, judgements)
         shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
         write_rows(run, "pairs.jsonl", shown)
         results = describe(answered, judgements) | {
             "judge": asdict(judge.about),
+            "asking": asking,
             "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
             "of_pairs": len(located),
             "skipped_rows": len(bad.skipped),
@@ -84,6 +90,7 @@ def calibrate(config: Config) -> dict[str, Any]:
 
 
 PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "strength")
+PAIR_KEYS += ("words", "overlap")
 
 
 def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
@@ -102,12 +109,15 @@ def _pair(name: str, row: dict[str, Any]) -> Row:
     policies = [one["policy"] for one in row["summaries"]]
     one_reference = policies.count(REFERENCE) == 1
     mine = 1 - policies.index(REFERENCE) if one_reference else 0
+    query = format_post(row["info"])
+    summary, reference = (row["summaries"][one]["text"].strip() for one in (mine, 1 - mine))
     return {
         "id": name,
         "post": row["info"]["id"],
-        "query": format_post(row["info"]),
-        "summary": row["summaries"][mine]["text"].strip(),
-        "reference": row["summaries"][1 - mine]["text"].strip(),
+        "query": query,
+        "summary": summary,
+        "reference": reference,
+        **measured(query, summary, reference),
         "with_reference": one_reference,
         "family": family_of(policies, REFERENCE),
         "label": row["choice"] == mine,
@@ -131,7 +141,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     leave ties out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
     has both for each family of policies.
-    A judge that says nothing usable has no agreement (None), and is flagged for that.
+    A judge that says nothing usable has no agreement (None), and is flagged for that. What else
+    is there: `eval.rates.simple_judges.beside_simple_judges`.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
     decided = [pair for pair in judged if pair["answer"] != 0.5]
@@ -151,6 +162,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "by_strength": _by_strength(judged),
         "statistics": analyse(verdict_table(judgements, texts)),
         "human_ceiling": list(HUMAN_CEILING),
+        **beside_simple_judges(judged),
     }
     return found | {"flags": flags(found)}
 
@@ -206,6 +218,7 @@ def flags(found: dict[str, Any]) -> list[str]:
             f"it agrees with the labels on {_percent(agreement)}, which is not clearly more than"
             f" {LEAST_AGREEMENT:.0%}"
         )
+    said += not_beaten(found)
     first = statistics["share_first"]
     if first and leans(first):
         said.append(f"it prefers the text shown first in {_percent(first)} of its choices")
@@ -265,6 +278,8 @@ def print_summary(results: dict[str, Any]) -> None:
     agreement = _percent(results["agreement"]) if results["agreement"] else "none"
     print(f"  agreement {agreement}, people {low:.0%} to {high:.0%}")
     print(f"  Cohen's kappa {kappa}, {results['ties']} ties, {results['judged']} judged")
+    for name, one in results["simple"].items():
+        print(f"  beside {NAMES[name]}, {_percent(one['agreement'])}"[:80])
     for flag in results["flags"]:
         print(f"  FLAGGED: {flag}")
 

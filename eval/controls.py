@@ -3,34 +3,27 @@
     python -m eval.controls --preset tiny --seed 44413
 
 The references of some held-out posts are compared with themselves (the protocol must say tie,
-without asking), and with texts that must lose to them: the reference cut in half, the post's
-first sentence, its title, and the reference of another post. A judge that does not prefer the
-reference to these, with its whole 95% interval, is flagged on every page that uses it: its win
-rates are no evidence of good summaries.
+without asking), and with texts that must lose to them (`eval.control_texts`). Some are shorter or
+about something else. The others are on topic and as long or longer, so that a judge of topic and
+length fails: the reference twice, with padding, with a false sentence, with swapped facts, and a
+longer summary that misses the point. A judge that does not prefer the reference to each, with its
+whole 95% interval, is flagged on every page that uses it: its win rates are no evidence of good
+summaries.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judge import config_with_cap, make_judge, questions_about, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.table import analyse, verdict_table
-from stages.posts.readers import parse_post
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, Judge
 
-SELF = "reference"
-CONTROLS = {
-    SELF: "the reference itself",
-    "truncated": "the first half of the reference's words",
-    "first_sentence": "the post's first sentence",
-    "title": "the post's title",
-    "other_post": "the reference of another post",
-}
 EVEN = 0.5
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
 OWN_TEXTS_ONLY = "reward_model"
@@ -77,7 +70,7 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
 def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
     """For each control one row a post, with the control's text as `summary`.
 
-    A post without such a text (no title, a reference of one word) has no row.
+    A post without such a text (no title, no number or name to swap) has no row.
     """
     rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
     for index, post in enumerate(posts):
@@ -89,31 +82,16 @@ def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
     return rows
 
 
-def control_texts(post: Row, others: list[Row]) -> dict[str, str]:
-    """The control texts of one post; an empty one where the post has none."""
-    reference: str = post["reference"]
-    words = reference.split()
-    found = parse_post(post["query"]) or {"title": "", "post": ""}
-    title, body = found["title"], found["post"]
-    unlike = (one["reference"] for one in others if one["reference"].split() != words)
-    return {
-        SELF: reference,
-        "truncated": " ".join(words[: len(words) // 2]),
-        "first_sentence": re.split(r"(?<=[.!?])\s|\n", body.strip(), maxsplit=1)[0],
-        "title": title,
-        "other_post": next(unlike, ""),
-    }
-
-
 def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
     """One control's result: `preferred`, the rate of the control over the reference in [0, 1].
 
     `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
     interval of the rate lies below 1/2. None, with the reason under `why`, where the control
-    could not be judged at all.
+    could not be judged at all. `posts`: how many have such a text; the others are left out.
     """
     mine = [row for row in judgements if row["policy"] == name]
-    found: dict[str, Any] = {"what": CONTROLS[name], "judgements": len(mine), "passed": None}
+    about = {"what": CONTROLS[name].what, "posts": len(rows.get(name, []))}
+    found: dict[str, Any] = {**about, "judgements": len(mine), "passed": None}
     if not mine:
         why = "the posts have no such text" if name in rows else "this judge knows no new texts"
         return found | {"why": why}

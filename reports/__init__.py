@@ -4,6 +4,8 @@ run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
 calibration_page  a judge beside labels
+annotate_page     pairs for people to judge
+judges_page       all judges beside the same labels
 versus_page       two policies
 bench_page        speed and memory, beside other implementations
 sections          parts of pages

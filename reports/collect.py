@@ -83,7 +83,8 @@ def load_run(config: Config) -> Record:
     has changed since it was made.
     """
     folders = _part_of_the_run(config)
-    for stage in folders:
+    beside = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
+    for stage in (*folders, *beside):
         problem = why_not(config, stage)
         if problem:
             raise refusal(config, stage, problem)
@@ -343,12 +344,15 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
 def find_calibration(config: Config) -> dict[str, Any]:
     """What the calibration of a config's judge found.
 
-    Raises UserError, with the make command to run, if this judge has none.
+    Raises UserError, with the make command to run, if this judge has none, or an earlier one.
     """
     found = _results_of(stage_folder(config, SIDE))
     if found is None:
         command = mend(config, SIDE, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
+    problem = why_not(config, SIDE)
+    if problem:
+        raise refusal(config, SIDE, problem)
     return found
 
 

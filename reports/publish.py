@@ -10,6 +10,7 @@ is stale or was made with code that was not committed.
 """
 
 import argparse
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -190,8 +191,8 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             continue
         asked = " ".join(note["names"])
         command = f'make scaling NAMES="{asked}"'
-        if note["kind"] == "ablations":
-            command = f"make ablations NAME={asked}"
+        if note["kind"] != "scaling":
+            command = f"make {note['kind']} {shlex.quote(f'NAME={asked}')}"
         check_sources(path.stem, note["sources"], command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:

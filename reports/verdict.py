@@ -53,6 +53,13 @@ def estimate(found: dict[str, Any] | None) -> str:
     return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
 
 
+def kappa(found: dict[str, Any] | None) -> str:
+    """Cohen's kappa with its interval; a dash for None."""
+    if found is None:
+        return MISSING
+    return "{} [{}, {}]".format(*(number(found[key]) for key in ("estimate", "low", "high")))
+
+
 def rate(row: Row, policy: str) -> str:
     """A policy's win rate with its interval; a dash if too many posts are unjudged."""
     found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))

@@ -15,6 +15,7 @@ from stages.system.files import file_hash, hash_files, read_json
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
 GOLD = "gold reward model"  # as an input of the stages that ask it
+METHOD = "method"  # as an input of the stages that have been done otherwise before
 
 
 class Problem(NamedTuple):
@@ -92,6 +93,8 @@ def why_not(config: Config, stage: str) -> Problem | None:
         said = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
         return Problem(f"was made with other settings ({said})", kept=True)
     for name, now in current_inputs(config, stage).items():
+        if name == METHOD and manifest["inputs"].get(name) != now:
+            return Problem(f"was made by an earlier method than '{now}'")
         recorded = manifest["inputs"].get(name)
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
@@ -139,7 +142,7 @@ def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
         name: identity(config, name, stage) for name in row.joined_by if is_part(name, released)
     }
     there = {name: found for name, found in joined.items() if found is not None}
-    return inputs | there | data_inputs(config, stage) | gold_inputs(config, stage)
+    return inputs | there | outer_inputs(config, stage)
 
 
 def inputs_now(config: Config, stage: str) -> dict[str, str]:
@@ -156,6 +159,12 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
     if STAGES[reader].reads_records:
         return file_hash(folder / "manifest.json")
     return str(manifest.get("content"))
+
+
+def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
+    """What a stage is made from beside other stages: data, a gold reward model, its method."""
+    method: dict[str, str | None] = {METHOD: STAGES[stage].method} if STAGES[stage].method else {}
+    return data_inputs(config, stage) | gold_inputs(config, stage) | method
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:

@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 from stages.finished import (
     check_stage,
     current_inputs,
-    data_inputs,
-    gold_inputs,
     identity,
     lock_of,
+    outer_inputs,
     partial_of,
     read_manifest,
     stage_folder,
@@ -121,9 +120,7 @@ class Run:
             "settings_hash": settings_hash(self.config, self.stage),
             "settings": settings_of(self.config, self.stage),
             "code_version": code_version(),
-            "inputs": self.inputs
-            | data_inputs(self.config, self.stage)
-            | gold_inputs(self.config, self.stage),
+            "inputs": self.inputs | outer_inputs(self.config, self.stage),
             "outputs": outputs,
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),

@@ -235,6 +235,11 @@ def calibrated(config, flags):
     results |= {"by_strength": {"4": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"error_pairs": 200, "with_reference": True}
+    kappa, more = interval(0.5, 0.1), interval(0.12, 0.05)
+    longest = {"agreement": interval(0.63), "kappa": interval(0.26, 0.1), "difference": more}
+    results |= {"kappa_interval": kappa, "simple": {"longest": longest}}
+    results |= {"prefers_longer": {"judge": interval(0.6), "labels": interval(0.63)}}
+    results |= {"asking": {"seconds": 80.0, "questions": 400}, "judged": 197}
     write_manifest(config, "calibration", results)
     pairs = [
         {"label": label, "answer": float(label == right), "with_reference": True}

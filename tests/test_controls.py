@@ -5,17 +5,23 @@ from dataclasses import replace
 import pytest
 
 from eval import controls
-from eval.controls import control_rows, control_texts, describe, judge_controls
-from eval.judges.protocol import About, Reply
-from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import make_post
+from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
+from eval.controls import control_rows, describe, judge_controls, outcome
+from eval.judges.both_orders import comparison_of, judgement
+from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
+from stages.finished import METHOD, read_manifest, stage_folder, why_not
+from stages.posts.readers import format_post
+from stages.posts.toy import facts_of, make_post, read_summary, score_summary
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
-from stages.system.files import read_lines
+from stages.settings.stages import STAGES
+from stages.system.files import read_json, read_lines, write_json
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
-NOT_THE_REFERENCE = ("truncated", "first_sentence", "title", "other_post")
+SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")
+LONG_AND_ON_TOPIC = ("repeated", "padded", "contradicted", "swapped", "wrong_emphasis")
+NOT_THE_REFERENCE = (*SHORT_OR_OFF_TOPIC, *LONG_AND_ON_TOPIC)
 
 
 def post(name, reference, query=QUERY):
@@ -23,20 +29,130 @@ def post(name, reference, query=QUERY):
 
 
 def test_each_control_is_what_it_says():
-    me, other = post("a", "one two three four five"), post("b", "six seven")
-    same = post("c", "one  two three four five")
-    assert control_texts(me, [same, other]) == {
-        "reference": "one two three four five",
-        "truncated": "one two",
+    me, other = post("a", "some words of a reference"), post("b", "another")
+    same = post("c", "some  words of a reference")
+    texts = control_texts(me, [same, other])
+    assert list(texts) == list(CONTROLS) == ["reference", *NOT_THE_REFERENCE]
+    padded = texts.pop("padded")
+    assert padded.startswith("some words of a reference. ")
+    assert len(padded.split()) > 15
+    assert texts == {
+        "reference": "some words of a reference",
+        "truncated": "some words",
         "first_sentence": "First.",
         "title": "A title",
-        "other_post": "six seven",
+        "other_post": "another",
+        "repeated": "some words of a reference. some words of a reference",
+        "contradicted": "",  # no sentence of the post is about the matter
+        "swapped": "",  # no person, day or number
+        "wrong_emphasis": "",  # no sentence of four words
     }
 
 
-def test_a_post_without_such_a_text_has_no_control_of_it():
+def test_a_post_without_such_a_text_has_no_control_of_it_and_is_counted():
     rows = control_rows([post("a", "one", "Article: no title")])
-    assert {name for name in rows if rows[name]} == {"reference"}
+    assert {name for name in rows if rows[name]} == {"reference", "repeated", "padded"}
+    found = outcome([], rows)
+    assert (found["posts"], found["controls"]["swapped"]["posts"]) == (1, 0)
+    assert found["controls"]["swapped"]["why"] == "the posts have no such text"
+
+
+STORY = (
+    "My wife was angry with me on Monday. We have 2 dogs and a cat of 12. I like long walks in the"
+    " park near our house. Is she right?"
+)
+ABOUT = "My wife (23F) is angry on Monday, 2 weeks after Anna left. My wife's dogs too."
+
+
+def test_a_contradiction_is_a_sentence_of_the_post_with_not_at_its_verb():
+    query = QUERY.replace("First. Then\nmore.", STORY)
+    texts = control_texts(post("a", ABOUT, query), [])
+    assert texts["contradicted"] == f"{ABOUT} My wife was not angry with me on Monday."
+    assert negated("I'm 23 and tired.") == "I'm not 23 and tired."
+    for text in ("I was not there.", "I'm just tired.", "Was she right?", "It is so.", "We met."):
+        assert negated(text) == "", text
+
+
+def test_swapped_facts_are_ones_that_the_post_does_not_name():
+    """By hand: wife -> daughter, because a sister is named; 23 -> 34, 2 -> 6, because 5 is named.
+
+    Monday -> Wednesday, because a Tuesday is named. The same word is swapped alike.
+    """
+    known = f"{STORY} {ABOUT} my sister came on tuesday with 5 men"
+    found = swapped("My wife (23F) is angry on Monday, 2 weeks. My wife's two dogs.", known)
+    assert found == "My daughter (34F) is angry on Wednesday, 6 weeks. My daughter's six dogs."
+    assert swapped("Anna and John came in May, the 1st.", "Emily") == (
+        "Jessica and Mike came in May, the 1st."
+    )
+    assert swapped("nobody did it", known) == "nobody did it"
+
+
+def test_a_summary_of_the_wrong_emphasis_is_longer_true_and_misses_the_reference():
+    query = QUERY.replace("First. Then\nmore.", STORY)
+    text = control_texts(post("a", "My wife is angry on Monday", query), [])["wrong_emphasis"]
+    assert text == "I like long walks in the park near our house."
+    assert control_texts(post("a", STORY, query), [])["wrong_emphasis"] == ""
+
+
+def test_in_the_built_in_world_no_new_control_beats_a_right_reference():
+    """The facts are the generator's, so the truth does not come from the texts' own module."""
+    rows = [make_post(f"toy3-validation-{k}") for k in range(200)]
+    posts = [post(row["id"], row["summary"], format_post(row)) for row in rows]
+    better = dict.fromkeys(LONG_AND_ON_TOPIC, 0)
+    for at, one in enumerate(posts):
+        facts = facts_of(one["id"])
+        texts = control_texts(one, posts[at + 1 :] + posts[:at])
+        for name in (one for one in LONG_AND_ON_TOPIC if texts[one]):
+            better[name] += score_summary(texts[name], facts) > score_summary(
+                one["reference"], facts
+            )
+        right, wrong = read_summary(texts["swapped"], facts)
+        assert "who" not in right
+        assert "who" in {slot for slot, _ in wrong}
+    # A reference has each fact wrong in 6 % of the posts: then even a bad text may tell more.
+    assert max(better["contradicted"], better["wrong_emphasis"]) <= 0.03 * len(posts)
+    assert better["repeated"] == better["padded"] == better["swapped"] == 0
+
+
+class TopicThenLength:
+    """The text with a third of its content words in the post, then the longer one."""
+
+    about = About(kind="topic", name="topic, then length", is_llm=False, note="for tests")
+
+    def compare(self, post_id, query, first, second):
+        def on_topic(text):
+            words = content(text)
+            return 3 * len(words & content(query)) >= len(words)
+
+        a, b = ((on_topic(text), len(text.split())) for text in (first, second))
+        return Reply(choice="A" if a > b else "B" if b > a else "tie", text="")
+
+
+def outcome_of(judge, posts):
+    rows = control_rows(posts)
+    judgements = []
+    for name, of_name in rows.items():
+        for row in of_name:
+            for order in VERDICTS:
+                reply = judge_pair(judge, *comparison_of(row, order))
+                judgements.append(judgement(judge.about, name, row, order, reply))
+    return outcome(judgements, rows)
+
+
+def test_a_judge_of_topic_and_length_passed_all_of_the_old_controls_and_fails_the_new(shared):
+    lines = read_lines(shared / "tldr" / "sft_validation.jsonl")[:60]
+    posts = [post(row["id"], row["summary"].strip(), format_post(row)) for row in lines]
+    found = outcome_of(TopicThenLength(), posts)
+    assert all(found["controls"][name]["passed"] for name in ("reference", *SHORT_OR_OFF_TOPIC))
+    assert found["failed"] == list(LONG_AND_ON_TOPIC)
+    for name in ("repeated", "padded", "contradicted"):
+        assert found["controls"][name]["preferred"] > 0.8, name
+    # Real posts have such texts often enough to judge by.
+    shares = {name: one["posts"] / 60 for name, one in found["controls"].items()}
+    assert min(shares.values()) > 0.5
+    assert min(shares["contradicted"], shares["wrong_emphasis"]) > 0.7
+    for row in control_rows(posts)["wrong_emphasis"]:
+        assert len(row["summary"].split()) >= LONGER * len(row["reference"].split())
 
 
 class Rule:
@@ -87,12 +203,29 @@ def test_the_built_in_judge_passes_every_control(runs):
     assert all("not asked" in row["reply"] for row in itself)
 
 
+def test_controls_of_an_earlier_method_are_stale_and_made_again_unasked(runs):
+    config = make_config("tiny")
+    finish_summaries(config, posts=3)
+    judge_controls(config)
+    path = stage_folder(config, "controls") / "manifest.json"
+    manifest = read_json(path)
+    assert manifest["inputs"].pop(METHOD)
+    write_json(path, manifest)
+    problem = why_not(config, "controls")
+    assert problem is not None
+    assert "earlier method" in problem.text
+    assert not problem.kept
+    stages = {name for name, stage in STAGES.items() if stage.method}
+    assert stages == {"controls", "calibration"}  # no verdict, no training
+
+
 @pytest.mark.parametrize(
     ("rule", "failed"),
     [
         (lambda first, second: "A", NOT_THE_REFERENCE),  # the first shown
         (lambda first, second: "tie", NOT_THE_REFERENCE),
         (lambda first, second: "A" if len(first) < len(second) else "B", ["truncated", "title"]),
+        (lambda first, second: "A" if len(first) > len(second) else "B", LONG_AND_ON_TOPIC),
         (lambda first, second: None, NOT_THE_REFERENCE),  # never a usable reply
     ],
 )

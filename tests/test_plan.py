@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval import controls
+from eval.control_texts import CONTROLS
 from eval.judges.openai.budget import price_of
 from stages.planning.cards import CARDS, GIB, card_of, cards_for
 from stages.planning.costs import CONTROL_TEXTS, checkpoint_bytes, disk_of, questions_of
@@ -296,12 +296,12 @@ def test_hours_fall_with_cards_and_with_the_assumed_share():
 def test_the_judge_is_asked_in_both_orders_about_two_policies_and_the_controls():
     asked = questions_of(setting())
     assert asked is not None
-    assert asked.calls == 2 * (2 * 6447 + 4 * 50)
+    assert asked.calls == 2 * (2 * 6447 + 9 * 50)
     price = price_of(make_config("pythia-1b").judge)
     assert price is not None
     assert asked.dollars == pytest.approx(price.of(asked.read, asked.written))
     assert 550 < asked.read / asked.calls < 700  # a post of 346 tokens, two summaries, the question
-    assert len(controls.CONTROLS) - 1 == CONTROL_TEXTS
+    assert len(CONTROLS) - 1 == CONTROL_TEXTS
     assert questions_of(setting("tiny")) is None
 
 

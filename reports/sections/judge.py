@@ -4,7 +4,10 @@ from itertools import combinations
 from typing import Any
 
 from eval.calibration import HUMAN_CEILING, correct, correct_difference
+from eval.control_texts import CONTROLS
+from eval.judges.protocol import VERDICTS
 from eval.rates.correction import SHIFT, Corrected
+from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Note, Table, Text
@@ -15,6 +18,7 @@ from reports.verdict import (
     estimate,
     interval,
     judge,
+    kappa,
     number,
     p_value,
     percent,
@@ -183,26 +187,28 @@ def _differences(numbers: Row) -> Table:
 
 def controls(found: Row) -> list[Block]:
     """The controls' table, and a note if one of them failed."""
-    rows = [_control(one) for one in found["controls"].values()]
+    rows = [_control(name, one) for name, one in found["controls"].items()]
     caption = (
-        f"{whole(found['posts'])} posts, both orders. The judge must prefer the reference to each"
-        " of these (the whole interval below 50%); the reference against itself must be a tie,"
-        " which our protocol says without asking the judge."
+        f"{whole(found['posts'])} posts, both orders; a post that has no such text is left out. The"
+        " judge must prefer the reference to each of these (the whole interval below 50%); the"
+        " reference against itself must be a tie, which our protocol says without asking the judge."
     )
-    table = Table(("against the reference", "preferred to it [95%]", "verdict"), rows, caption)
+    header = ("against the reference", "posts", "preferred to it [95%]", "verdict", "a pass shows")
+    table = Table(header, rows, caption)
     if not found["failed"]:
         return [table]
     failed = ", ".join(found["controls"][name]["what"] for name in found["failed"])
     return [Note(f"The judge FAILED a control: {failed}. Its rates are no evidence."), table]
 
 
-def _control(one: Row) -> list[str]:
+def _control(name: str, one: Row) -> list[str]:
+    what = [one["what"], whole(one["judgements"] / len(VERDICTS))]
     if one["passed"] is None:
-        return [one["what"], MISSING, f"not available: {one['why']}"]
+        return [*what, MISSING, f"not available: {one['why']}", CONTROLS[name].proves]
     cell = MISSING
     if one["preferred"] is not None:
         cell = f"{percent(one['preferred'])} {interval(one['low'], one['high'])}"
-    return [one["what"], cell, "passed" if one["passed"] else "FAILED"]
+    return [*what, cell, "passed" if one["passed"] else "FAILED", CONTROLS[name].proves]
 
 
 def _calibration(record: Record) -> list[Block]:
@@ -263,11 +269,14 @@ def calibration(
     """What the comparison with labels found, and the corrected win rates and differences."""
     low, high = HUMAN_CEILING
     statistics = found["statistics"]
+    longer = found["prefers_longer"] or {"judge": None, "labels": None}
     flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in found["flags"]]
     cells = [
         ["agreement with the labels, a tie counting half", estimate(found["agreement"])],
         ["agreement where it decides", estimate(found["agreement_decided"])],
-        ["Cohen's kappa where it decides", number(found["kappa"])],
+        ["Cohen's kappa where it decides", kappa(found["kappa_interval"])],
+        ["prefers the longer text", estimate(longer["judge"])],
+        ["the labels prefer the longer text", estimate(longer["labels"])],
         ["picks the first shown", estimate(statistics["share_first"])],
         ["same verdict after a swap", estimate(statistics["swap_consistency"])],
         ["unjudged", percent(statistics["unjudged"])],
@@ -287,6 +296,7 @@ def calibration(
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
+        *([_beside_simple(found)] if found["simple"] else []),
         *([by_strength] if groups else []),
         *_families(found.get("by_family", {})),
         *_corrected(found, corrected),
@@ -323,6 +333,28 @@ def _corrected_differences(found: Differences) -> list[Block]:
         " interval allows for a gap as large as the largest seen between families."
     )
     return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
+
+
+def _beside_simple(found: Row) -> Table:
+    """The judge and three that need no judgement, on the same pairs."""
+    low, high = HUMAN_CEILING
+    rows = [["this judge", estimate(found["agreement"]), kappa(found["kappa_interval"]), MISSING]]
+    for name, one in found["simple"].items():
+        more = difference(one["difference"] | {"headline": True})
+        rows.append([NAMES[name], estimate(one["agreement"]), kappa(one["kappa"]), more])
+    people = f"{100 * low:.0f} to {100 * high:.0f}%"
+    rows.append(["people with each other", people, MISSING, MISSING])
+    header = (
+        "on the same pairs",
+        "agreement [95%]",
+        "Cohen's kappa [95%]",
+        "the judge has more by",
+    )
+    caption = (
+        "Agreement counts a tie half; differences are paired. A judge that does not clearly agree"
+        " more often than each of these is flagged: it may read length or topic alone."
+    )
+    return Table(header, rows, caption)
 
 
 def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:

@@ -16,7 +16,7 @@ from stages.planning.memory import FULL, MOMENTS, Setting
 from stages.planning.shapes import adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.config import HUB, RANDOM
 
-CONTROL_TEXTS = 4  # of eval/controls.py, without the reference itself, which is not asked about
+CONTROL_TEXTS = 9  # of eval/controls.py, without the reference itself, which is not asked about
 POLICIES = 2  # sft and ppo; dpo's summaries are as many questions more
 ASKED_KINDS = ("openai",)
 # Two good checkpoints are kept while a third is written.

@@ -40,6 +40,8 @@ class Stage:
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
     """Whether each judge has a folder of its own."""
+    method: str = ""
+    """Names how it is done. What an earlier method has finished is stale and is made again."""
     reads_records: bool = False
     """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
 
@@ -140,6 +142,7 @@ STAGES = {
         inputs=("summaries",),
         computes=False,
         per_judge=True,
+        method="length, topic and facts",
     ),
     "win_rate": Stage(
         what="win rates with intervals",
@@ -159,6 +162,7 @@ STAGES = {
         computes=False,
         reads_data=True,
         per_judge=True,
+        method="beside simple judges",
     ),
     "report": Stage(
         what="the page of the run",

@@ -1,0 +1,267 @@
+"""Texts about a post whose worth beside the human reference is known from how they were made.
+
+Nobody's opinion is in them. A text that repeats the reference, or adds a sentence without content,
+tells nothing more and takes longer. A text that states the opposite of a sentence of the post, or
+names a person, a day or a number that the post does not have, is wrong by the post itself. A text
+of the post's own sentences that share least with the reference and the title is true and misses
+the point. A post that offers no such sentence, name or number has no such text.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from eval.judges.protocol import Row
+from stages.posts.readers import parse_post
+from stages.posts.text_metrics import WORD
+
+SELF = "reference"
+
+
+class Control(NamedTuple):
+    """What is judged against the reference, and what a judge shows that prefers the reference."""
+
+    what: str
+    proves: str
+
+
+CONTROLS = {
+    SELF: Control("the reference itself", "nothing: a check of the protocol"),
+    "truncated": Control("the first half of the reference's words", "it wants a whole summary"),
+    "first_sentence": Control("the post's first sentence", "it wants the point, not the start"),
+    "title": Control("the post's title", "it wants more than the topic"),
+    "other_post": Control("the reference of another post", "it reads the post"),
+    "repeated": Control("the reference written twice", "length alone does not win it"),
+    "padded": Control("the reference and a sentence that adds nothing", "padding does not win it"),
+    "contradicted": Control("the reference and a false sentence", "it checks added claims"),
+    "swapped": Control(
+        "the reference with other names or numbers", "it checks facts, at equal length and topic"
+    ),
+    "wrong_emphasis": Control(
+        "a longer text of the post that misses the point", "topic, truth and length do not win it"
+    ),
+}
+
+# They claim nothing about any post.
+FILLERS = (
+    "There is of course more to this story than fits into a few words, as is so often the case.",
+    "All of this could be told at much greater length, and there are many ways to look at it.",
+    "That is the short version of it, and everything else can be read in the text further above.",
+)
+
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+FEWEST_WORDS, MOST_WORDS = 4, 25  # of a sentence that stands for itself
+LONGER = 1.5  # a summary of the wrong emphasis has at least so many times the reference's words
+MOST_COVERED = 1 / 3  # and tells at most this share of the reference's content words
+
+# A main clause that says how things are or were: "I'm ...", "she was ...", "my boss is ...".
+VERB = re.compile(
+    r"(?:(?:and|but|so|now|then),?\s+)?"
+    r"(?:(?:I|we|he|she|they)(?:['’](?:m|re|s)|\s+(?:am|is|was|are|were))"
+    r"|(?:my|our|his|her|their)\s+\w+\s+(?:is|was|are|were))(?=\s)",
+    re.IGNORECASE,
+)
+# Twice "not" says little, and "not only", "not always" are no opposite.
+NO_OPPOSITE = re.compile(
+    r"\?|n['’]t\b|\b(?:not|never|no|none|nothing|nobody|without|hardly|only|just|always|all|every"
+    r"|so|very|too|quite|if|unless)\b",
+    re.IGNORECASE,
+)
+
+# Lists of one kind each; what has a comma between is one thing in several words. A thing is
+# replaced by the next one of its kind that the post does not name.
+KINDS = tuple(
+    tuple(tuple(thing.split(",")) for thing in kind.split())
+    for kind in (
+        "mother,mom,mum sister wife daughter girlfriend,gf grandmother,grandma fiancee aunt niece",
+        "father,dad brother husband son boyfriend,bf grandfather,grandpa fiance uncle nephew",
+        "roommate,roomie boss,manager neighbor,neighbour teacher,professor landlord"
+        " coworker,colleague cousin doctor lawyer friend,buddy",
+        "monday tuesday wednesday thursday friday saturday sunday",
+        "christmas easter thanksgiving halloween",
+    )
+)
+NAMES = tuple(
+    tuple((name,) for name in kind.split())
+    for kind in (
+        "Sarah Anna Emily Jessica Jane Kate Lisa Laura Mary Rachel Amy Emma Julia Megan Nicole",
+        "John Mike Tom James David Dave Matt Chris Jack Bob Steve Kevin Ryan Adam Paul Peter",
+        "January February April June July August September October November December",
+    )
+)
+NUMBER_WORDS = "two three four five six seven eight nine ten eleven twelve".split()
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
+NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
+
+
+def control_texts(post: Row, others: Sequence[Row]) -> dict[str, str]:
+    """The control texts of one post, by the names of CONTROLS; an empty one where it has none.
+
+    `post` has `id`, `query` and `reference`; `others` are posts of which one lends its reference.
+    """
+    reference: str = post["reference"]
+    words = reference.split()
+    found = parse_post(post["query"]) or {"title": "", "post": ""}
+    title, body = found["title"], found["post"]
+    unlike = (one["reference"] for one in others if one["reference"].split() != words)
+    filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]
+    other = swapped(reference, f"{title} {body} {reference}")
+    return {
+        SELF: reference,
+        "truncated": " ".join(words[: len(words) // 2]),
+        "first_sentence": re.split(r"(?<=[.!?])\s|\n", body.strip(), maxsplit=1)[0],
+        "title": title,
+        "other_post": next(unlike, ""),
+        "repeated": f"{_ended(reference)} {reference.strip()}" if words else "",
+        "padded": f"{_ended(reference)} {filler}" if words else "",
+        "contradicted": contradicted(reference, title, body),
+        "swapped": other if other != reference else "",
+        "wrong_emphasis": wrong_emphasis(reference, title, body),
+    }
+
+
+def contradicted(reference: str, title: str, body: str) -> str:
+    """The reference and one sentence that says the opposite of one of the post's; else empty.
+
+    The sentence is the post's own with "not" at its main verb, or else with another person, day or
+    number, which the post does not name. It shares a content word with the reference or the title,
+    so that it is about the matter; of several, it is the one that shares most with the reference.
+    """
+    main = content(f"{reference} {title}")
+    short = (one for one in sentences_of(body) if len(one.split()) <= MOST_WORDS)
+    sentences = [one for one in short if content(one) & main]
+    sentences.sort(key=lambda one: -len(content(one) & content(reference)))
+    ways: tuple[Callable[[str], str], ...] = (
+        negated,
+        lambda one: swapped(one, f"{title} {body} {reference}"),
+    )
+    for way in ways:
+        for one in sentences:
+            opposite = way(one)
+            if opposite not in ("", one):
+                return f"{_ended(reference)} {_ended(opposite)}"
+    return ""
+
+
+def negated(sentence: str) -> str:
+    """The sentence with "not" after its main verb; empty where that would be no plain opposite."""
+    verb = VERB.match(sentence)
+    if verb is None or NO_OPPOSITE.search(sentence):
+        return ""
+    return f"{verb[0]} not{sentence[verb.end() :]}"
+
+
+def swapped(text: str, known: str) -> str:
+    """The text with other persons, names, days and numbers, none of which stands in `known`.
+
+    The same word is replaced in the same way everywhere. A text that has none comes back as it is.
+    """
+    taken = {word.lower() for word in WORD.findall(known)}
+    for kind in KINDS:
+        text = _swap_kind(text, kind, taken, re.IGNORECASE)
+    for kind in NAMES:
+        text = _swap_kind(text, kind, taken)
+    return _swap_numbers(text, known)
+
+
+def _swap_kind(
+    text: str, kind: Sequence[tuple[str, ...]], taken: set[str], flags: re.RegexFlag = re.NOFLAG
+) -> str:
+    """Replace each thing of one kind by the next that is not taken, and take that."""
+    places = {form.lower(): (n, k) for n, forms in enumerate(kind) for k, form in enumerate(forms)}
+    chosen: dict[int, tuple[str, ...]] = {}
+
+    def other(found: re.Match[str]) -> str:
+        n, k = places[found[1].lower()]
+        if n not in chosen:
+            ring = (*kind[n + 1 :], *kind[:n])
+            free = [one for one in ring if not _names(one) & taken]
+            if not free:
+                return found[0]
+            chosen[n] = free[0]
+            taken.update(_names(free[0]))
+        new = chosen[n][min(k, len(chosen[n]) - 1)]
+        new = new.capitalize() if found[1].istitle() else new
+        return new + found[2]
+
+    # Longest first, so that no form hides a longer one.
+    forms = "|".join(sorted((form for one in kind for form in one), key=len, reverse=True))
+    return re.sub(rf"\b({forms})(s?)\b", other, text, flags=flags)
+
+
+def _names(forms: Sequence[str]) -> set[str]:
+    return {form.lower() + ending for form in forms for ending in ("", "s")}
+
+
+def _swap_numbers(text: str, known: str) -> str:
+    taken = {int(one.replace(",", "")) for one in re.findall(r"\d+(?:,\d{3})*", known)}
+    taken |= {_value(one) for one in NUMBER_WORD.findall(known)}
+    chosen: dict[int, int] = {}
+
+    def digits(found: re.Match[str]) -> str:
+        old = int(found[0].replace(",", ""))
+        step = max(3, old // 2)
+        if old not in chosen:
+            chosen[old] = next(n for n in range(old + step, old + step + 9999) if n not in taken)
+            taken.add(chosen[old])
+        return f"{chosen[old]:,}" if "," in found[0] else str(chosen[old])
+
+    def word(found: re.Match[str]) -> str:
+        old = _value(found[0])
+        ring = [2 + (old + 1 + k) % len(NUMBER_WORDS) for k in range(len(NUMBER_WORDS))]
+        free = [n for n in ring if n not in taken]
+        if old not in chosen and not free:
+            return found[0]
+        if old not in chosen:
+            chosen[old] = free[0]
+            taken.add(free[0])
+        new = NUMBER_WORDS[chosen[old] - 2]
+        return new.capitalize() if found[0].istitle() else new
+
+    # Words first, because a word can become twelve at most, and digits anything.
+    return NUMBER.sub(digits, NUMBER_WORD.sub(word, text))
+
+
+def _value(word: str) -> int:
+    return 2 + NUMBER_WORDS.index(word.lower())
+
+
+def wrong_emphasis(reference: str, title: str, body: str) -> str:
+    """The post's sentences that share least with reference and title, in the post's order.
+
+    They are at least `LONGER` times as long as the reference and tell at most `MOST_COVERED` of
+    its content words; empty where the post has no such sentences.
+    """
+    main, told = content(f"{reference} {title}"), content(reference)
+    sentences = list(enumerate(sentences_of(body)))
+
+    def rank(numbered: tuple[int, str]) -> tuple[float, int]:
+        words = content(numbered[1])
+        return len(words & main) / max(1, len(words)), -len(numbered[1].split())
+
+    chosen: list[tuple[int, str]] = []
+    for one in sorted(sentences, key=rank):
+        chosen.append(one)
+        text = " ".join(_ended(sentence) for _, sentence in sorted(chosen))
+        if len(text.split()) >= LONGER * len(reference.split()):
+            covered = len(content(text) & told) / max(1, len(told))
+            return text if told and covered <= MOST_COVERED else ""
+    return ""
+
+
+def sentences_of(body: str) -> list[str]:
+    """The sentences of a post that stand for themselves, in its order."""
+    found = (one.strip() for one in SENTENCE_END.split(body))
+    return [one for one in found if len(one.split()) >= FEWEST_WORDS]
+
+
+def content(text: str) -> set[str]:
+    """The distinct words that carry content: those of four letters or more."""
+    return {word for word in WORD.findall(text.lower()) if len(word) > 3}
+
+
+def _ended(text: str) -> str:
+    """The text with a full stop, unless it has an end of its own."""
+    text = text.strip()
+    return text if text.rstrip("\"')]”’").endswith((".", "!", "?")) else f"{text}."

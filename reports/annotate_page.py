@@ -1,0 +1,143 @@
+"""The page on which people judge pairs of summaries: one HTML file, by keyboard, nothing sent.
+
+    python -m reports.annotate_page --a tiny:ppo
+    python -m reports.annotate_page --a tiny:ppo --b tiny:sft
+    python -m reports.annotate_page --comparisons FOLDER --pairs 50
+
+writes runs/annotate/<what>/annotate.html. People are shown a post and two summaries, not who wrote
+them; the order of the pairs and of the two is drawn by the person's name. Verdicts are kept in the
+browser and saved as `annotations_<name>.jsonl`, which `eval.annotations` reads.
+
+Posts are anybody's text. They stand in the page as data, in JSON without `<`, and are only ever set
+as text. Beside that, the page's own policy lets no script run but its own, and opens no connection.
+"""
+
+import argparse
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.annotations import SPLIT, pairs_of_folder, pairs_of_sides
+from reports.page import STYLE
+from stages.settings import config as settings
+from stages.settings.checks import UserError, fail
+from stages.settings.config import hash_of
+from stages.system.files import write_text
+
+FILE = "annotate.html"
+SCRIPT = Path(__file__).with_name("annotate.js")
+OWN_STYLE = Path(__file__).with_name("annotate.css")
+TITLE = "Which summary is better?"
+BODY = """\
+<h1>{title}</h1>
+<form id="start">
+<p>You will see <span id="count"></span> posts with two summaries each. Say which one is better: it
+is accurate (it claims nothing that the post does not say), covers what matters most, and can be
+understood without the post. Nothing is sent anywhere: this browser keeps what you say, and you save
+it as a file.</p>
+<p><label>Your name: <input id="name" autocomplete="off" required></label>
+<button>Begin (Enter)</button></p>
+</form>
+<div id="work" hidden>
+<p class="soft"><span id="progress"></span> <b id="kept"></b></p>
+<div id="pair">
+<h2 id="title"></h2>
+<p class="soft" id="subreddit"></p>
+<div id="post" tabindex="0"></div>
+<div class="sides">
+<div class="side"><h3>A</h3><p id="first"></p></div>
+<div class="side"><h3>B</h3><p id="second"></p></div>
+</div>
+<p><kbd>1</kbd> A is far better ... <kbd>4</kbd> slightly better &nbsp; <kbd>6</kbd> B is slightly
+better ... <kbd>9</kbd> far better</p>
+<p>Without saying how much: <button data-key="a">A (key a)</button>
+<button data-key="b">B (key b)</button> &nbsp; <button data-key="s">skip (s)</button></p>
+</div>
+<p id="done" hidden class="lead">That was the last pair. Save your verdicts with the key d.</p>
+<p><button data-key="u">one back (u)</button> <button data-key="d">save the file (d)</button></p>
+</div>"""
+
+
+def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
+    """The whole page; `pairs` have `info` and `summaries` in the schema of `comparisons`."""
+    script = SCRIPT.read_text(encoding="utf-8")
+    style = STYLE.read_text(encoding="utf-8") + OWN_STYLE.read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    data = {"key": hash_of(pairs), "split": SPLIT, "pairs": [_needed(pair) for pair in pairs]}
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{BODY.format(title=html.escape(title))}\n</main>\n"
+        f'<script type="application/json" id="pairs">{as_data(data)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def as_data(value: Any) -> str:
+    """JSON that may stand inside a script element, whatever the texts in it hold."""
+    text = json.dumps(value)  # ASCII, so half a character is spelled out too
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _needed(pair: dict[str, Any]) -> dict[str, Any]:
+    info = {name: pair["info"][name] for name in ("id", "subreddit", "title", "post")}
+    summaries = [
+        {"text": one["text"], "policy": one["policy"], "note": None} for one in pair["summaries"]
+    ]
+    return {"info": {**info, "site": None, "article": None}, "summaries": summaries}
+
+
+def _digest(text: str) -> str:
+    """How a page's policy names an inline script or style that it allows."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def write_page(a: str, b: str, comparisons: str, count: int, seed: int) -> tuple[Path, int]:
+    """Write the page; its path and the number of pairs. Raises UserError if nothing is named."""
+    if bool(a) == bool(comparisons):
+        raise UserError("name what people shall judge: A=tiny:ppo (B=tiny:sft), or DATA=folder")
+    if comparisons:
+        pairs = pairs_of_folder(comparisons, count, seed)
+        stem = Path(comparisons).resolve().name
+    else:
+        pairs = pairs_of_sides(a, b, count, seed)
+        stem = "-".join(part.replace("/", "-").replace(":", "-") for part in (a, b) if part)
+    folder = settings.RUNS / "annotate" / stem
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / FILE, to_html(pairs))
+    return folder / FILE, len(pairs)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its path."""
+    parser = argparse.ArgumentParser(description="a page on which people judge summaries")
+    parser.add_argument("--a", default="", help="name[/seed][:policy], such as tiny:ppo")
+    parser.add_argument("--b", default="", help="the other side; left out: the references")
+    parser.add_argument("--comparisons", default="", help="or a folder (make: DATA=)")
+    parser.add_argument("--pairs", type=int, default=100, help="how many, drawn by seed")
+    parser.add_argument("--seed", type=int, default=44413)
+    args = parser.parse_args(argv)
+    try:
+        if args.pairs < 1:
+            raise UserError(f"--pairs must be at least 1, not {args.pairs} (make: PAIRS=)")
+        path, count = write_page(args.a, args.b, args.comparisons, args.pairs, args.seed)
+    except UserError as error:
+        fail(error)
+    print(f"{count} pairs: open this in a browser, and put what it saves beside it\n{path}")
+    print(f"then: make annotated DATA={path.parent}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The page of all judges that were calibrated on the same labelled pairs, side by side.
+
+    python -m reports.judges_page
+    python -m reports.judges_page --names tiny smollm-human
+
+reads every finished calibration below runs/ and writes judges.html, .md and .json to runs/reports.
+Judges stand in one table exactly if they answered the same pairs with the same labels. Beside them
+stand three that need no judgement, and how far people agree with each other.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eval.calibration import HUMAN_CEILING
+from eval.judges.openai.budget import BATCH_DISCOUNT, price_of
+from eval.judges.protocol import VERDICTS
+from eval.rates.simple_judges import NAMES, simple_judges_on
+from reports import page
+from reports.collect import names_of_runs
+from reports.page import Block, Heading, Note, Table, Text
+from reports.verdict import MISSING, difference, estimate, kappa, number, percent, shown, whole
+from stages.finished import METHOD, read_manifest
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
+from stages.settings.config import TOY, Config, UserError, fail, hash_of
+from stages.settings.stages import STAGES
+from stages.system.files import file_hash, read_lines, write_json
+from stages.system.machine import code_version
+
+STEM = "judges"
+SAME = ("id", "post", "label", "words", "overlap")  # what makes two pairs the same
+HEADER = (
+    "judge|agreement [95%]|Cohen's kappa [95%]|more than the longest text, by|prefers the longer"
+    "|picks the first shown|unjudged|flags|USD per 1,000 pairs|pairs a minute"
+).split("|")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """One finished calibration."""
+
+    folder: Path
+    config: Config
+    manifest: dict[str, Any]
+    pairs: list[dict[str, Any]]
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What it found."""
+        found: dict[str, Any] = self.manifest["results"]
+        return found
+
+    @property
+    def same_pairs(self) -> str:
+        """Names the labelled pairs, without the judge's answers."""
+        return hash_of([[pair[key] for key in SAME] for pair in self.pairs])
+
+    @property
+    def dollars(self) -> float | None:
+        """USD for 1,000 pairs in both orders; 0 for a judge here, None if it is not known.
+
+        It is counted from the replies that were used: replies that were asked for again cost more.
+        """
+        judge = self.config.judge
+        if judge.kind != "openai":
+            return 0.0
+        price = price_of(replace(judge, max_cost=0))
+        rows = read_lines(self.folder / "judgements.jsonl")
+        read, written = (
+            sum(row[key] for row in rows) for key in ("prompt_tokens", "completion_tokens")
+        )
+        if price is None or not read:
+            return None
+        discount = BATCH_DISCOUNT if judge.batch else 1.0
+        return price.of(read, written) * discount * 1000 / len(self.pairs)
+
+    @property
+    def pairs_per_minute(self) -> float | None:
+        """Pairs judged in both orders in a minute; None where nothing was asked in the last try."""
+        asking = self.results["asking"]
+        if not asking["questions"]:
+            return None
+        return 60 * asking["questions"] / len(VERDICTS) / max(asking["seconds"], 1e-9)
+
+
+def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list[str]]:
+    """The finished calibrations of some runs (of all, if none is named), and a line on each other.
+
+    A judge that was calibrated twice on the same pairs stands there once, as it was calibrated
+    last. Raises UserError for an unknown run, and if no judge was calibrated.
+    """
+    for name in names:
+        if name not in names_of_runs():
+            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+    found: dict[tuple[str, str], Calibrated] = {}
+    left_out = []
+    for folder in sorted(settings.RUNS.glob("*/seed*/calibration/*")):
+        manifest, config = read_manifest(folder), recorded_config(folder)
+        if manifest is None or config is None or folder.suffix == ".partial":
+            continue
+        if names and config.name not in names:
+            continue
+        if manifest["inputs"].get(METHOD) != STAGES["calibration"].method:
+            left_out.append(
+                f"{config.name} seed {config.seed}, judge {folder.name}, is left out: it was"
+                " calibrated by an earlier method, and `make judge-calibration` does it again."
+            )
+            continue
+        pairs = read_lines(folder / "pairs.jsonl")
+        one = Calibrated(folder=folder, config=config, manifest=manifest, pairs=pairs)
+        key = one.same_pairs, folder.name
+        if key not in found or found[key].manifest["finished"] <= manifest["finished"]:
+            found[key] = one
+    if not found:
+        said = f" ({left_out[0]})" if left_out else ""
+        raise UserError(f"no judge was calibrated yet{said}: run `make judge-calibration`")
+    return list(found.values()), left_out
+
+
+def by_pairs(found: Sequence[Calibrated]) -> list[list[Calibrated]]:
+    """The calibrations in groups of the same pairs; the group with most judges first."""
+    groups: dict[str, list[Calibrated]] = {}
+    for one in found:
+        groups.setdefault(one.same_pairs, []).append(one)
+    return [groups[key] for key in sorted(groups, key=lambda key: (-len(groups[key]), key))]
+
+
+def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
+    """The judges of one group and the simple ones, by agreement, highest first."""
+    rows = []
+    for one in group:
+        results = one.results
+        longer = results["prefers_longer"] or {"judge": None}
+        longest = results["simple"].get("longest")
+        rows.append(
+            {
+                "judge": results["judge"]["name"],
+                "is_llm": results["judge"]["is_llm"],
+                "run": f"{one.config.name}/seed{one.config.seed}",
+                "agreement": results["agreement"],
+                "kappa": results["kappa_interval"],
+                "more_than_longest": longest["difference"] if longest else None,
+                "prefers_longer": longer["judge"],
+                "share_first": results["statistics"]["share_first"],
+                "unjudged": results["statistics"]["unjudged"],
+                "flags": results["flags"],
+                "dollars_per_1000_pairs": one.dollars,
+                "pairs_per_minute": one.pairs_per_minute,
+            }
+        )
+    for name, simple in simple_judges_on(group[0].pairs).items():
+        rows.append({"judge": NAMES[name], "simple": True, **simple})
+    return sorted(rows, key=_agreement, reverse=True)
+
+
+def _agreement(row: dict[str, Any]) -> float:
+    return float(row["agreement"]["estimate"]) if row["agreement"] else -1.0
+
+
+def source_of(one: Calibrated) -> str:
+    """Where the labelled pairs come from."""
+    source = one.config.data.source
+    return "the built-in world" if source == TOY else shown("data.source", source)
+
+
+def section(group: Sequence[Calibrated]) -> list[Block]:
+    """The table of one group, and why judges are flagged."""
+    rows = rows_of(group)
+    low, high = HUMAN_CEILING
+    people = ["people with each other", f"{100 * low:.0f} to {100 * high:.0f}%"]
+    cells = [[*people, *[MISSING] * (len(HEADER) - len(people))], *map(_cells, rows)]
+    caption = (
+        "Agreement with the labels, a tie counting half; simple judges count on all pairs. People:"
+        " Stiennon et al. 2020, of real pairs, the ceiling for any judge of labels by people. The"
+        " price is that of the replies used; 0: it runs here. The speed is that of the last"
+        " calibration, and replies that were kept from before are read at once."
+    )
+    flagged = [
+        Note(f"{row['judge']} is FLAGGED: {'; '.join(row['flags'])}.")
+        for row in rows
+        if row.get("flags")
+    ]
+    count, posts = len(group[0].pairs), len({pair["post"] for pair in group[0].pairs})
+    title = f"{whole(count)} labelled pairs about {whole(posts)} posts, of {source_of(group[0])}"
+    return [Heading(title), Table(HEADER, cells, caption, strong=True), *flagged]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    start = [row["judge"], estimate(row["agreement"]), kappa(row["kappa"])]
+    if row.get("simple"):
+        return [*start, MISSING, estimate(row["prefers_longer"]), *[MISSING] * 5]
+    more, dollars = row["more_than_longest"], row["dollars_per_1000_pairs"]
+    return [
+        *start,
+        difference(more | {"headline": True}) if more else MISSING,
+        estimate(row["prefers_longer"]),
+        estimate(row["share_first"]),
+        percent(row["unjudged"]),
+        str(len(row["flags"])),
+        number(dollars, 2) if dollars is not None else MISSING,
+        number(row["pairs_per_minute"], 1),
+    ]
+
+
+def lines_of(group: Sequence[Calibrated]) -> list[str]:
+    """One group for a terminal of 80 columns."""
+    low, high = HUMAN_CEILING
+    lines = [f"{len(group[0].pairs)} labelled pairs of {source_of(group[0])}"]
+    lines.append(f"  {'people with each other':36} {low:.0%} to {high:.0%}")
+    for row in rows_of(group):
+        flags = f"  {len(row['flags'])} flags" if row.get("flags") else ""
+        lines.append(f"  {row['judge'][:36]:36} {estimate(row['agreement'])}{flags}"[:80])
+    return lines
+
+
+def write_page(found: Sequence[Calibrated], left_out: Sequence[str]) -> Path:
+    """Write the page, and its numbers with what it was made from; returns the HTML's path."""
+    groups = by_pairs(found)
+    lead = Text(
+        f"{len(found)} calibrations of judges, on {len(groups)} sets of labelled pairs. A judge is"
+        " worth its price where it clearly agrees with the labels more often than the longest text"
+        " does.",
+        lead=True,
+    )
+    blocks = [
+        lead,
+        *(Note(line) for line in left_out),
+        *(b for one in groups for b in section(one)),
+    ]
+    path = page.write(page.beside_the_runs(), STEM, "Judges beside the same labels", blocks)
+    written = page.files_of(path.parent, STEM)
+    note = {
+        "kind": STEM,
+        "names": sorted({one.config.name for one in found}),
+        "judges": sorted({one.folder.name for one in found}),
+        "code_version": code_version(),
+        "sources": {
+            str(one.folder.relative_to(settings.RUNS)): file_hash(one.folder / "manifest.json")
+            for one in found
+        },
+        "files": {one.name: file_hash(one) for one in written},
+        "human_ceiling": list(HUMAN_CEILING),
+        "sets": [
+            {"source": source_of(one[0]), "pairs": len(one[0].pairs), "judges": rows_of(one)}
+            for one in groups
+        ],
+    }
+    write_json(path.with_suffix(".json"), note)
+    return path
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its tables."""
+    parser = argparse.ArgumentParser(description="all judges beside the same labelled pairs")
+    parser.add_argument("--names", nargs="*", default=[], help="runs; none: all of them")
+    args = parser.parse_args(argv)
+    try:
+        found, left_out = find_calibrations(args.names)
+        path = write_page(found, left_out)
+    except UserError as error:
+        fail(error)
+    print("\n".join(line for group in by_pairs(found) for line in lines_of(group)))
+    print(page.for_terminal(left_out, path))
+
+
+if __name__ == "__main__":
+    main()

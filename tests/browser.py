@@ -1,0 +1,112 @@
+"""A real Chromium without a window, driven through its own pipe: keys in, the page's state out.
+
+No library is needed: the browser reads and writes JSON messages, each ended by a zero byte, on its
+file descriptors 3 and 4 (`--remote-debugging-pipe`, the DevTools protocol).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+NAMED_KEYS = {"Enter": (13, "\r")}
+
+
+def find_chromium() -> str | None:
+    """The browser's program, or None where there is none."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+class Browser:
+    """One tab of a browser with a profile of its own."""
+
+    def __init__(self, program: str, profile: Path, downloads: Path) -> None:
+        self.downloads, self.number, self.session = downloads, 0, ""
+        # The browser reads what is written to `write`, on 3, and writes on 4 what `read` gets.
+        theirs_in, self.write = os.pipe()
+        self.read, theirs_out = os.pipe()
+        moved = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'
+        words = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+        words += ["--disable-dev-shm-usage", "--disable-background-networking"]
+        words += [f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        self.process = subprocess.Popen(
+            ["bash", "-c", moved, "bash", *words],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.left = b""
+        self.seen: list[dict[str, Any]] = []
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask the browser and wait for its answer; events on the way are kept in `seen`."""
+        self.number += 1
+        message: dict[str, Any] = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self._next()
+            if found.get("id") == self.number:
+                assert "error" not in found, found["error"]
+                result: dict[str, Any] = found["result"]
+                return result
+            self.seen.append(found)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self.left:
+            part = os.read(self.read, 2**16)
+            assert part, "the browser has ended"
+            self.left += part
+        first, _, self.left = self.left.partition(b"\0")
+        found: dict[str, Any] = json.loads(first)
+        return found
+
+    def wait_for(self, method: str) -> dict[str, Any]:
+        """The parameters of the next event of a kind, which may have come already."""
+        while True:
+            for event in self.seen:
+                if event.get("method") == method:
+                    self.seen.remove(event)
+                    params: dict[str, Any] = event["params"]
+                    return params
+            self.seen.append(self._next())
+
+    def open(self, path: Path) -> None:
+        """Load a file and wait until its scripts have run."""
+        self.seen = [one for one in self.seen if one.get("method") != "Page.loadEventFired"]
+        self.call("Page.navigate", url=path.as_uri())
+        self.wait_for("Page.loadEventFired")
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys, each a character or a name such as Enter."""
+        for key in keys:
+            code, text = NAMED_KEYS.get(key, (ord(key.upper()[0]), key))
+            about = {"key": key, "text": text, "windowsVirtualKeyCode": code}
+            self.call("Input.dispatchKeyEvent", type="keyDown", **about)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def value(self, expression: str) -> Any:
+        """What an expression is worth on the page."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def close(self) -> None:
+        """End the browser and wait for it."""
+        self.session = ""
+        self.call("Browser.close")
+        self.process.wait(timeout=30)
+        os.close(self.write)
+        os.close(self.read)

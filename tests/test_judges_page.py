@@ -1,0 +1,131 @@
+"""The page of all judges: who stands in one table, what a thousand pairs cost, what is left out."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from eval import calibration
+from eval.calibration import calibrate
+from eval.judges.offline import FactsJudge
+from eval.judges.protocol import About, Choice, Reply
+from reports import judges_page, publish
+from reports.judges_page import by_pairs, find_calibrations, rows_of
+from stages.finished import METHOD
+from stages.settings.command_line import make_config
+from stages.settings.config import Checks, Judge, UserError
+from stages.system.files import read_json, write_json
+
+SIZES = {"train_posts": 5, "train_comparisons": 5}
+SIZES |= {"validation_posts": 60, "validation_comparisons": 120}
+WORLD = tuple(f"world.{name}={size}" for name, size in SIZES.items())
+PAID = Judge(kind="openai", model="another", input_price=1.0, output_price=2.0)
+
+
+class Longest:
+    """A judge behind a server that reads length alone; each reply has 500 and 50 tokens."""
+
+    about = About(kind="openai", name="another", is_llm=True, note="")
+
+    def compare(self, post_id, query, first, second):
+        a, b = len(first.split()), len(second.split())
+        choice: Choice = "A" if a > b else "B" if b > a else "tie"
+        return Reply(choice=choice, text="", prompt_tokens=500, completion_tokens=50)
+
+
+@pytest.fixture
+def two_judges(runs, monkeypatch):
+    """Two judges of the same pairs, in two runs; and the rule once more, on other pairs."""
+
+    def judge(config, policies):
+        return FactsJudge() if config.judge.kind == "facts" else Longest()
+
+    monkeypatch.setattr(calibration, "make_judge", judge)
+    config = make_config("tiny", name="rule", overrides=WORLD)
+    config = replace(config, checks=Checks(calibration_pairs=60))
+    calibrate(config)
+    calibrate(replace(config, name="paid", judge=PAID))
+    calibrate(replace(config, name="other-seed", seed=2))
+    return runs
+
+
+def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_judges, capsys):
+    judges_page.main([])
+    found, left_out = find_calibrations()
+    groups = by_pairs(found)
+    assert ([len(one) for one in groups], left_out) == ([2, 1], [])
+    rows = rows_of(groups[0])
+    names = [row["judge"] for row in rows]
+    assert len(names) == 5
+    assert names[0] == "facts (offline rule, not an LLM)"
+    estimates = [row["agreement"]["estimate"] for row in rows]
+    assert estimates == sorted(estimates, reverse=True)
+    by_name = {row["judge"]: row for row in rows}
+    paid, longest = by_name["another"], by_name["the longest text"]
+    assert paid["agreement"] == longest["agreement"] | {"pairs": 60}
+    assert any("than the longest text" in flag for flag in paid["flags"])
+    # 2 orders of 1,000 pairs, each 500 tokens at 1 USD and 50 at 2 USD a million.
+    assert paid["dollars_per_1000_pairs"] == pytest.approx(1.2 * paid_share(groups[0]))
+    assert by_name[names[0]]["dollars_per_1000_pairs"] == 0.0
+    assert paid["pairs_per_minute"] > 60
+    said = capsys.readouterr().out
+    assert "72% to 77%" in said
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    text = (two_judges / "reports" / "judges.md").read_text()
+    assert "people with each other | 72 to 77% |" in text
+    assert text.count("| the label that most pairs have |") == 2
+    assert "another is FLAGGED:" in text
+
+
+def paid_share(group):
+    """The share of judgements for which the server was asked: all but those of identical texts."""
+    (one,) = (one for one in group if one.config.name == "paid")
+    lines = (one.folder / "judgements.jsonl").read_text().splitlines()
+    asked = [json.loads(line)["prompt_tokens"] > 0 for line in lines]
+    assert 0.8 < sum(asked) / len(asked) <= 1
+    return sum(asked) / len(asked)
+
+
+def test_the_page_can_be_published_with_what_it_was_made_from(two_judges):
+    judges_page.main(["--names", "rule", "paid"])
+    note = read_json(two_judges / "reports" / "judges.json")
+    assert note["names"] == ["paid", "rule"]
+    assert {len(one["judges"]) for one in note["sets"]} == {5}
+    assert list(publish.several_pages(["rule"], "")) == []
+    (page,) = publish.several_pages(["rule", "paid"], "")
+    assert (page.kind, page.stem) == ("judges", "judges")
+    assert set(page.sources) == {
+        f"{name}/seed44413/calibration/{judge}"
+        for name, judge in (("rule", "facts"), ("paid", PAID.folder))
+    }
+    (two_judges / next(iter(page.sources)) / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"run `make judges 'NAME=paid rule'`"):
+        list(publish.several_pages(["rule", "paid"], ""))
+
+
+def test_a_calibration_of_an_earlier_method_is_named_and_left_out(two_judges, capsys):
+    path = two_judges / "paid/seed44413/calibration" / PAID.folder / "manifest.json"
+    manifest = read_json(path)
+    del manifest["inputs"][METHOD]
+    write_json(path, manifest)
+    found, (line,) = find_calibrations()
+    assert len(found) == 2
+    assert line.startswith(f"paid seed 44413, judge {PAID.folder}, is left out")
+    with pytest.raises(SystemExit):
+        judges_page.main(["--names", "paid"])
+    assert "no judge was calibrated yet" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        judges_page.main(["--names", "nobody"])
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judges):
+    path = two_judges / "rule/seed44413/calibration/facts/manifest.json"
+    later = two_judges / "later/seed44413/calibration/facts"
+    later.mkdir(parents=True)
+    for name in ("config.json", "pairs.jsonl", "judgements.jsonl"):
+        (later / name).write_bytes((path.parent / name).read_bytes())
+    write_json(later / "manifest.json", read_json(path) | {"finished": "2099"})
+    found, _ = find_calibrations()
+    assert len(found) == 3
+    assert later in {one.folder for one in found}
