@@ -1,6 +1,8 @@
 # The goals that people type; `make help` lists them. What is done, stale or missing, and what is
 # made, stages/pipeline.py decides by content.
-PRESET ?= tiny
+# Summaries that exist already (INPUT, `make judge`) have a preset of their own.
+INPUT ?=
+PRESET ?= $(if $(INPUT)$(filter judge,$(MAKECMDGOALS)),outputs,tiny)
 SEED ?= 44413
 NAME ?=
 SET ?=
@@ -13,6 +15,8 @@ LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
 JUDGE ?=
+JUDGES ?=
+PAIRS ?=
 GPU ?=
 GPUS ?=
 MFU ?=
@@ -32,25 +36,26 @@ DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
 RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
 RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
-	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)")
+	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)") \
+	$(if $(INPUT),outputs.file="$(INPUT)")
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
-HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
-	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY) \
-	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
+ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
+	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
+HOW = $(ONE_BY_ONE) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
-GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
+GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse install check test chaos publish \
-	scaling versus verdict-analysis smollm judge-server
+	scaling versus leaderboard verdict-analysis smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
 $(GOALS): pipeline
 	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
-	+@$(RUN) stages.pipeline $(filter $(GOALS),$(MAKECMDGOALS)) $(ASKED) $(HOW) $(STUDY)
+	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(filter $(GOALS),$(MAKECMDGOALS))) $(ASKED) $(HOW) $(STUDY)
 
 help settings:
 	@$(PYTHON) -B -m stages.pipeline $@ $(ASKED)
@@ -82,6 +87,9 @@ versus: $(INSTALLED)
 	@$(PY) -m eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
+leaderboard: $(INSTALLED)
+	+@$(PY) -m eval.leaderboard $(ASKED) $(ONE_BY_ONE) $(if $(PAIRS),--pairs) \
+		$(call option,judges,$(JUDGES))
 JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \

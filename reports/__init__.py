@@ -5,6 +5,8 @@ scaling_page      sizes side by side
 ablations_page    one switch at a time
 calibration_page  a judge beside labels
 versus_page       two policies
+outputs_page      summaries that existed already
+leaderboard_page  all systems of a run, by all judges
 sections          parts of pages
 collect           a finished run as one row of numbers
 compared          an ablation beside the default run

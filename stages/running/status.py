@@ -30,6 +30,8 @@ GOAL_LINES = {
     "ppo": "PPO against the reward model",
     "dpo": "DPO from the same comparisons, beside PPO",
     "eval": "summaries, verdicts, win rates and the page of the run",
+    "judge": "the same for summaries that exist: INPUT=outputs.jsonl",
+    "leaderboard": "their systems side by side, by all JUDGES; PAIRS=1: each other",
     "ablations": "one switch at a time against a run, over SEEDS",
     "judge-calibration": "the judge beside labelled comparisons",
     "versus": "two policies on the same posts: A=tiny:ppo B=tiny:sft",
@@ -62,6 +64,8 @@ VARIABLES = {
     "PRICE_PER_HOUR": "for plan, rehearse: of one card, USD",
     "POLICY": "a released checkpoint for eval: folder or hub id[@revision]",
     "REWARD_MODEL": "what scores its summaries; without it there are no scores",
+    "INPUT": "summaries to judge: JSONL, CSV, Parquet, folder, run",
+    "JUDGES": "for leaderboard: 'kind=local,model=m kind=openai,axis=accuracy'",
     "MAX_COST": "the most that an LLM judge may cost, USD",
     "REPLACE=1": "move finished stages with other settings aside",
     "LAUNCH": "'accelerate launch --num_processes 8' for several GPUs",
@@ -71,6 +75,7 @@ PRESET_LINES = {
     "tiny": "0.2, 1 and 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
+    "outputs": "summaries in your own files (INPUT): nothing is trained",
     "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
 }
 

@@ -6,6 +6,7 @@ sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO
 judge         the judge, and what its models cost
 released      a policy that others trained
+outputs       summaries that exist already, and their columns
 config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes

@@ -161,7 +161,13 @@ def smollm2_full() -> Config:
     )
 
 
+def outputs() -> Config:
+    """Summaries that exist already: nothing is trained, and the default judge is an LLM."""
+    return Config(preset="outputs", name="outputs", data=Data(source=""))
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
+    "outputs": outputs,
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=192, num_layers=6),

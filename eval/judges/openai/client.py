@@ -100,7 +100,11 @@ class Chat:
         """The request that a comparison makes, in the dialect that the server is known to take."""
         dialect = self.dialect
         question = make_question(
-            one.query, one.first, one.second, OBJECT if dialect.structured else LINES
+            one.query,
+            one.first,
+            one.second,
+            OBJECT if dialect.structured else LINES,
+            self.settings.axis,
         )
         body = self.body(Request("", question, dialect), max_tokens=0)
         del body[dialect.tokens]  # the budget is no part of the key: the cache keeps it apart

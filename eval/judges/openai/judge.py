@@ -45,7 +45,7 @@ class OpenAIJudge:
             temperature = "its own temperature (it takes no other)"
         form = "by a JSON schema" if self.chat.dialect.structured else "in plain text"
         note = f"LLM behind an OpenAI-compatible API, {temperature}, replies {form}"
-        return About(kind="openai", name=self.settings.model, is_llm=True, note=note)
+        return About(kind="openai", name=self.settings.label, is_llm=True, note=note)
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Print what the missing replies will cost, before the first is asked for.
