@@ -356,7 +356,7 @@ def find_calibration(config: Config) -> dict[str, Any]:
 
 def _results_of(folder: Path) -> dict[str, Any] | None:
     manifest = read_manifest(folder)
-    return manifest["results"] if manifest else None
+    return manifest.get("results") if manifest else None
 
 
 def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ writes leaderboard-<name>-seed<k>.md, .html and .json to runs/reports/. It reads
 the run left on disk: `make leaderboard` asks them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,7 @@ def blocks(
         Heading("The judges"),
         _judges_table(judges),
         *(_agreement(judges) if len(members(judges)) > 1 else []),
-        *(block for name, one in found.items() for block in _standing(name, one)),
+        *(block for name, one in found.items() for block in _standing(name, one, one is first)),
     ]
 
 
@@ -177,14 +177,13 @@ def notes(judges: Sequence[Judged]) -> list[str]:
     return found
 
 
-def _standing(name: str, found: Mapping[str, Any]) -> list[Block]:
+def _standing(name: str, standing: dict[str, Any], explained: bool) -> list[Block]:
     slug = "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
-    standing = dict(found)
     return [
         Heading(f"By {name}"),
-        systems.table(standing),
+        systems.table(standing, explained),
         *systems.figure(standing, f"win-rate-{slug}"),
-        *systems.differences(standing),
+        *systems.differences(standing, explained),
     ]
 
 

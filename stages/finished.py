@@ -67,9 +67,15 @@ def lock_of(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage, or None."""
-    found: dict[str, Any] | None = read_json(folder / "manifest.json")
-    return found
+    """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
+    path = folder / "manifest.json"
+    try:
+        found = read_json(path)
+    except ValueError:
+        found = ""
+    if found is None or isinstance(found, dict):
+        return found
+    raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------

@@ -23,8 +23,8 @@ CAPTION = (
 )
 
 
-def table(found: Standing) -> Table:
-    """All systems and the reference, best first."""
+def table(found: Standing, explained: bool = True) -> Table:
+    """All systems and the reference, best first; `explained`: with what the columns mean."""
     rows = [_row(name, found) for name in found["systems"]]
     words = number(found["reference_words"], 1)
     rows.append(["reference", MISSING, MISSING, MISSING, "0 (by definition)", words, MISSING])
@@ -37,10 +37,11 @@ def table(found: Standing) -> Table:
         "words",
         "unjudged",
     )
-    caption = f"{whole(found['posts'])} posts, the same for all. {CAPTION}"
+    said = [f"{whole(found['posts'])} posts, the same for all."]
+    said += [CAPTION] if explained else []
     if found["with_pairs"]:
-        caption += " It rests on the comparisons of every two systems, too."
-    return Table(header, rows, caption, strong=True)
+        said.append("Strengths rest on the comparisons of every two systems, too.")
+    return Table(header, rows, " ".join(said), strong=True)
 
 
 def _row(name: str, found: Standing) -> list[str]:
@@ -85,7 +86,7 @@ def rank(name: str, found: Standing) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def differences(found: Standing) -> list[Block]:
+def differences(found: Standing, explained: bool = True) -> list[Block]:
     """Each two systems on the same posts; none where there is one system."""
     rows = []
     for one in found["differences"]:
@@ -101,7 +102,7 @@ def differences(found: Standing) -> list[Block]:
         f" {len(rows)} of them."
     )
     header = ("", "difference [95%]", "p-value", "after Holm")
-    return [Details("Each two systems", [Table(header, rows, caption)])]
+    return [Details("Each two systems", [Table(header, rows, caption if explained else "")])]
 
 
 def figure(found: Standing, name: str = "win-rate") -> list[Block]:

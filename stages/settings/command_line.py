@@ -198,14 +198,17 @@ def recorded_sections(asked: Asked) -> dict[str, Any]:
 
 
 def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none."""
+    """The config that a stage's folder recorded; None if it holds none, or none that we wrote."""
     path = folder / "config.json"
     if not path.exists():
         return None
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
-    sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
-    return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
+        sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
+        return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def section_from(name: str, saved: dict[str, Any]) -> Any:
