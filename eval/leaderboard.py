@@ -28,6 +28,8 @@ def cells(asked: Asked, judges: Sequence[str], pairs: bool) -> list[Cell]:
     found = []
     for judge in judges or [""]:
         own = tuple(f"judge.{one}" for one in judge.split(",") if one)
+        if not all("=" in one for one in own):
+            raise UserError(f"JUDGES: {judge!r} is no judge: write kind=local,model=folder")
         with_judge = replace(asked, overrides=(*asked.overrides, *own))
         found.append(Cell(asked=with_judge, config=config_of(with_judge), goals=goals))
     return found

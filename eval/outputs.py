@@ -26,7 +26,7 @@ from stages.settings.config import Config, Outputs, UserError
 
 QUERY = "query"  # the column of a prompt that is shown as it is
 REFERENCE = "ref"  # the reference's policy in published comparisons
-LABELS = {"1": True, "true": True, "summary": True, "policy": True}
+LABELS: dict[str, bool | None] = {"1": True, "true": True, "summary": True, "policy": True}
 LABELS |= {"0": False, "false": False, "reference": False, "": None, "none": None, "tie": None}
 
 
