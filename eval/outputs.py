@@ -26,8 +26,11 @@ from stages.settings.config import Config, Outputs, UserError
 
 QUERY = "query"  # the column of a prompt that is shown as it is
 REFERENCE = "ref"  # the reference's policy in published comparisons
-LABELS: dict[str, bool | None] = {"1": True, "true": True, "summary": True, "policy": True}
-LABELS |= {"0": False, "false": False, "reference": False, "": None, "none": None, "tie": None}
+LABELS: dict[str, bool | None] = {
+    **dict.fromkeys(("1", "true", "summary", "policy"), True),
+    **dict.fromkeys(("0", "false", "reference"), False),
+    **dict.fromkeys(("", "none", "tie"), None),
+}
 
 
 class Output(NamedTuple):

@@ -41,7 +41,7 @@ def by_minorisation(wins, base, rounds=2000):
     for _ in range(rounds):
         for name in names:
             won = sum(count for (a, _), count in wins.items() if a == name)
-            met = Counter()
+            met: Counter[str] = Counter()
             for (a, b), count in wins.items():
                 if name in (a, b):
                     met[b if a == name else a] += count
@@ -235,13 +235,13 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
 ):
     rows = rows_of_world(16)
     rows += [
-        row | {"system": "odd", "summary": told(row["id"], "event", "ask")} for row in rows[::2]
+        row | {"system": "odd", "summary": told(row["id"], "ask", "event")} for row in rows[::2]
     ]
     path = write_jsonl(tmp_path / "three.jsonl", rows)
     with serving(answer_by_length) as server:
-        served = (f"judge.base_url={server.url}", "judge.model=long", "judge.kind=openai")
-        served += ("judge.input_price=1", "judge.output_price=1")
-        for own in (("judge.kind=facts",), served, (*served, "judge.axis=coherence")):
+        served = [f"judge.base_url={server.url}", "judge.model=long", "judge.kind=openai"]
+        served += ["judge.input_price=1", "judge.output_price=1"]
+        for own in (["judge.kind=facts"], served, [*served, "judge.axis=coherence"]):
             make_all(config_of_file(path, *own), pairs=own[-1] != "judge.axis=coherence")
     pairs = read_lines(stage_folder(config_of_file(path), "pairs") / "judgements.jsonl")
     names = ["all-of-it - lead-3", "all-of-it - odd", "lead-3 - odd"]
