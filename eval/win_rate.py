@@ -214,7 +214,7 @@ def print_summary(results: dict[str, Any]) -> None:
         if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in names_of_pair(name)):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        print(f"  {name[:32]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+        print(f"  {name[:28]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
 
 
 def _said_of(row: dict[str, Any]) -> str:

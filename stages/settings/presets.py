@@ -167,7 +167,6 @@ def outputs() -> Config:
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
-    "outputs": outputs,
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=192, num_layers=6),
@@ -201,4 +200,5 @@ PRESETS: dict[str, Callable[[], Config]] = {
         gradient_checkpointing=True,
         frozen_dtype="bf16",
     ),
+    "outputs": outputs,
 }
