@@ -1,6 +1,8 @@
 # The goals that people type; `make help` lists them. What is done, stale or missing, and what is
 # made, stages/pipeline.py decides by content.
-PRESET ?= tiny
+# Summaries that exist already (INPUT, `make judge`) have a preset of their own.
+INPUT ?=
+PRESET ?= $(if $(INPUT)$(filter judge,$(MAKECMDGOALS)),outputs,tiny)
 SEED ?= 44413
 NAME ?=
 SET ?=
@@ -13,6 +15,8 @@ LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
 JUDGE ?=
+JUDGES ?=
+DIRECT ?=
 GPU ?=
 GPUS ?=
 NODES ?=
@@ -40,27 +44,28 @@ DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
 RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
 RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
-	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)")
+	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)") \
+	$(if $(INPUT),outputs.file="$(INPUT)")
 ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
 DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
-HOW = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
-	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DEVICES) $(DRY) \
-	$(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
+ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
+	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
+HOW = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
-GOALS := data base sft rm normalize ppo dpo eval judge-calibration ablations
+GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish scaling versus judges annotate annotated verdict-analysis power simulations smollm \
-	judge-server
+	publish scaling versus leaderboard judges annotate annotated verdict-analysis power \
+	simulations smollm judge-server
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
 $(GOALS): pipeline
 	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
-	+@$(RUN) stages.pipeline $(filter $(GOALS),$(MAKECMDGOALS)) $(ASKED) $(HOW) $(STUDY)
+	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(filter $(GOALS),$(MAKECMDGOALS))) $(ASKED) $(HOW) $(STUDY)
 
 help settings:
 	@$(PYTHON) -B -m stages.pipeline $@ $(ASKED)
@@ -113,6 +118,9 @@ DIFFERENCE ?=
 power: $(INSTALLED)
 	@$(PY) -m eval.power --difference "$(DIFFERENCE)" --name $(or $(NAME),$(PRESET)) \
 		--seed $(SEED) $(call option,judge,$(JUDGE)) $(call option,set,$(SET))
+leaderboard: $(INSTALLED)
+	+@$(PY) -m eval.leaderboard $(ASKED) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
+		$(call option,judges,$(JUDGES))
 JUDGED ?= ppo_1.3b
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \

@@ -1,6 +1,7 @@
 """Which summaries are better, and how sure that is.
 
 summaries         what each policy writes about held-out posts
+outputs           summaries that exist already, in files
 judge             each summary against the reference, in both orders
 win_rate          win rates against the reference, with intervals
 control_texts     texts whose worth is known from how they were made
@@ -9,6 +10,9 @@ calibration       the judge beside labelled comparisons
 annotations       people as judges, and how far they agree
 versus            two policies against each other
 power             posts and dollars that show a difference
+pairs             every two systems against each other
+standings         all systems by one judge, several, a panel
+leaderboard       the command that makes all of it
 verdict_analysis  published verdicts, analysed as our own
 judges            who compares
 rates             what follows from verdicts

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
-from eval.judge import config_with_cap, make_judge
+from eval.judge import config_with_cap, make_judge, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
+from eval.outputs import labelled_rows
 from eval.rates.correction import (
     Corrected,
     Labelled,
@@ -42,8 +43,9 @@ from stages.posts.readers import Located, format_post, is_cnndm, label_strength,
 from stages.posts.world import world_folder
 from stages.running.kept import whole_lines, write_rows
 from stages.running.start import run_stage
-from stages.runs import open_stage
+from stages.runs import Run, open_stage
 from stages.settings.config import TOY, Config, UserError
+from stages.settings.stages import OUTPUTS
 
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
@@ -64,11 +66,9 @@ def calibrate(config: Config) -> dict[str, Any]:
             f"judge.kind={OWN_TEXTS_ONLY} knows its own run's texts only and cannot be calibrated:"
             " choose another judge.kind, or another run's reward model by judge.model"
         )
-    source = world_folder(config) if config.data.source == TOY else config.data.source
-    bad = BadRows(config.data.on_bad_row)
-    located = read_split(config.data, str(source), LABELS, bad)
-    pairs = sample_pairs(located, config.checks.calibration_pairs, config.seed)
     with open_stage(config, "calibration") as run:
+        bad = BadRows(config.data.on_bad_row)
+        pairs, of_pairs = labelled_pairs(run, bad)
         bad.write(run.partial)
         judge = make_judge(config, {})
         kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
@@ -82,11 +82,30 @@ def calibrate(config: Config) -> dict[str, Any]:
             "judge": asdict(judge.about),
             "asking": asking,
             "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
-            "of_pairs": len(located),
+            "of_pairs": of_pairs,
             "skipped_rows": len(bad.skipped),
         }
         run.finish(results)
     return results
+
+
+def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
+    """The pairs that the judge is tried on, and how many there are to draw from.
+
+    They are the validation comparisons, or what the file of given summaries says of its rows.
+    Raises UserError where neither has labels.
+    """
+    config = run.config
+    count, seed = config.checks.calibration_pairs, config.seed
+    if config.kind == OUTPUTS:
+        rows = labelled_rows(read_policies(run.require("summaries")))
+        if not rows:
+            raise UserError("no row has a label: name their column, SET=outputs.label=...")
+        drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
+        return drawn, len(rows)
+    source = world_folder(config) if config.data.source == TOY else config.data.source
+    located = read_split(config.data, str(source), LABELS, bad)
+    return sample_pairs(located, count, seed), len(located)
 
 
 PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "strength")

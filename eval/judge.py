@@ -73,7 +73,8 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
     if config.judge.kind == "local":
         from eval.judges.local import LocalJudge  # needs torch
 
-        return LocalJudge(config.judge.model, config.memory.forward_batch_size)
+        batch_size = config.memory.forward_batch_size
+        return LocalJudge(config.judge.model, batch_size, config.judge.axis)
     return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
 
 

@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from stages.finished import read_manifest, stage_folder
 from stages.learning.loop import Sampling, gather_rows, make_accelerator, over_rows, respond
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, score_responses
-from stages.posts.text_metrics import copied_title_words, distinct, rouge
+from stages.posts.text_metrics import text_measures
 from stages.posts.tokens import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
 from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import Config, UserError
-from stages.settings.stages import POLICY_STAGES, STAGES, inputs_of, is_part
+from stages.settings.stages import POLICY_STAGES, is_part, row_of
 
 
 def write_summaries(config: Config) -> None:
@@ -72,10 +72,10 @@ def scorer_of(
 
 def policies_of(config: Config) -> list[str]:
     """The stages whose policies are compared: an optional one joins the others once it was made."""
-    released = bool(config.released.policy)
-    joined = {one for one in STAGES["summaries"].joined_by if is_part(one, released)}
+    row = row_of("summaries", config.kind)
+    joined = {one for one in row.joined_by if is_part(one, config.kind)}
     made = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
-    return [one for one in POLICY_STAGES if one in {*inputs_of("summaries", released), *made}]
+    return [one for one in POLICY_STAGES if one in {*row.inputs, *made}]
 
 
 def longest(config: Config, name: str) -> int:
@@ -160,11 +160,7 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
         known = [row[key] for row in rows if row[key] is not None]
         means[key] = sum(known) / len(known) if known else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
-    texts = [row["summary"] for row in rows]
-    copied = [copied_title_words(row["query"], row["summary"]) for row in rows]
-    means["copied_title_words"] = sum(copied) / len(rows)
-    means |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
-    return means | rouge(texts, [row["reference"] for row in rows])
+    return means | text_measures(rows)
 
 
 def main(argv: list[str] | None = None) -> None:

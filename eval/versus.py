@@ -34,6 +34,8 @@ from stages.system.files import file_hash, read_lines
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
+NEEDED = ("id", "query", "summary", "reference", "score")  # of a row of summaries
+OWN_FILES = "judge files of your own by `make judge INPUT=...`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +101,21 @@ def read_side(text: str) -> Side:
     if not path.exists():
         there = ", ".join(sorted(one.stem for one in folder.glob("*.jsonl")))
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
-    rows = {row["id"]: row for row in read_lines(path)}
+    rows = {row["id"]: row for row in rows_of(path)}
     return Side(name=name, seed=int(seed or DEFAULT_SEED), policy=policy, folder=folder, rows=rows)
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a policy's summaries. Raises UserError for a file that no run wrote."""
+    try:
+        rows = read_lines(path)
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON lines ({error}): {OWN_FILES}") from None
+    for number, row in enumerate(rows, start=1):
+        lacking = [name for name in NEEDED if not isinstance(row, dict) or name not in row]
+        if lacking:
+            raise UserError(f"{path}:{number}: field {lacking[0]} is missing: {OWN_FILES}")
+    return rows
 
 
 def check_posts(a: Side, b: Side) -> None:
@@ -120,7 +135,7 @@ def check_posts(a: Side, b: Side) -> None:
 
 def check_scores(a: Side, b: Side) -> None:
     """Raise UserError unless one reward model scored both sides."""
-    read = [(read_manifest(side.folder) or {})["inputs"] for side in (a, b)]
+    read = [(read_manifest(side.folder) or {}).get("inputs", {}) for side in (a, b)]
     scored_by = [inputs.get("normalize", inputs.get("released")) for inputs in read]
     if scored_by[0] != scored_by[1]:
         raise UserError(
@@ -131,7 +146,7 @@ def check_scores(a: Side, b: Side) -> None:
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
     """A config that names the comparison's folder and holds the judge of run A and its checks."""
-    saved = json.loads((judged_folder(a, overrides) / "config.json").read_text(encoding="utf-8"))
+    saved = saved_settings(judged_folder(a, overrides), overrides)
     known = {one.name for one in fields(Judge)}
     changes = {key: value for key, value in saved["judge"].items() if key in known}
     for override in overrides:
@@ -144,6 +159,25 @@ def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
     name = f"versus-{a.label}-{b.label}"
     checks = Checks(**saved["checks"]) if "checks" in saved else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
+
+
+def saved_settings(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings that a stage recorded.
+
+    Raises UserError where no stage did and no judge is chosen: such a folder was made by hand.
+    """
+    try:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        saved = None
+    if isinstance(saved, dict) and isinstance(saved.get("judge"), dict):
+        return saved
+    if not any(one.startswith("judge.kind=") for one in overrides):
+        raise UserError(
+            f"{folder} names no judge, because no run wrote it: choose one with"
+            f" SET=judge.kind=..., or {OWN_FILES}"
+        )
+    return {"judge": {}}
 
 
 def judged_folder(side: Side, overrides: Sequence[str]) -> Path:

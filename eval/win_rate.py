@@ -67,7 +67,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
                 for name in scores
             },
             "differences": {
-                f"{later}-{earlier}": asdict(paired_difference(scores[later], scores[earlier]))
+                pair_name(later, earlier): asdict(paired_difference(scores[later], scores[earlier]))
                 for earlier, later in combinations(scores, 2)
             },
         }
@@ -77,6 +77,17 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             results["scores"] = proxy_and_gold(proxy, rows_by_policy(read_lines(gold)))
         run.finish(results)
     return results
+
+
+def pair_name(first: str, second: str) -> str:
+    """The name of two policies, such as `ppo-sft`; with spaces where a name has a hyphen itself."""
+    return " - ".join((first, second)) if "-" in first + second else f"{first}-{second}"
+
+
+def names_of_pair(name: str) -> tuple[str, str]:
+    """The two policies that `pair_name` named; a policy's name holds no space."""
+    first, _, second = name.partition(" - " if " - " in name else "-")
+    return first, second
 
 
 def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -200,10 +211,10 @@ def print_summary(results: dict[str, Any]) -> None:
     for name, row in results["policies"].items():
         print(f"  {name[:16]:16} {_said_of(row)}"[:80])
     for name, row in results["differences"].items():
-        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in name.split("-")):
+        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in names_of_pair(name)):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        print(f"  {name[:16]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+        print(f"  {name[:28]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
 
 
 def _said_of(row: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ annotate_page     pairs for people to judge
 judges_page       all judges beside the same labels
 versus_page       two policies
 bench_page        speed and memory, beside other implementations
+outputs_page      summaries that existed already
+leaderboard_page  all systems of a run, by all judges
 sections          parts of pages
 collect           a finished run as one row of numbers
 compared          an ablation beside the default run

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from eval.rates.table import MOST_UNJUDGED
+from eval.win_rate import names_of_pair
 from reports.page import files_of
 from reports.verdict import shown
 from stages.finished import (
@@ -28,7 +29,7 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
-from stages.settings.stages import POLICY_STAGES, is_part
+from stages.settings.stages import POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
 from stages.system.files import file_hash, read_json, read_lines, write_json
 from stages.system.machine import code_version
@@ -71,9 +72,10 @@ class Record:
 
 
 def policies_of(record: Record) -> list[str]:
-    """The policies that were judged, in the order of the training stages."""
+    """The policies that were judged, in the order of the training stages; others by name."""
     judged = record.results("win_rate")["policies"]
-    return sorted(judged, key=lambda name: (name not in STAGES, STAGES.index(name)))
+    places = {name: place for place, name in enumerate(STAGES)}
+    return sorted(judged, key=lambda name: (places.get(name, len(places)), name))
 
 
 def load_run(config: Config) -> Record:
@@ -153,10 +155,10 @@ def _is_rate(key: str) -> bool:
 def row(record: Record) -> dict[str, Any]:
     """The numbers of one run that a report shows or compares.
 
-    Raises UserError for a run of a released policy, which has no training to show.
+    Raises UserError for a run of what others made, which has no training to show.
     """
-    if is_released(record):
-        raise UserError(f"{record.name} judges a released policy: only its own page shows it")
+    if "ppo" not in record.manifests:
+        raise UserError(f"{record.name} judges what others made: only its own page shows it")
     base, reward, ppo = (record.results(stage) for stage in ("base", "rm", "ppo"))
     tokens = base.get("tokens", {})
     return {
@@ -201,7 +203,7 @@ def judged_row(record: Record) -> dict[str, Any]:
 def _judge_row(record: Record) -> dict[str, Any]:
     wins, judge, summaries = (record.results(one) for one in ("win_rate", "judge", "summaries"))
     differences = {
-        pair: found | {"headline": all(_is_headline(wins, one) for one in pair.split("-"))}
+        pair: found | {"headline": all(_is_headline(wins, one) for one in names_of_pair(pair))}
         for pair, found in wins["differences"].items()
     }
     main = differences.get("ppo-sft", {"headline": False})
@@ -335,7 +337,7 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
         seed=config.seed,
         folders=folders,
         manifests={stage: read_manifest(folder) or {} for stage, folder in folders.items()},
-        settings=_settings(folders),
+        settings=_settings(folders, config.kind),
         calibration=calibration,
         calibration_pairs=read_lines(side / "pairs.jsonl") if calibration else [],
     )
@@ -358,27 +360,29 @@ def find_calibration(config: Config) -> dict[str, Any]:
 
 def _results_of(folder: Path) -> dict[str, Any] | None:
     manifest = read_manifest(folder)
-    return manifest["results"] if manifest else None
+    return manifest.get("results") if manifest else None
 
 
 def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:
     return _results_of(run / SIDE / judge.folder)
 
 
-def _settings(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
+def _settings(folders: dict[str, Path], kind: str) -> dict[str, dict[str, Any]]:
     """Section -> field -> value, each section as the last stage that it governs recorded it."""
     found: dict[str, dict[str, Any]] = {}
     for stage, folder in folders.items():
         saved = read_json(folder / "config.json")
-        sections = (*TABLE[stage].sections, *(("memory",) if stage in ("ppo", RELEASED) else ()))
+        sections = (
+            *row_of(stage, kind).sections,
+            *(("memory",) if stage in ("ppo", RELEASED) else ()),
+        )
         found |= {section: saved[section] for section in sections if section in saved}
     return found
 
 
 def _part_of_the_run(config: Config) -> dict[str, Path]:
     """The folders of a run's stages, without optional ones whose policies were not summarised."""
-    released = bool(config.released.policy)
-    parts = [stage for stage in STAGES if is_part(stage, released)]
+    parts = [stage for stage in STAGES if is_part(stage, config.kind)]
     folders = {stage: stage_folder(config, stage) for stage in parts}
     summarised = (read_manifest(folders["summaries"]) or {}).get("inputs", {})
     return {

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.settings.stages import STAGES, inputs_of, is_part
+from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
 from stages.system.files import file_hash, hash_files, read_json
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
+OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 METHOD = "method"  # as an input of the stages that have been done otherwise before
 
@@ -67,9 +68,15 @@ def lock_of(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage, or None."""
-    found: dict[str, Any] | None = read_json(folder / "manifest.json")
-    return found
+    """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
+    path = folder / "manifest.json"
+    try:
+        found = read_json(path)
+    except ValueError:
+        found = ""
+    if found is None or isinstance(found, dict):
+        return found
+    raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------
@@ -135,11 +142,10 @@ def differing_settings(config: Config, stage: str) -> list[str]:
 
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """What a stage would be made from now: each input's identity, None if it is missing."""
-    row = STAGES[stage]
-    released = bool(config.released.policy)
-    inputs = {name: identity(config, name, stage) for name in inputs_of(stage, released)}
+    row = row_of(stage, config.kind)
+    inputs = {name: identity(config, name, stage) for name in row.inputs}
     joined = {
-        name: identity(config, name, stage) for name in row.joined_by if is_part(name, released)
+        name: identity(config, name, stage) for name in row.joined_by if is_part(name, config.kind)
     }
     there = {name: found for name, found in joined.items() if found is not None}
     return inputs | there | outer_inputs(config, stage)
@@ -170,10 +176,22 @@ def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash, as `data`, of the files that a stage reads from the user's own folder."""
     source = config.data.source
-    if not STAGES[stage].reads_data or source in (settings.TOY, settings.HUB):
+    if config.kind == OUTPUTS and stage == "summaries":
+        paths = output_files(config.outputs.file)
+    elif STAGES[stage].reads_data and source not in ("", settings.TOY, settings.HUB):
+        paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
+    else:
         return {}
-    paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
     return {"data": hash_of({path.name: file_hash(path) for path in paths})}
+
+
+def output_files(source: str) -> list[Path]:
+    """The files of summaries that `outputs.file` names: itself, or those of a folder or a run."""
+    path = Path(source)
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    folder = path / "summaries" if (path / "summaries").is_dir() else path
+    return sorted(one for one in folder.iterdir() if one.suffix in OUTPUT_FILES)
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:

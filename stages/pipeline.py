@@ -36,12 +36,14 @@ from stages.running.status import help_lines, kept, settings_lines, status
 from stages.runs import halvings, move_aside, put_in_place
 from stages.settings.ablations import ABLATIONS, settings_of_ablation
 from stages.settings.checks import unknown
-from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
-from stages.settings.stages import SHARED_SECTIONS, STAGES, inputs_of, is_part, with_inputs
+from stages.settings.stages import NO_PART, SHARED_SECTIONS, STAGES, TRAINED, row_of, with_inputs
 from stages.system.locks import held
 
-GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal != "versus"))
+# Two other commands compare what runs have made.
+BESIDE = ("versus", "leaderboard")
+GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
 ABLATION_SEEDS = (44413, 55513, 66613)
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Asked], list[str]]] = {
@@ -87,28 +89,30 @@ class How:
 def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
     """The stages that lead to some goals, in order; an optional one joins if it was made before.
 
-    Raises UserError for an unknown goal, and for training where a released policy is judged.
+    Raises UserError for an unknown goal, and for training where nothing is trained.
     """
-    wanted, released = set(), bool(config.released.policy)
+    wanted, no_part = set(), set(NO_PART[config.kind])
     for goal in goals:
         named = {name for name, one in STAGES.items() if goal in (name, one.goal)}
         if not named:
             raise unknown("goal", goal, (*GOALS, *STAGES))
         named = {goal} if goal in STAGES and goal not in GOALS else named
-        part = {name for name in named if is_part(name, released)}
-        if part != named and goal != "eval":
-            raise UserError(_no_part(goal, released))
-        wanted |= part
-    found = with_inputs(wanted, released)
-    joined = {one for name in found for one in STAGES[name].joined_by if is_part(one, released)}
+        if named & no_part and goal != "eval":
+            raise UserError(_no_part(goal, config.kind))
+        wanted |= named - no_part
+    if config.outputs.label and "report" in wanted:  # the judge is tried on the file's own labels
+        wanted |= {"calibration"}
+    found = with_inputs(wanted, config.kind)
+    joined = {one for name in found for one in STAGES[name].joined_by} - no_part
     there = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
-    return with_inputs({*found, *there}, released)
+    return with_inputs({*found, *there}, config.kind)
 
 
-def _no_part(goal: str, released: bool) -> str:
-    if released:
-        return f"{goal} trains, and POLICY= is judged without training: leave out one of the two"
-    return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
+def _no_part(goal: str, kind: str) -> str:
+    if kind == TRAINED:
+        return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
+    given = GIVEN_BY[kind]
+    return f"{goal} trains, and {given} is judged without training: leave out one of the two"
 
 
 def refuse_or_move_aside(config: Config, stages: Sequence[str], how: How) -> None:
@@ -134,8 +138,8 @@ def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
     """The stages that would be made, and why; some depend on the outcome of an earlier one."""
     found: list[tuple[str, str]] = []
     for stage in stages:
-        inputs = inputs_of(stage, bool(config.released.policy))
-        read = (*inputs, *STAGES[stage].joined_by)
+        row = row_of(stage, config.kind)
+        read = (*row.inputs, *row.joined_by)
         before = [name for name, _ in found if name in read]
         problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
         if problem == MISSING and partial.is_dir():
@@ -195,7 +199,8 @@ class Maker:
             if self.stopped:
                 return self.stopped
             made.append(stage)
-            print(f"\n[{number}/{len(own)}] {stage}: {STAGES[stage].what} ({why})", flush=True)
+            what = row_of(stage, config.kind).what
+            print(f"\n[{number}/{len(own)}] {stage}: {what} ({why})", flush=True)
             code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
                 return code
@@ -207,7 +212,7 @@ class Maker:
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
-        row = STAGES[stage]
+        row = row_of(stage, cell.config.kind)
         launch = self.how.launch if row.computes else ()
         capped = "judge" in row.sections and self.how.max_cost
         start = [*(launch or (sys.executable,)), "-m", "stages.running.start", row.module]
@@ -366,8 +371,8 @@ def make_goals(asked: Asked, args: argparse.Namespace) -> int:
     )
     with Maker(how) as maker:
         if "ablations" in args.goals:
-            if config_of(asked).released.policy:
-                raise UserError(_no_part("ablations", released=True))
+            if (kind := config_of(asked).kind) != TRAINED:
+                raise UserError(_no_part("ablations", kind))
             return make_ablations(maker, asked, args.seeds, args.ablations)
         cell = Cell(asked=asked, config=config_of(asked), goals=tuple(args.goals))
         return maker.make(cell)

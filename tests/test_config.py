@@ -332,7 +332,7 @@ def test_memory_knobs_change_no_settings_hash():
         ("dpo.beta=0.5", {"dpo"}),
         ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
-        ("judge.kind=openai", {"judge", "controls", "calibration", "versus"}),
+        ("judge.kind=openai", {"judge", "controls", "pairs", "calibration", "versus"}),
         ("judge.model=x", set()),  # the facts rule asks no model
         ("judge.max_cost=9", set()),
         ("memory.cpu_threads=1", {name for name, one in STAGES.items() if one.computes}),

@@ -142,7 +142,9 @@ def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes():
             continue
         overrides = tuple(given["SET"].split())
         name = given.get("NAME", "")
-        made = make_config(given.get("PRESET", "tiny"), name=name, overrides=overrides)
+        preset = given.get("PRESET", "outputs" if "INPUT" in given else "tiny")
+        overrides += (f"outputs.file={given['INPUT']}",) if "INPUT" in given else ()
+        made = make_config(preset, name=name, overrides=overrides)
         assert made.overrides == overrides
         taken += 1
     assert taken > 3

@@ -24,7 +24,7 @@ PLACE = "QUESTION-5f0c2a9d"
 class LocalJudge:
     """A chat model, from a folder or the hub, on this machine's GPU where it has one."""
 
-    def __init__(self, source: str, batch_size: int) -> None:
+    def __init__(self, source: str, batch_size: int, axis: str = "overall") -> None:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(source)
             self.model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
@@ -39,9 +39,10 @@ class LocalJudge:
         self.letter_ids = [letter_ids(self.tokenizer, letter) for letter in LETTERS]
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.known: dict[Comparison, Reply] = {}
-        self.source = source
+        self.source, self.axis = source, axis
+        name = source if axis == "overall" else f"{source}, {axis} alone"
         note = "LLM in this process: the more probable of the answers A and B, not sampled"
-        self.about = About(kind="local", name=source, is_llm=True, note=note)
+        self.about = About(kind="local", name=name, is_llm=True, note=note)
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Judge them all, in batches of texts of similar length, which pad the least.
@@ -68,7 +69,7 @@ class LocalJudge:
     def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
         found, fitting = {}, []
         for one in comparisons:
-            question = make_question(one.query, one.first, one.second, LETTER)
+            question = make_question(one.query, one.first, one.second, LETTER, self.axis)
             tokens = encode(self.tokenizer, question.prompt)
             if self.longest is not None and len(tokens) > self.longest:
                 text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"

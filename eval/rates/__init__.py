@@ -4,6 +4,7 @@ formulas        means over posts, paired tests, agreement
 correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length
 simple_judges   a judge beside the longest text, the majority label and the most overlap
+strengths       several systems and several judges
 scores          mean scores of a proxy and a gold reward model
 table           every rate of a table of verdicts, with its interval
 """

@@ -5,6 +5,7 @@ length     a reward model's accuracy beside the longer one's
 scores     proxy and gold score, where a gold reward model judged
 dpo        DPO's policy as a reward model
 released   the page of a policy that others trained
+systems    several systems side by side
 samples    the first held-out posts with every summary
 made_with  settings, time, versions, hashes
 """

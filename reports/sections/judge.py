@@ -9,6 +9,7 @@ from eval.judges.protocol import VERDICTS
 from eval.rates.correction import SHIFT, Corrected
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
+from eval.win_rate import names_of_pair
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Note, Table, Text
 from reports.verdict import (
@@ -177,7 +178,8 @@ def _differences(numbers: Row) -> Table:
     rows = []
     for pair, found in numbers["differences"].items():
         p = p_value(found["p_value"] if found["headline"] else None)
-        rows.append([pair.upper().replace("-", " less "), difference(found), p])
+        names = " less ".join(names_of_pair(pair)).upper()
+        rows.append([names, difference(found), p])
     caption = (
         "Differences of win rates on the same posts: bootstrap over posts, and the p-value of a"
         " paired randomisation test."

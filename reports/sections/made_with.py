@@ -159,7 +159,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     return [
         Heading("Time, memory and versions"),
         Text(_in_all(manifests)),
-        Text(where([record])),
+        *([Text(where([record]))] if "memory" in record.settings else []),
         Table(("stage", "wall time", "peak GiB", "device"), cost),
         Details(
             "Versions and hashes",

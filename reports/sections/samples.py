@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from eval.rates.length_control import word_count
 from reports.collect import Record, policies_of
 from reports.page import Block, Heading, Sample, Text
 from reports.verdict import number
@@ -52,7 +53,14 @@ def _own_words(sample: Sample) -> Sample:
 
 
 def _said_of_reference(post: dict[str, Any]) -> str:
-    return f"RM score {number(post['reference_score'])}, {post['reference_tokens']} tokens"
+    return _scored(post["reference_score"], post["reference_tokens"], post["reference"])
+
+
+def _scored(score: float | None, tokens: int | None, text: str) -> str:
+    """The reward model's score and the length; of given summaries only the words are known."""
+    if tokens is None:
+        return f"{word_count(text)} words"
+    return f"RM score {number(score)}, {tokens} tokens"
 
 
 def _said(
@@ -60,6 +68,6 @@ def _said(
 ) -> tuple[str, str, str]:
     score = scores.get((policy, one["id"]))
     outcome = "unjudged" if score is None else OUTCOMES.get(score, f"judged {score:g} of 1")
-    ends = "" if one["has_eos"] else ", cut at the limit"
-    facts = f"{outcome}; RM score {number(one['score'])}, {one['tokens']} tokens{ends}"
+    ends = ", cut at the limit" if one["has_eos"] is False else ""
+    facts = f"{outcome}; {_scored(one['score'], one['tokens'], one['summary'])}{ends}"
     return policy.upper(), one["summary"], f"Judge: {facts}"

@@ -5,6 +5,7 @@ world         that world as files
 halves        the training comparisons in two halves without a common post
 readers       the schemas of the real data, checked row by row
 hub           posts and comparisons of the hub, at one commit
+tables        JSONL, CSV and Parquet, row by row
 bad_rows      rows that cannot be used: the stage stops there, or lists them and goes on
 published     what the published data hold: known counts, odd rows that are kept
 drawn         fewer rows, where the settings ask for fewer

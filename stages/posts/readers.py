@@ -6,7 +6,6 @@ come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub throug
 row is refused with file, line and field, or skipped. Source: Huang et al. 2024, detail 1.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.hub import read_hub
+from stages.posts.tables import parse_line, raw_rows
 from stages.settings.config import HUB, Data, UserError
 
 POSTS = ("sft_train", "sft_validation")
@@ -51,7 +51,7 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
     raw = read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
     for where, row in raw:
         with bad.of(split):
-            checked = _parse_line(where, row) if isinstance(row, bytes) else row
+            checked = parse_line(where, row) if isinstance(row, bytes) else row
             _check(split, where, checked)
             located.append((where, checked))
     if not located:
@@ -64,33 +64,11 @@ def _files(folder: Path, split: str) -> tuple[Path, Path]:
 
 
 def _read_file(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
-    """Rows of Parquet as they are, of JSONL as the bytes of a line."""
     jsonl, parquet = _files(folder, split)
-    if jsonl.exists():
-        with jsonl.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
-            for number, line in enumerate(lines, start=1):
-                yield f"{jsonl}:{number}", line
-    elif parquet.exists():
-        import pyarrow.parquet
-
-        try:
-            rows = pyarrow.parquet.read_table(parquet).to_pylist()
-        except pyarrow.ArrowInvalid:
-            raise UserError(f"{parquet}: not a Parquet file: write it again") from None
-        for number, row in enumerate(rows, start=1):
-            yield f"{parquet}:{number}", row
-    else:
+    path = next((one for one in (jsonl, parquet) if one.exists()), None)
+    if path is None:
         raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
-
-
-def _parse_line(where: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise BadRowError(where, f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise BadRowError(where, "not a JSON object")
-    return row
+    yield from raw_rows(path)
 
 
 def _check(split: str, where: str, row: dict[str, Any]) -> None:
@@ -143,6 +121,13 @@ def _check_confidence(where: str, extra: Any) -> None:
         raise BadRowError(
             where, f"field extra.confidence is {confidence!r}: it must be 1 to 9, 5 a tie, or null"
         )
+
+
+def text_of(where: str, row: dict[str, Any], name: str) -> str:
+    """The text in a column. Raises BadRowError where there is none, or no whole one."""
+    _require_type(where, row, name, str)
+    text: str = row[name]
+    return text
 
 
 def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:

@@ -1,11 +1,21 @@
 """Measures of generated text that need no model."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 TITLE = re.compile(r"^TITLE:(.*)$", re.MULTILINE)
 WORD = re.compile(r"\w+")
+
+
+def text_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """The measures below of rows with `query`, `summary` and `reference`: means over all rows."""
+    texts = [row["summary"] for row in rows]
+    copied = [copied_title_words(row["query"], row["summary"]) for row in rows]
+    found: dict[str, float | None] = {"copied_title_words": sum(copied) / len(rows)}
+    found |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
+    return found | rouge(texts, [row["reference"] for row in rows])
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -30,6 +30,8 @@ GOAL_LINES = {
     "ppo": "PPO against the reward model",
     "dpo": "DPO from the same comparisons, beside PPO",
     "eval": "summaries, verdicts, win rates and the page of the run",
+    "judge": "the same for summaries that exist: INPUT=outputs.jsonl",
+    "leaderboard": "a run's systems side by side, by JUDGES; DIRECT=1: in pairs",
     "ablations": "one switch at a time against a run, over SEEDS",
     "judge-calibration": "the judge beside labelled comparisons",
     "judges": "all calibrated judges beside the same labels, on one page",
@@ -74,6 +76,8 @@ VARIABLES = {
     "PRICE_PER_HOUR": "for plan, rehearse: of one card, USD",
     "POLICY": "a released checkpoint for eval: folder or hub id[@revision]",
     "REWARD_MODEL": "what scores its summaries; without it there are no scores",
+    "INPUT": "summaries to judge: JSONL, CSV, Parquet, folder, run",
+    "JUDGES": "for leaderboard: 'model=m axis=accuracy,model=m kind=facts'",
     "MAX_COST": "the most that an LLM judge may cost, USD",
     "REPLACE=1": "move finished stages with other settings aside",
     "LAUNCH": "a launcher of your own, in place of GPUS, NODES, ENGINE",
@@ -83,6 +87,7 @@ PRESET_LINES = {
     "tiny": "0.2, 1 and 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
+    "outputs": "summaries in your own files (INPUT): nothing is trained",
     "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
 }
 

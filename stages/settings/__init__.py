@@ -7,6 +7,7 @@ ppo           PPO
 judge         the judge
 judge_models  what its models cost, and when they end
 released      a policy that others trained
+outputs       summaries that exist already, and their columns
 config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes

@@ -17,11 +17,21 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
 from stages.settings.presets import PRESETS
-from stages.settings.stages import SHARED_SECTIONS, SHARED_STAGES, STAGES
+from stages.settings.stages import (
+    OUTPUTS,
+    RELEASED,
+    SHARED_SECTIONS,
+    SHARED_STAGES,
+    STAGES,
+    TRAINED,
+)
 
 # An override of these sections needs no name of its own: another judge is another opinion of the
 # same run. Threads and precision do change numbers, so finished stages with others are refused.
 SAME_RUN = ("judge", "checks", "memory")
+# What gives the summaries, or the policy, of a run that trains nothing.
+GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}
+TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +84,7 @@ def config_of(asked: Asked, upstream: Config | None = None) -> Config:
         elif value:
             config = _set(config, key, value)
     changes = _changes(texts)
-    config = _released(_changed(config, changes), asked, changes)
+    config = _without_training(_changed(config, changes), asked, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
     _check_name(replace(asked, name=_name(asked, config)), texts)
@@ -104,32 +114,36 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     return replace(config, **sections)
 
 
-def _released(config: Config, asked: Asked, changes: dict[str, dict[str, Any]]) -> Config:
+def _without_training(config: Config, asked: Asked, changes: dict[str, dict[str, Any]]) -> Config:
     """The config with a released policy, if there is one, in the place of the base checkpoint.
 
     Raises UserError for what makes no sense without training.
     """
-    policy = config.released.policy
-    if not policy:
+    if config.kind == TRAINED:
         return config
+    given = GIVEN_BY[config.kind]
     if asked.upstream:
-        raise UserError("POLICY= is judged without training: leave out UPSTREAM=")
-    for section in {"base", "sft", "rm", "ppo", "dpo", "lora"} & changes.keys():
-        raise UserError(f"{section}.* has no effect: POLICY= is judged without training")
+        raise UserError(f"{given} is judged without training: leave out UPSTREAM=")
+    for section in TRAINING_SECTIONS & changes.keys():
+        raise UserError(f"{section}.* has no effect: {given} is judged without training")
     if config.judge.kind == "reward_model" and not (
         config.judge.gold or config.released.reward_model
     ):
+        add = "add REWARD_MODEL=" if config.kind == RELEASED else "name it by judge.model"
         raise UserError(
-            "judge.kind=reward_model needs a reward model: add REWARD_MODEL=, or choose another"
-            " judge, such as SET=judge.kind=openai"
+            f"judge.kind=reward_model needs a reward model: {add}, or choose another judge, such"
+            " as SET=judge.kind=openai"
         )
-    base = replace(config.base, checkpoint=policy, tokenizer=asked.tokenizer)
+    if config.kind == OUTPUTS:
+        return config
+    base = replace(config.base, checkpoint=config.released.policy, tokenizer=asked.tokenizer)
     return replace(config, base=base)
 
 
 def _name(asked: Asked, config: Config) -> str:
-    """The run's folder: as asked, else named after the released policy or the preset."""
-    return asked.name or (config.released.run_name if config.released.policy else config.name)
+    """The run's folder: as asked, else named after what is judged, or after the preset."""
+    names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
+    return asked.name or names.get(config.kind, config.name)
 
 
 def _check_name(asked: Asked, texts: Sequence[str]) -> None:
@@ -184,14 +198,17 @@ def recorded_sections(asked: Asked) -> dict[str, Any]:
 
 
 def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none."""
+    """The config that a stage's folder recorded; None if it holds none, or none that we wrote."""
     path = folder / "config.json"
     if not path.exists():
         return None
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
-    sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
-    return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
+        sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
+        return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def section_from(name: str, saved: dict[str, Any]) -> Any:
@@ -202,6 +219,10 @@ def section_from(name: str, saved: dict[str, Any]) -> Any:
 
 
 def _check_given(config: Config) -> None:
+    if config.kind == OUTPUTS:
+        return
+    if config.preset == "outputs":
+        raise UserError("preset outputs needs a file of summaries: add INPUT=outputs.jsonl")
     if not config.data.source:
         raise UserError(f"preset {config.preset} needs a folder of posts: add --data (make: DATA=)")
     if config.base.checkpoint == RANDOM and not config.base.tokenizer:

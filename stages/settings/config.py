@@ -14,6 +14,7 @@ from typing import Any
 
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
+from stages.settings.outputs import Outputs
 from stages.settings.ppo import Ppo
 from stages.settings.released import Released
 from stages.settings.sections import (
@@ -34,7 +35,7 @@ from stages.settings.sections import (
     Sft,
     World,
 )
-from stages.settings.stages import STAGES
+from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of
 
 # Other packages import settings from here.
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Lora",
     "Memory",
     "Optimizer",
+    "Outputs",
     "Ppo",
     "Released",
     "Rm",
@@ -94,6 +96,7 @@ class Config:
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
     released: Released = field(default_factory=Released)
+    outputs: Outputs = field(default_factory=Outputs)
     eval: Eval = field(default_factory=Eval)
     judge: Judge = field(default_factory=Judge)
     checks: Checks = field(default_factory=Checks)
@@ -103,6 +106,15 @@ class Config:
         require(self.seed >= 0, "seed", "be at least 0")
         one_folder = "/" not in self.name and self.name not in ("", ".", "..")
         require(one_folder, "name", "be a folder name")
+        several = bool(self.released.policy and self.outputs.file)
+        require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
+
+    @property
+    def kind(self) -> str:
+        """Whether the run trains, judges a released policy, or judges summaries that exist."""
+        if self.outputs.file:
+            return OUTPUTS
+        return RELEASED if self.released.policy else TRAINED
 
 
 SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
@@ -125,7 +137,7 @@ CAME_LATER: dict[tuple[str, str], Any] = {
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
     """What the result of one stage depends on, beside its inputs: sections and the seed."""
-    row = STAGES[stage]
+    row = row_of(stage, config.kind)
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in row.sections}
     if "judge" in sections:
         sections["judge"] = config.judge.identity

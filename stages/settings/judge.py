@@ -9,6 +9,8 @@ from typing import Any
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
 
 KINDS = ("openai", "local", "facts", "reward_model")
+# What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
+AXES = ("overall", "accuracy", "coverage", "coherence")
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
@@ -61,6 +63,8 @@ class Judge:
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"
     """Whether replies follow a JSON schema: `on`, `off`, or `auto` (unless the server refuses)."""
+    axis: str = AXES[0]
+    """What is compared: `overall`, or `accuracy`, `coverage` or `coherence` alone."""
 
     # The settings below say how the judge is asked. No verdict depends on them.
     concurrency: int = 8
@@ -85,6 +89,9 @@ class Judge:
         one_of(self, "judge", "kind", KINDS)
         one_of(self, "judge", "structured", ("auto", "on", "off"))
         one_of(self, "judge", "reasoning_effort", EFFORTS)
+        one_of(self, "judge", "axis", AXES)
+        is_asked = bool(READ_BY[self.kind]) or self.axis == AXES[0]
+        require(is_asked, "judge.axis", f"be overall: judge.kind={self.kind} is asked no question")
         positive(self, "judge", "max_tokens", "asks", "concurrency", "request_seconds")
         at_least_0(
             self, "judge", "requests_per_minute", "max_retries", "max_cost", "reasoning_tokens"
@@ -106,7 +113,14 @@ class Judge:
         for name in CAME_LATER.keys() & read.keys():
             if read[name] == CAME_LATER[name]:
                 del read[name]
+        if self.axis != AXES[0]:  # it came later: what was judged before stays valid
+            read["axis"] = self.axis
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
+
+    @property
+    def label(self) -> str:
+        """The model, and the axis that it is asked about if it is only one."""
+        return self.model if self.axis == AXES[0] else f"{self.model}, {self.axis} alone"
 
     @property
     def gold(self) -> str:

@@ -161,6 +161,11 @@ def smollm2_full() -> Config:
     )
 
 
+def outputs() -> Config:
+    """Summaries that exist already: nothing is trained, and the default judge is an LLM."""
+    return Config(preset="outputs", name="outputs", data=Data(source=""))
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
@@ -195,4 +200,5 @@ PRESETS: dict[str, Callable[[], Config]] = {
         gradient_checkpointing=True,
         frozen_dtype="bf16",
     ),
+    "outputs": outputs,
 }

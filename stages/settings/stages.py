@@ -4,7 +4,7 @@ Settings, runs, reports and the pipeline read it, so that a new stage is one mor
 order of the rows is the order in which stages run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,6 @@ class Stage:
     """Sections of the config that its result depends on, beside what its inputs depend on."""
     inputs: tuple[str, ...] = ()
     """Stages whose outputs it reads."""
-    of_released: tuple[str, ...] | None = None
-    """Its inputs in a run that judges a released policy; None: the same."""
     joined_by: tuple[str, ...] = ()
     """Optional stages whose outputs it reads too, if they are there."""
     shared: bool = False
@@ -46,6 +44,8 @@ class Stage:
     """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
 
 
+# What a page shows of any run: its summaries, and what was said of them.
+JUDGED = ("summaries", "judge", "controls", "win_rate")
 STAGES = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
@@ -120,7 +120,6 @@ STAGES = {
         goal="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
-        of_released=("base", "released"),
         joined_by=("dpo",),
     ),
     "judge": Stage(
@@ -153,6 +152,16 @@ STAGES = {
         computes=False,
         per_judge=True,
     ),
+    "pairs": Stage(
+        what="every two systems of a run against each other",
+        module="eval.pairs",
+        goal="leaderboard",
+        sections=("judge",),
+        inputs=("summaries",),
+        optional=True,
+        computes=False,
+        per_judge=True,
+    ),
     "calibration": Stage(
         what="the judge beside labelled comparisons",
         module="eval.calibration",
@@ -169,11 +178,7 @@ STAGES = {
         head="page",
         module="reports.run_page",
         goal="eval",
-        inputs=(
-            *("base", "sft", "rm", "normalize", "ppo"),
-            *("summaries", "judge", "controls", "win_rate"),
-        ),
-        of_released=("base", "released", "summaries", "judge", "controls", "win_rate"),
+        inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
         joined_by=("dpo", "calibration"),
         computes=False,
         per_judge=True,
@@ -208,22 +213,48 @@ LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.se
 SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
 
 
-# They train, and are no part of a run that judges a released policy.
+# What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
+# judges summaries that exist already (INPUT=).
+TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
 TRAINING_STAGES = ("sft", "rm", "normalize", "ppo", "dpo")
+# Kind of run -> the stages that do not occur in it.
+NO_PART = {
+    TRAINED: ("released",),
+    RELEASED: TRAINING_STAGES,
+    OUTPUTS: ("base", *TRAINING_STAGES, "released"),
+}
+# Kind of run -> stage -> its row there, where it is another one.
+OTHER_ROWS = {
+    TRAINED: {},
+    RELEASED: {
+        "summaries": replace(STAGES["summaries"], inputs=("base", "released")),
+        "report": replace(STAGES["report"], inputs=("base", "released", *JUDGED)),
+    },
+    OUTPUTS: {
+        "summaries": Stage(
+            what="summaries that exist already, read from files",
+            module="eval.outputs",
+            goal="eval",
+            sections=("outputs", "eval"),
+            computes=False,
+        ),
+        "calibration": replace(STAGES["calibration"], inputs=("summaries",)),
+        "report": replace(STAGES["report"], module="reports.outputs_page", inputs=JUDGED),
+    },
+}
 
 
-def inputs_of(stage: str, released: bool) -> tuple[str, ...]:
-    """The inputs of a stage, in a run that judges a `released` policy or in one that trains."""
-    row = STAGES[stage]
-    return row.of_released if released and row.of_released is not None else row.inputs
+def row_of(stage: str, kind: str) -> Stage:
+    """What a stage is in a kind of run."""
+    return OTHER_ROWS[kind].get(stage, STAGES[stage])
 
 
-def is_part(stage: str, released: bool) -> bool:
-    """Whether a stage occurs in such a run at all."""
-    return stage not in TRAINING_STAGES if released else stage != "released"
+def is_part(stage: str, kind: str) -> bool:
+    """Whether a stage occurs in a kind of run at all."""
+    return stage not in NO_PART[kind]
 
 
-def with_inputs(wanted: set[str], released: bool = False) -> list[str]:
+def with_inputs(wanted: set[str], kind: str = TRAINED) -> list[str]:
     """The wanted stages and all that they are made from, in the order in which they run."""
     needed: set[str] = set()
     todo = list(wanted)
@@ -231,5 +262,5 @@ def with_inputs(wanted: set[str], released: bool = False) -> list[str]:
         name = todo.pop()
         if name not in needed:
             needed.add(name)
-            todo += inputs_of(name, released)
+            todo += row_of(name, kind).inputs
     return [name for name in STAGES if name in needed]

@@ -122,7 +122,9 @@ class Chat:
             Dialect(structured=form, temperature=sent) for sent in (True, False) for form in forms
         ]
         questions = {
-            form: make_question(one.query, one.first, one.second, OBJECT if form else LINES)
+            form: make_question(
+                one.query, one.first, one.second, OBJECT if form else LINES, self.settings.axis
+            )
             for form in forms
         }
         keys = {way: self._key(questions[way.structured], way) for way in ways}

@@ -58,7 +58,7 @@ class OpenAIJudge:
             effort = "no reasoning effort said"
         form = "by a JSON schema" if dialect.structured else "in plain text"
         note = f"LLM behind an OpenAI-compatible API, {temperature}, {effort}, replies {form}"
-        return About(kind="openai", name=judge.model, is_llm=True, note=note)
+        return About(kind="openai", name=judge.label, is_llm=True, note=note)
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Print what the missing replies will cost, before the first is asked for.

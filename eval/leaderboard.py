@@ -1,0 +1,81 @@
+"""All systems of a run side by side, by every judge that is named: `make leaderboard`.
+
+    python -m eval.leaderboard --preset outputs --set outputs.file=outputs.jsonl
+        --judges kind=local,model=folder kind=openai,axis=accuracy
+
+makes the judgements that are missing, one judge after the other, then the page. A judge is written
+as its settings with commas between them; each has folders of its own below the run.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stages.pipeline import Cell, How, Maker, launcher
+from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.config import UserError, fail
+
+PAGE = "reports.leaderboard_page"
+
+
+def cells(asked: Asked, judges: Sequence[str], pairs: bool) -> list[Cell]:
+    """One evaluation for each judge, `kind=local,model=folder`; the run's own where none is named.
+
+    Raises UserError for a setting that a judge does not have.
+    """
+    goals = ("eval", "pairs") if pairs else ("eval",)
+    found = []
+    for judge in judges or [""]:
+        own = tuple(f"judge.{one}" for one in judge.split(",") if one)
+        if not all("=" in one for one in own):
+            raise UserError(f"JUDGES: {judge!r} is no judge: write kind=local,model=folder")
+        with_judge = replace(asked, overrides=(*asked.overrides, *own))
+        found.append(Cell(asked=with_judge, config=config_of(with_judge), goals=goals))
+    return found
+
+
+def make_leaderboard(maker: Maker, todo: Sequence[Cell]) -> int:
+    """Make what is missing of each judge, then the page of all judges; return the exit status.
+
+    A judge that fails leaves the others alone.
+    """
+    codes = maker.make_all(todo)
+    if maker.stopped or maker.how.dry_run or all(codes):
+        return maker.stopped or max(codes)
+    return max(*codes, maker.call([sys.executable, "-m", PAGE, *todo[0].asked.arguments]))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="all systems of a run side by side")
+    add_arguments(parser)
+    parser.add_argument("--judges", nargs="+", default=[], metavar="KEY=VALUE,KEY=VALUE")
+    parser.add_argument("--pairs", action="store_true", help="each two systems with each other too")
+    parser.add_argument("--launch", default="", help="starts the stages that run models")
+    parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
+    parser.add_argument("--replace", action="store_true", help="move what differs aside")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be made")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Make the leaderboard; exits with the status of the first judge that failed."""
+    args = parse(argv)
+    try:
+        how = How(
+            launch=launcher(args.launch),
+            max_cost=args.max_cost,
+            replace=args.replace,
+            dry_run=args.dry_run,
+        )
+        todo = cells(asked_of(args), args.judges, args.pairs)
+        with Maker(how) as maker:
+            code = make_leaderboard(maker, todo)
+    except UserError as error:
+        fail(error)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

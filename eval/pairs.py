@@ -1,0 +1,67 @@
+"""Every two systems of a run against each other, on the posts that both have, in both orders.
+
+    python -m eval.pairs --preset tiny
+
+writes `judgements.jsonl`, whose `policy` names both. `make leaderboard DIRECT=1` makes it: strengths
+then rest on all pairs, and not on the comparisons with the reference alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from eval.controls import rows_for
+from eval.judge import config_with_cap, make_judge, questions_about, read_policies, summarize
+from eval.judges.both_orders import judge_both_orders
+from eval.judges.protocol import Row
+from eval.win_rate import pair_name
+from stages.running.start import run_stage
+from stages.runs import open_stage
+from stages.settings.config import Config, UserError
+
+
+def judge_pairs(config: Config) -> dict[str, Any]:
+    """Judge all pairs of systems, write `judgements.jsonl`, return the manifest's results.
+
+    Raises UserError where there are fewer than two systems or the judge cannot be asked.
+    """
+    with open_stage(config, "pairs") as run:
+        policies = read_policies(run.require("summaries"))
+        if len(policies) < 2:
+            raise UserError(f"there is one system, {next(iter(policies))}: pairs need two")
+        judge = make_judge(config, policies)
+        first = next(iter(policies.values()))
+        # All questions of a run share one cap: pairs may spend what the others left.
+        beside = [*questions_about(policies), *questions_about(rows_for(config, first))]
+        judgements = judge_both_orders(run, judge, pair_rows(policies), "pairs", beside)
+        results = summarize(judge.about, judgements)
+        run.finish(results)
+    return results
+
+
+def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """For each two systems the first one's rows, with the other's summary as the reference."""
+    return {
+        pair_name(a, b): [
+            {**row, "reference": other["summary"], "reference_score": other["score"]}
+            for row, other in same_posts(policies[a], policies[b])
+        ]
+        for a, b in combinations(policies, 2)
+    }
+
+
+def same_posts(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The rows about the posts that both have."""
+    of_post = {row["id"]: row for row in b}
+    return [(row, of_post[row["id"]]) for row in a if row["id"] in of_post]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Judge each two systems of a run."""
+    description = "judge every two systems of a run in both orders"
+    results = run_stage("pairs", judge_pairs, argv, description, config_with_cap)
+    print(f"{results['judgements']} judgements, {results['unjudged']:.1%} of them unjudged")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Several systems and several judges: strengths, a correction for many tests, majority, agreement.
+
+Each is a library's: the Bradley-Terry model is statsmodels' logistic one, Holm's correction and
+Fleiss' kappa are statsmodels' too.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eval.rates.formulas import Floats
+from stages.learning.intervals import Z
+from stages.learning.logit import clustered_logit
+
+NO_BOUND = "it won, or lost, every comparison with those that can be placed"
+NO_FIT = "the model has no finite fit"
+
+
+class Game(NamedTuple):
+    """What one post says of two systems."""
+
+    first: str
+    second: str
+    post: str
+    score: float
+    """How far the first is preferred, in [0, 1]: the mean of both orders."""
+
+
+def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
+    """Each system's Bradley-Terry strength in logits above `base`, with its 95% interval.
+
+    `logit P(first is preferred) = strength(first) - strength(second)`, a fractional logistic model:
+    both orders of a post are averaged before, so a strength from comparisons with `base` alone is
+    the logit of the raw rate. Errors are clustered by post. `estimate` is None, with the reason
+    under `why`, for a system that no finite strength fits: it lost, or won, all that ties it to
+    `base`.
+    Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
+    """
+    systems = list(dict.fromkeys(name for one in games for name in (one.first, one.second)))
+    placed = _connected(games, base)
+    free = [name for name in systems if name in placed and name != base]
+    found: dict[str, dict[str, Any]] = {name: _none(NO_BOUND) for name in systems}
+    found[base] = {"estimate": 0.0, "low": 0.0, "high": 0.0}
+    rows = [one for one in games if {one.first, one.second} <= placed]
+    if not free:
+        return found
+    design = np.zeros((len(rows), len(free)))
+    columns = {name: column for column, name in enumerate(free)}
+    for number, one in enumerate(rows):
+        for name, sign in ((one.first, 1.0), (one.second, -1.0)):
+            if name in columns:
+                design[number, columns[name]] = sign
+    posts = {post: number for number, post in enumerate({one.post: 0 for one in rows})}
+    groups = np.array([posts[one.post] for one in rows], dtype=np.int64)
+    fitted = clustered_logit(np.array([one.score for one in rows]), design, groups)
+    for name, column in columns.items():
+        found[name] = _none(NO_FIT) if fitted is None else _bounds(fitted, column)
+    return found
+
+
+def _connected(games: Sequence[Game], base: str) -> set[str]:
+    """The systems that are tied to `base` by wins and by losses: only these have a strength."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    names = list(dict.fromkeys([base, *(x for one in games for x in (one.first, one.second))]))
+    places = {name: place for place, name in enumerate(names)}
+    won = np.zeros((len(names), len(names)))
+    for one in games:
+        won[places[one.first], places[one.second]] += one.score
+        won[places[one.second], places[one.first]] += 1 - one.score
+    _, labels = connected_components(csr_array(won), directed=True, connection="strong")
+    return {name for name in names if labels[places[name]] == labels[0]}
+
+
+def _none(why: str) -> dict[str, Any]:
+    return {"estimate": None, "low": None, "high": None, "why": why}
+
+
+def _bounds(fitted: tuple[Floats, Floats], column: int) -> dict[str, Any]:
+    strength, error = (float(one[column]) for one in fitted)
+    return {"estimate": strength, "low": strength - Z * error, "high": strength + Z * error}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number: the chance of even one false difference is kept.
+
+    Source: Holm 1979.
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    return [float(one) for one in multipletests(p_values, method="holm")[1]] if p_values else []
+
+
+def majority(verdicts: Sequence[str]) -> str:
+    """What more than half of the judges say; a tie where no verdict has so many.
+
+    `unjudged` where half of the judges or more have no verdict.
+    """
+    votes = Counter(one for one in verdicts if one != "unjudged")
+    if 2 * votes.total() <= len(verdicts):
+        return "unjudged"
+    verdict, count = votes.most_common(1)[0]
+    return verdict if 2 * count > len(verdicts) else "tie"
+
+
+def fleiss(answers: Sequence[Sequence[str]]) -> float | None:
+    """Agreement of several judges beyond chance; a row of `answers` is what all say of one thing.
+
+    None where there is nothing to agree on, or all say one thing always.
+    Source: Fleiss 1971.
+    """
+    from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
+
+    if len({one for row in answers for one in row}) < 2:
+        return None
+    counts, _ = aggregate_raters(np.array(answers))
+    return float(fleiss_kappa(counts))

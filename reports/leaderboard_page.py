@@ -1,0 +1,235 @@
+"""All systems of a run side by side, by every judge that has judged it, and by their majority.
+
+    python -m reports.leaderboard_page --preset outputs --set outputs.file=outputs.jsonl
+
+writes leaderboard-<name>-seed<k>.md, .html and .json to runs/reports/. It reads what the judges of
+the run left on disk: `make leaderboard` asks them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.judges.protocol import Row
+from eval.standings import agreement, cost, panel, standings
+from eval.win_rate import summary_texts
+from reports import page
+from reports.collect import Record, judge_flags, load_run, note_sources
+from reports.page import Block, Heading, Note, Table, Text
+from reports.sections import systems
+from reports.verdict import MISSING, estimate, number, percent, whole
+from stages.finished import read_manifest, stage_folder, why_not
+from stages.settings.command_line import config_from_arguments, recorded_config
+from stages.settings.config import Config, Judge, UserError, fail
+from stages.settings.judge import AXES
+from stages.system.files import read_lines
+
+PANEL = "panel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What one judge said of a run."""
+
+    label: str
+    settings: Judge
+    record: Record
+    judgements: list[Row]
+    pairs: list[Row]
+    """Its judgements on each two systems; none where nobody asked."""
+    standing: dict[str, Any]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Who it is."""
+        about: dict[str, Any] = self.record.results("judge")["judge"]
+        return about
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page; print who leads by each judge, and the page's path."""
+    try:
+        config = config_from_arguments(argv, "all systems of a run side by side")
+        judges, left_out = read_judges(config)
+    except UserError as error:
+        fail(error)
+    by_panel = panel_standing(judges)
+    stem = f"leaderboard-{config.name}-seed{config.seed}"
+    shown = blocks(judges, by_panel, left_out)
+    path = page.write(page.beside_the_runs(), stem, f"Leaderboard of {config.name}", shown)
+    note_sources(path, "leaderboard", [config.name], [one.record for one in judges])
+    said = [f"{name}: {systems.leads(one)}" for name, one in standings_of(judges, by_panel).items()]
+    print(page.for_terminal(said, path))
+
+
+def read_judges(config: Config) -> tuple[list[Judged], list[str]]:
+    """Every judge whose verdicts on the run still hold, and a line on each other one.
+
+    Raises UserError where there is none.
+    """
+    found: list[tuple[Config, Record]] = []
+    left_out = []
+    for folder in sorted(stage_folder(config, "win_rate").parent.glob("*")):
+        made = recorded_config(folder) if read_manifest(folder) is not None else None
+        if made is None:
+            continue
+        try:
+            found.append((made, load_run(made)))
+        except UserError as error:
+            left_out.append(f"Judge {folder.name} is left out: {error}.")
+    if not found:
+        raise UserError(f"no judge has judged {config.name}: run `make leaderboard` or `make eval`")
+    return _labelled(found), left_out
+
+
+def _labelled(found: Sequence[tuple[Config, Record]]) -> list[Judged]:
+    """The judges by their names; by their folders where two share a name."""
+    names = [record.results("judge")["judge"]["name"] for _, record in found]
+    texts = summary_texts(found[0][1].folders["summaries"])
+    judges = []
+    for (config, record), name in zip(found, names, strict=True):
+        label = name if names.count(name) == 1 else config.judge.folder
+        judgements, pairs = read_lines(record.folders["judge"] / "judgements.jsonl"), _pairs(config)
+        judges.append(
+            Judged(
+                label=label,
+                settings=config.judge,
+                record=record,
+                judgements=judgements,
+                pairs=pairs,
+                standing=standings(judgements, texts, pairs),
+            )
+        )
+    return judges
+
+
+def _pairs(config: Config) -> list[Row]:
+    if why_not(config, "pairs") is not None:
+        return []
+    return read_lines(stage_folder(config, "pairs") / "judgements.jsonl")
+
+
+def members(judges: Sequence[Judged]) -> list[Judged]:
+    """The judges of the panel: those that were asked which summary is better as a whole."""
+    return [one for one in judges if one.settings.axis == AXES[0]]
+
+
+def panel_standing(judges: Sequence[Judged]) -> dict[str, Any] | None:
+    """The systems by the majority of the panel; None for fewer than two judges."""
+    asked = members(judges)
+    if len(asked) < 2:
+        return None
+    texts = summary_texts(asked[0].record.folders["summaries"])
+    pairs = panel([one.pairs for one in asked]) if all(one.pairs for one in asked) else []
+    return standings(panel([one.judgements for one in asked]), texts, pairs)
+
+
+def standings_of(
+    judges: Sequence[Judged], by_panel: dict[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """What each judge says, and the panel if there is one."""
+    found = {one.label: one.standing for one in judges}
+    return found | ({PANEL: by_panel} if by_panel else {})
+
+
+def blocks(
+    judges: Sequence[Judged], by_panel: dict[str, Any] | None, left_out: Sequence[str]
+) -> list[Block]:
+    """The page: warnings, all judges side by side, each by itself, and their agreement."""
+    found = standings_of(judges, by_panel)
+    first = next(iter(found.values()))
+    lead = (
+        f"{len(first['systems'])} systems on the same {whole(first['posts'])} posts, judged by"
+        f" {len(judges)} judge{'s' if len(judges) > 1 else ''} against the reference, in both"
+        f" orders. {systems.leads(by_panel or first)}"
+    )
+    return [
+        Text(lead, lead=True),
+        *(Note(one) for one in notes(judges)),
+        *(Text(one) for one in left_out),
+        *systems.left_out(first),
+        *([systems.side_by_side(found)] if len(found) > 1 else []),
+        Heading("The judges"),
+        _judges_table(judges),
+        *(_agreement(judges) if len(members(judges)) > 1 else []),
+        *(block for name, one in found.items() for block in _standing(name, one, one is first)),
+    ]
+
+
+def notes(judges: Sequence[Judged]) -> list[str]:
+    """What to hold against each judge."""
+    found = []
+    for one in judges:
+        flags = judge_flags(one.record)
+        if flags:
+            found.append(f"THE JUDGE {one.label} FAILED ITS CHECKS: {'; '.join(flags)}.")
+        if not one.about["is_llm"]:
+            found.append(f"The judge {one.label} is NOT an LLM: {one.about['note']}.")
+    if len(members(judges)) > 1:
+        failed = [one.label for one in members(judges) if judge_flags(one.record)]
+        weak = (
+            f" {len(failed)} of them failed checks, so it is no better evidence." if failed else ""
+        )
+        found.append(
+            f"The panel is the majority of {len(members(judges))} judges, order by order: what more"
+            f" than half of them say, else a tie.{weak}"
+        )
+    return found
+
+
+def _standing(name: str, standing: dict[str, Any], explained: bool) -> list[Block]:
+    slug = "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
+    return [
+        Heading(f"By {name}"),
+        systems.table(standing, explained),
+        *systems.figure(standing, f"win-rate-{slug}"),
+        *systems.differences(standing, explained),
+    ]
+
+
+def _judges_table(judges: Sequence[Judged]) -> Table:
+    rows = []
+    for one in judges:
+        about, found = one.about, one.record.results("judge")
+        asked = [*one.judgements, *one.pairs]
+        usd = cost(one.settings, asked)
+        calibration = one.record.calibration
+        rows.append(
+            [
+                one.label,
+                "yes" if about["is_llm"] else "NO",
+                whole(len(asked)),
+                percent(found["unjudged"]),
+                percent(found["share_first"]),
+                estimate(calibration["agreement"]) if calibration else MISSING,
+                whole(len(one.record.results("controls")["failed"])),
+                MISSING if usd is None else f"{usd:.4f}",
+                MISSING if usd is None else f"{2000 * usd / len(asked):.2f}",
+            ]
+        )
+    header = "judge|LLM|judgements|unjudged|picks the first|agrees with labels|controls failed|USD"
+    caption = (
+        "USD: list price of the replies that were used; a pair is two judgements, one in each"
+        " order. A dash: not known, or not calibrated."
+    )
+    return Table((*header.split("|"), "USD per 1,000 pairs"), rows, caption)
+
+
+def _agreement(judges: Sequence[Judged]) -> list[Block]:
+    found = agreement({one.label: one.judgements for one in members(judges)})
+    rows = [
+        [" and ".join(one["judges"]), estimate(one["share"]), number(one["kappa"])]
+        for one in found["pairs"]
+    ]
+    caption = (
+        "How often two judges say the same of a post after both orders: win, tie or loss. Fleiss'"
+        f" kappa of all together, on {whole(found['shared'])} summaries: {number(found['fleiss'])}."
+    )
+    return [
+        Heading("Do the judges agree?"),
+        Table(("judges", "same verdict [95%]", "Cohen's kappa"), rows, caption),
+    ]
+
+
+if __name__ == "__main__":
+    main()

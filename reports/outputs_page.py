@@ -1,0 +1,115 @@
+"""The page of summaries that existed already: who is preferred, and whether to believe the judge.
+
+    python -m reports.outputs_page --preset outputs --set outputs.file=outputs.jsonl
+
+is the stage `report` of a run that judges given summaries, and writes what `reports.run_page`
+writes for the others: the page, headline.txt and numbers.json.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from eval.standings import standings
+from eval.win_rate import summary_texts
+from reports import page, verdict
+from reports.collect import Record, hashes, judged_row, load_run
+from reports.page import Block, Heading, Note, Text, wrapped
+from reports.sections import judge, made_with, samples, systems
+from reports.verdict import whole
+from stages.finished import inputs_now
+from stages.runs import open_stage
+from stages.settings.command_line import config_from_arguments
+from stages.settings.config import Config, UserError, fail
+from stages.system.files import read_lines, write_json, write_text
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write and print the report."""
+    try:
+        config = config_from_arguments(argv, "report summaries that existed already")
+        print(write_report(config), end="")
+    except UserError as error:
+        fail(error)
+
+
+def write_report(config: Config) -> str:
+    """Write the page and the headline; returns the headline.
+
+    Raises UserError, with the make command to run, if a stage is missing or stale.
+    """
+    record = load_run(config)
+    with open_stage(config, "report") as run:
+        run.inputs = inputs_now(config, "report")
+        stem = f"{record.name}-seed{record.seed}"
+        numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+        numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
+        found = standing_of(record)
+        page.write(run.partial, stem, f"Judged: {record.name}", blocks(record, numbers, found))
+        text = headline(numbers, found, run.folder / f"{stem}.html")
+        write_text(run.partial / "headline.txt", text)
+        write_json(run.partial / "numbers.json", numbers | {"standings": found})
+        run.finish({})
+    return text
+
+
+def standing_of(record: Record) -> dict[str, Any]:
+    """The systems of a run by its judge."""
+    judgements = read_lines(record.folders["judge"] / "judgements.jsonl")
+    return standings(judgements, summary_texts(record.folders["summaries"]))
+
+
+def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> list[Block]:
+    """The page, from the result down to the hashes."""
+    return [
+        Text(_lead(numbers, found), lead=True),
+        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        Heading("Result"),
+        systems.table(found),
+        *systems.left_out(found),
+        *systems.figure(found),
+        *systems.differences(found),
+        *judge.blocks(record, numbers),
+        *samples.blocks(record),
+        *made_with.settings_tables(record.settings),
+        *made_with.provenance(record, hashes(record)),
+    ]
+
+
+def _lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+    count = len(found["systems"])
+    many = f"{count} systems'" if count > 1 else "one system's"
+    return (
+        f"We judged {many} summaries of {whole(numbers['posts'])} posts as they are: no run here"
+        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference, in"
+        f" both orders. {systems.leads(found)}"
+    )
+
+
+def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
+    """The result for a terminal of 80 columns; ends with the page's path."""
+    names = [f"{name[:24]:24}" for name in found["systems"]]
+    rates = [systems.rate(one) for one in found["systems"].values()]
+    equal = [one["statistics"]["length_controlled"] for one in found["systems"].values()]
+    lines = [
+        f"  {name} {rate:22} {verdict.estimate(length)}"[:80].rstrip()
+        for name, rate, length in zip(names, rates, equal, strict=True)
+    ]
+    said = f"{numbers['name']}: {whole(numbers['posts'])} posts, judged by {verdict.judge(numbers)}"
+    return "\n".join(
+        (
+            *wrapped(said),
+            "",
+            f"  {'':24} {'win rate [95%]':22} at equal length",
+            *lines,
+            "",
+            *wrapped(systems.leads(found)),
+            *(line for one in verdict.judged_caveats(numbers) for line in wrapped(one, "- ")),
+            "",
+            "report:",
+            f"{path}\n",
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

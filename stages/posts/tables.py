@@ -1,0 +1,84 @@
+"""Files of rows: JSON lines, CSV and Parquet, each row with the place where it stands."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stages.posts.bad_rows import BadRowError
+from stages.settings.config import UserError
+
+LONGEST_CELL = 2**24  # characters; the standard library's 131,072 are too few for some posts
+
+
+def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """`file:line` and the row of a table, whose ending says what it is.
+
+    A row of JSONL is the bytes of its line, so that a bad line can be skipped: see `parse_line`.
+    Raises UserError for a file of another kind, and for one that cannot be read.
+    """
+    read = READERS.get(path.suffix)
+    if read is None:
+        kinds = ", ".join(READERS)
+        raise UserError(f"{path}: a file of unknown kind: give one of {kinds}")
+    yield from read(path)
+
+
+def parse_line(where: str, line: bytes) -> dict[str, Any]:
+    """The row in a line of JSONL. Raises BadRowError where it holds none."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BadRowError(where, f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise BadRowError(where, "not a JSON object")
+    return row
+
+
+def parsed_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`file:line` and the row of a table. Raises UserError, at the first bad row."""
+    for where, row in raw_rows(path):
+        yield where, parse_line(where, row) if isinstance(row, bytes) else row
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
+        for number, line in enumerate(lines, start=1):
+            yield f"{path}:{number}", line
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowInvalid:
+        raise UserError(f"{path}: not a Parquet file: write it again") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}:{number}", row
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a CSV file with a header, by the line on which each ends."""
+    csv.field_size_limit(LONGEST_CELL)
+    with path.open(newline="", encoding="utf-8-sig") as lines:  # spreadsheets write a mark first
+        rows = csv.DictReader(lines, strict=True)
+        try:
+            for row in rows:
+                where = f"{path}:{rows.line_num}"
+                if None in row or None in row.values():
+                    wanted = len(rows.fieldnames or ())
+                    raise BadRowError(where, f"the row has not {wanted} cells, as the header has")
+                yield where, row
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: not UTF-8: save it as UTF-8") from None
+        except csv.Error as error:
+            raise UserError(f"{path}:{rows.line_num}: not CSV ({error})") from None
+
+
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,48 @@
+"""The settings of a run that judges summaries which exist already. Standard library only."""
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from stages.settings.checks import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Summaries in files that no run wrote, and what their columns are called."""
+
+    file: str = ""
+    """JSONL, CSV or Parquet; or a folder of such files; or the folder of a run. Empty: the run
+    makes its own summaries."""
+    summary: str = "summary"
+    """Column of the summaries. With several, separated by commas, each is a system."""
+    system: str = "system"
+    """Column that names the system; where it is missing, each file is one."""
+    id: str = "id"
+    """Column that names the post; where it is missing, the text of the post does."""
+    post: str = "post"
+    """Column of the post. Columns `title` and `subreddit` are used where they are; where there is
+    no post, the column `query` is shown as it is."""
+    reference: str = "reference"
+    """Column of the reference; or the name of the system that takes its place."""
+    label: str = ""
+    """Column that says whether people prefer the summary to the reference; empty: none."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            named = bool(getattr(self, one.name).strip(", "))
+            require(named or one.name in ("file", "label"), f"outputs.{one.name}", "name a column")
+        one_summary = len(self.summary_columns) == 1
+        require(one_summary or not self.label, "outputs.label", "go with one column of summaries")
+
+    @property
+    def summary_columns(self) -> tuple[str, ...]:
+        """The columns of summaries."""
+        return tuple(one.strip() for one in self.summary.split(",") if one.strip())
+
+    @property
+    def run_name(self) -> str:
+        """The run's folder if none is named: `judged-` and the last name of the file."""
+        path = Path(self.file)
+        last = path.stem if path.suffix else "-".join(path.parts[-2:])
+        return "judged-" + re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")

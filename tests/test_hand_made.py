@@ -1,0 +1,88 @@
+"""Folders that no run wrote end in one line wherever runs are looked for: never in a traceback."""
+
+import json
+
+import pytest
+
+from eval import versus, win_rate
+from reports import collect, scaling_page
+from stages.finished import read_manifest, why_not
+from stages.running.status import status
+from stages.settings.command_line import make_config, recorded_config
+from stages.settings.config import UserError
+
+ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
+
+
+def hand_made(runs, rows=(ROW,), manifest="{}", config=None, stage="summaries"):
+    """A folder that looks like the run `mine`, with the policies a-b and c."""
+    folder = runs / "mine/seed44413" / stage
+    folder.mkdir(parents=True)
+    for name in ("a-b", "c"):
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "manifest.json").write_text(manifest)
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    return folder
+
+
+def line_of(capsys, function, *words):
+    """The one line in which a command ends."""
+    with pytest.raises(SystemExit) as ended:
+        function(list(words))
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+SIDES = ("--a", "mine:a-b", "--b", "mine:c")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({}, "names no judge, because no run wrote it"),
+        ({"config": "{}"}, "names no judge, because no run wrote it"),
+        ({"config": "[]"}, "names no judge, because no run wrote it"),
+        ({"config": "no json"}, "names no judge, because no run wrote it"),
+        ({"rows": [{"id": "1", "summary": "s"}]}, "a-b.jsonl:1: field query is missing"),
+        ({"rows": [[1]]}, "a-b.jsonl:1: field id is missing"),
+        ({"rows": ["no json"]}, "a-b.jsonl: not JSON lines"),
+        ({"manifest": ""}, "manifest.json is no manifest: no stage wrote it"),
+        ({"manifest": "[1]"}, "manifest.json is no manifest: no stage wrote it"),
+    ],
+)
+def test_two_policies_of_a_hand_made_folder_are_refused_in_one_line(runs, capsys, made, said):
+    hand_made(runs, **made)
+    line = line_of(capsys, versus.main, *SIDES)
+    assert said in line
+    if "manifest" not in made:
+        assert "make judge INPUT=" in line
+
+
+def test_they_are_compared_where_a_judge_is_chosen_and_the_rows_are_whole(runs):
+    post = {"id": "toy1-validation-0"}
+    hand_made(runs, [ROW | post])
+    config, found = versus.compare("mine:a-b", "mine:c", ["judge.kind=facts"])
+    assert (found["ties"], config.judge.kind) == (1, "facts")  # equal texts
+
+
+@pytest.mark.parametrize("config", ["{}", "[]", "no json", '{"preset": "tiny"}'])
+def test_status_and_pages_pass_over_settings_that_no_run_recorded(runs, capsys, config):
+    folder = hand_made(runs, config=config)
+    judged = hand_made(runs, config=config, stage="win_rate/facts")
+    assert recorded_config(folder) is None
+    assert any(line.startswith("mine 44413") for line in status())
+    with pytest.raises(UserError, match="no finished run in"):
+        collect.find_runs("mine")
+    assert "no finished run in" in line_of(capsys, scaling_page.main, "--names", "mine")
+    assert read_manifest(judged) == {}
+
+
+def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
+    hand_made(runs)
+    config = make_config("tiny", name="mine")
+    assert "an earlier version of this code" in str(why_not(config, "summaries"))
+    line = line_of(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
+    assert "stage summaries was made by an earlier version" in line

@@ -1,0 +1,286 @@
+"""Summaries that exist already: files become the summaries of a run without training."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from eval.calibration import calibrate
+from eval.controls import judge_controls
+from eval.judge import judge_summaries
+from eval.outputs import read_outputs, take_outputs
+from eval.win_rate import measure_win_rates, names_of_pair, pair_name
+from reports.outputs_page import write_report
+from stages.finished import read_manifest, stage_folder, why_not
+from stages.pipeline import wanted_stages
+from stages.posts.toy import CLAUSES, facts_of
+from stages.settings.command_line import make_config
+from stages.settings.config import Outputs, UserError
+from stages.system.files import read_lines
+
+ROOT = Path(__file__).parents[1]
+POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
+
+
+def told(post, *clauses):
+    """A summary that tells some facts of a post of the built-in world."""
+    facts = vars(facts_of(post))
+    return ". ".join(CLAUSES[name].format(**facts) for name in clauses)
+
+
+def rows_of_world(count=40):
+    """Rows of two systems about posts of the built-in world; people prefer the longer one."""
+    rows = []
+    for number in range(count):
+        post = f"toy1-validation-{number}"
+        both = {"lead-3": told(post, "event"), "all-of-it": told(post, "event", "feeling")}
+        for system, text in both.items():
+            row = {"id": post, **POST, "system": system, "summary": text}
+            row |= {"reference": told(post, "event", "ask"), "people": int(system == "all-of-it")}
+            rows.append(row)
+    return rows
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def write_parquet(path, rows):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_csv, write_parquet])
+def test_a_table_of_any_kind_gives_the_same_rows(tmp_path, write):
+    rows = [
+        {"id": 7, **POST, "system": "a b", "summary": ' one,\n"two" ', "reference": "r"},
+        {"id": 8, **POST, "system": "a b", "summary": "", "reference": "s"},
+    ]
+    path = write(tmp_path / f"outputs.{write.__name__.split('_')[1]}", rows)
+    found = read_outputs(Outputs(file=str(path)))
+    query = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
+    none = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
+    first = {"id": "7", "query": query, "reference": "r", "summary": 'one,\n"two"'}
+    second = {"id": "8", "query": query, "reference": "s", "summary": ""}
+    assert found == {"a-b": [first | none, second | none]}
+
+
+def test_columns_are_named_by_settings_and_several_columns_are_several_systems(tmp_path):
+    row = {"nr": 1, "text": "the post", "x": "from x", "y": "from y", "human": "r", "system": "no"}
+    path = write_jsonl(tmp_path / "wide.jsonl", [row])
+    names = {"id": "nr", "post": "text", "summary": "x, y", "reference": "human"}
+    found = read_outputs(Outputs(file=str(path), **names))
+    assert {name: rows[0]["summary"] for name, rows in found.items()} == {
+        "x": "from x",
+        "y": "from y",
+    }
+    assert found["x"][0]["query"] == "the post"  # without title and subreddit: the text alone
+
+
+def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(tmp_path):
+    for name, texts in {"a": ["1", "2"], "b": ["3", "4"]}.items():
+        rows = [{"post": f"post {k}", "summary": x, "reference": "r"} for k, x in enumerate(texts)]
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+    (tmp_path / "notes.txt").write_text("not read")
+    found = read_outputs(Outputs(file=str(tmp_path)))
+    assert list(found) == ["a", "b"]
+    ids = [[row["id"] for row in rows] for rows in found.values()]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == 2
+
+
+def test_a_system_takes_the_place_of_the_reference(tmp_path):
+    rows = [{"id": k, "post": "p", "system": s, "summary": f"{s}{k}"} for k in (1, 2) for s in "ab"]
+    path = write_jsonl(tmp_path / "two.jsonl", rows)
+    found = read_outputs(Outputs(file=str(path), reference="b"))
+    pairs = {name: [(r["summary"], r["reference"]) for r in rows] for name, rows in found.items()}
+    assert pairs == {"a": [("a1", "b1"), ("a2", "b2")]}
+
+
+def test_published_comparisons_give_the_policy_the_reference_and_the_choice(tmp_path):
+    def pair(number, *policies, choice=0):
+        summaries = [{"text": f" by {one}", "policy": one} for one in policies]
+        row = {"info": {"id": f"t{number}", **POST}, "summaries": summaries, "choice": choice}
+        return row | {"batch": "b", "split": "s", "extra": {}}
+
+    rows = [pair(1, "ppo", "ref"), pair(2, "ref", "ppo"), pair(3, "sft", "ppo")]
+    path = write_jsonl(tmp_path / "comparisons_validation.jsonl", rows)
+    found = read_outputs(Outputs(file=str(path), label="choice"))
+    kept = [(row["id"], row["summary"], row["reference"], row["label"]) for row in found["ppo"]]
+    assert kept == [("t1", "by ppo", "by ref", True), ("t2", "by ppo", "by ref", False)]
+    assert list(found) == ["ppo"]  # a comparison without a reference is left out
+
+
+GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        ([{"id": 1, "text": "p", "summary": "s"}], {}, r"x.jsonl:1: no column post: name it.*text"),
+        ([GOOD, GOOD | {"summary": None}], {}, "x.jsonl:2: field summary is missing"),
+        ([GOOD | {"summary": 3}], {}, "field summary is of type int"),
+        ([GOOD | {"summary": "\ud800"}], {}, "holds half a character"),
+        ([GOOD | {"post": " "}], {}, "column post is empty"),
+        ([GOOD | {"reference": ""}], {}, "column reference is empty"),
+        ([GOOD, GOOD], {}, r"x.jsonl:2: post 1 of system x stands at .*x.jsonl:1 too"),
+        ([GOOD, GOOD | {"system": "b", "post": "q"}], {}, "the post of id 1 differs"),
+        ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
+        ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "reads like 'a b'"),
+        ([GOOD], {"reference": "gold"}, r"no column gold and no system.*\(systems: x\)"),
+        ([GOOD | {"people": "yes"}], {"label": "people"}, "must be one of 1, 0 and nothing"),
+        ([], {}, "holds no summaries"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line_with_its_place(tmp_path, rows, settings, said):
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    with pytest.raises(UserError, match=said) as caught:
+        read_outputs(Outputs(file=str(path), **settings))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.csv", b'id,post\n1,"p\n', "not CSV"),
+        ("x.csv", b"id,post\n1\n", "has not 2 cells"),
+        ("x.csv", b"id,post\n1,\xff\n", "not UTF-8"),
+        ("x.jsonl", b"[1]\n", "not a JSON object"),
+        ("x.parquet", b"x", "not a Parquet file"),
+        ("x.xlsx", b"x", "a file of unknown kind"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_outputs(Outputs(file=str(tmp_path / name)))
+    with pytest.raises(UserError, match="no file of summaries"):
+        read_outputs(Outputs(file=str(tmp_path / "absent.csv")))
+
+
+def config_of_file(path, *overrides):
+    given = (f"outputs.file={path}", "judge.kind=facts", "checks.control_posts=8", *overrides)
+    return make_config("outputs", overrides=given)
+
+
+def test_a_file_becomes_a_run_with_win_rates_controls_calibration_and_a_page(runs, tmp_path):
+    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world())
+    config = config_of_file(path, "outputs.label=people")
+    assert config.name == "judged-theirs"
+    stages = "summaries judge controls win_rate calibration report".split()
+    assert wanted_stages(config, ["eval"]) == stages
+    for stage in (take_outputs, judge_summaries, judge_controls, measure_win_rates, calibrate):
+        stage(config)
+    said = write_report(config)
+    assert max(len(line) for line in said.splitlines() if "/" not in line) <= 80
+    found = (read_manifest(stage_folder(config, "win_rate")) or {})["results"]
+    rates = {name: row["win_rate"] for name, row in found["policies"].items()}
+    assert rates == {"lead-3": 0.0, "all-of-it": 0.5}  # one fact less than the reference, as many
+    (difference,) = found["differences"]
+    assert set(names_of_pair(difference)) == {"lead-3", "all-of-it"}
+    calibration = (read_manifest(stage_folder(config, "calibration")) or {})["results"]
+    assert (calibration["pairs"], calibration["of_pairs"]) == (80, 80)
+    page = (stage_folder(config, "report") / "judged-theirs-seed44413.md").read_text()
+    assert "no run here wrote them" in page
+    assert "The judge is NOT an LLM" in page
+    assert "after Holm" in page
+    assert "Agreement" in page or "agreement" in page
+    assert all(why_not(config, stage) is None for stage in stages)
+
+
+def test_another_file_makes_the_summaries_stale_and_another_column_is_refused(runs, tmp_path):
+    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world(3))
+    config = config_of_file(path)
+    take_outputs(config)
+    assert why_not(config, "summaries") is None
+    write_jsonl(path, rows_of_world(4))
+    assert str(why_not(config, "summaries")) == "was made from other data"
+    other = why_not(config_of_file(path, "outputs.reference=people"), "summaries")
+    assert other is not None
+    assert other.kept
+    assert "outputs.reference: made with reference, asked people" in other.text
+
+
+def test_the_first_posts_alone_are_judged_where_that_is_asked(runs, tmp_path):
+    path = write_jsonl(tmp_path / "theirs.jsonl", rows_of_world(5))
+    config = config_of_file(path, "eval.posts=2")
+    take_outputs(config)
+    rows = read_lines(stage_folder(config, "summaries") / "lead-3.jsonl")
+    assert [row["id"] for row in rows] == ["toy1-validation-0", "toy1-validation-1"]
+    with pytest.raises(UserError, match="is 9 but there are 5 posts"):
+        take_outputs(config_of_file(path, "eval.posts=9"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "goal", "said"),
+    [
+        ({}, "ppo", "ppo trains, and INPUT= is judged without training"),
+        ({"upstream": "tiny"}, "eval", "leave out UPSTREAM="),
+        ({"overrides": ("sft.epochs=3",)}, "eval", r"sft\.\* has no effect"),
+        ({"overrides": ("judge.kind=reward_model",)}, "eval", "needs a reward model"),
+        ({"overrides": ("released.policy=x",)}, "eval", "stand without released.policy"),
+        ({"overrides": ("outputs.summary=a,b", "outputs.label=c")}, "eval", "go with one column"),
+    ],
+)
+def test_what_makes_no_sense_with_given_summaries_is_one_line(changes, goal, said):
+    overrides = ("outputs.file=x.jsonl", *changes.get("overrides", ()))
+    with pytest.raises(UserError, match=said):
+        wanted_stages(make_config("outputs", **{**changes, "overrides": overrides}), [goal])
+    with pytest.raises(UserError, match="add INPUT="):
+        make_config("outputs")
+
+
+def test_make_judge_judges_the_folder_of_a_run_and_goes_on_after_a_stop(tmp_path):
+    """As people type it; the second call finds everything done."""
+    folder = tmp_path / "runs/mine/seed1/summaries"
+    folder.mkdir(parents=True)
+    for name in ("ppo-long", "sft"):
+        rows = [
+            {
+                "id": row["id"],
+                "query": "q",
+                "summary": row["summary"],
+                "reference": row["reference"],
+            }
+            for row in rows_of_world(6)
+            if (row["system"] == "all-of-it") == (name == "ppo-long")
+        ]
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    words = ["make", "--no-print-directory", "VENV=", f"PYTHON={sys.executable}", "judge"]
+    words += ["INPUT=runs/mine/seed1", "SET=judge.kind=facts checks.control_posts=3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def make():
+        return subprocess.run(
+            words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+        )
+
+    made = make()
+    assert made.returncode == 0, made.stderr
+    assert "ppo-long leads with" in made.stdout
+    assert (tmp_path / "runs/judged-mine-seed1/seed44413/report/facts").is_dir()
+    assert "nothing to do" in make().stdout
+
+
+def test_a_pair_of_policies_is_named_and_read_back_whatever_hyphens_their_names_have():
+    assert pair_name("ppo", "sft") == "ppo-sft"  # as finished runs have it
+    for names in (("ppo", "sft"), ("ppo-1.3b", "sft"), ("a", "b-c"), ("a-b", "c-d")):
+        assert names_of_pair(pair_name(*names)) == names
+    assert pair_name("a-b", "c") != pair_name("a", "b-c")

@@ -1,0 +1,287 @@
+"""Several systems and several judges: strengths, corrected tests, the panel, the page of all."""
+
+import json
+from collections import Counter
+from math import log
+
+import numpy as np
+import pytest
+
+from eval import leaderboard
+from eval.controls import judge_controls
+from eval.judge import judge_summaries
+from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
+from eval.outputs import take_outputs
+from eval.pairs import judge_pairs, pair_rows
+from eval.rates.strengths import Game, fleiss, holm, majority, strengths
+from eval.standings import BASE, agreement, cost, panel, standings
+from eval.win_rate import measure_win_rates
+from reports import leaderboard_page, outputs_page
+from reports.sections import systems
+from stages.finished import read_manifest, stage_folder
+from stages.settings.command_line import Asked, make_config
+from stages.settings.config import Judge, UserError, hash_of
+from stages.system.files import read_lines
+from tests.chat_server import ask, chat, serving
+from tests.test_outputs import config_of_file, rows_of_world, told, write_jsonl
+
+
+def games(wins):
+    """One game a post: `wins[a, b]` posts on which a was preferred to b."""
+    found = []
+    for (a, b), count in wins.items():
+        found += [Game(a, b, f"{a}{b}{number}", 1.0) for number in range(count)]
+    return found
+
+
+def by_minorisation(wins, base, rounds=2000):
+    """Bradley-Terry by another algorithm: Hunter 2004, `p <- wins / sum n / (p_i + p_j)`."""
+    names = sorted({name for pair in wins for name in pair})
+    p = dict.fromkeys(names, 1.0)
+    for _ in range(rounds):
+        for name in names:
+            won = sum(count for (a, _), count in wins.items() if a == name)
+            met: Counter[str] = Counter()
+            for (a, b), count in wins.items():
+                if name in (a, b):
+                    met[b if a == name else a] += count
+            p[name] = won / sum(n / (p[name] + p[other]) for other, n in met.items())
+    return {name: log(p[name] / p[base]) for name in names}
+
+
+def test_strengths_are_those_of_another_algorithm():
+    wins = {("a", "b"): 30, ("b", "a"): 12, ("a", BASE): 25, (BASE, "a"): 17}
+    wins |= {("b", BASE): 14, (BASE, "b"): 28}
+    found = strengths(games(wins), BASE)
+    expected = by_minorisation(wins, BASE)
+    for name in ("a", "b", BASE):
+        assert found[name]["estimate"] == pytest.approx(expected[name], abs=1e-5), name
+    assert found["a"]["low"] < found["a"]["estimate"] < found["a"]["high"]
+
+
+def test_a_strength_from_the_reference_alone_is_the_logit_of_the_raw_rate_with_its_error():
+    scores = [1.0] * 20 + [0.5] * 10 + [0.0] * 10
+    found = strengths([Game("a", BASE, str(k), x) for k, x in enumerate(scores)], BASE)["a"]
+    rate, n = np.mean(scores), len(scores)
+    assert found["estimate"] == pytest.approx(log(rate / (1 - rate)), abs=1e-6)
+    # Delta method on the sandwich: sd(scores) / sqrt(n - 1) / (rate (1 - rate)).
+    error = np.std(scores) / np.sqrt(n - 1) / (rate * (1 - rate))
+    assert found["high"] - found["estimate"] == pytest.approx(1.96 * error, rel=0.01)
+
+
+def test_a_system_that_lost_everything_has_no_strength_and_moves_no_other():
+    wins = {("a", BASE): 3, (BASE, "a"): 5}
+    alone = strengths(games(wins), BASE)
+    found = strengths(games(wins | {("a", "c"): 4, (BASE, "c"): 4}), BASE)
+    assert found["a"] == alone["a"]
+    assert found["c"]["estimate"] is None
+    assert "won, or lost, every comparison" in found["c"]["why"]
+
+
+def test_holm_multiplies_the_smallest_by_all_and_never_falls():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # by hand
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["policy", "policy", "reference"], "policy"),
+        (["policy", "reference"], "tie"),
+        (["policy", "tie", "reference"], "tie"),
+        (["policy", "policy", "unjudged"], "policy"),
+        (["policy", "reference", "unjudged"], "tie"),
+        (["policy", "unjudged"], "unjudged"),
+        (["policy", "unjudged", "unjudged"], "unjudged"),
+    ],
+)
+def test_a_majority_is_more_than_half_of_all_judges(verdicts, expected):
+    assert majority(verdicts) == expected
+
+
+def test_fleiss_kappa_is_that_of_a_hand_calculation():
+    # Three judges, four things: agreement (1 + 1/3 + 1 + 1/3) / 4, by chance 2 (1/2)^2.
+    answers = [["a"] * 3, ["a", "a", "b"], ["b"] * 3, ["a", "b", "b"]]
+    assert fleiss(answers) == pytest.approx((2 / 3 - 1 / 2) / (1 - 1 / 2))
+    assert fleiss([["a", "a"]]) is None
+
+
+def verdicts(policy, said):
+    """Judgements of one policy: for each post the verdicts in both orders."""
+    orders = ("policy_first", "reference_first")
+    return [
+        {"policy": policy, "id": str(post), "order": order, "verdict": verdict}
+        for post, both in enumerate(said)
+        for order, verdict in zip(orders, both, strict=True)
+    ]
+
+
+WIN, LOSS, SPLIT = ("policy",) * 2, ("reference",) * 2, ("policy", "reference")
+TEXTS = {str(post): ("one two three", "one two") for post in range(12)}
+
+
+def test_standings_are_on_the_posts_that_all_systems_have_best_first():
+    rows = verdicts("weak", [LOSS] * 9 + [WIN]) + verdicts("b-c", [WIN] * 9 + [SPLIT] + [LOSS] * 2)
+    posts = {post: TEXTS[post] for post in list(TEXTS)[:10]}
+    found = standings(rows, {"weak": posts, "b-c": TEXTS})
+    assert (found["posts"], found["left_out"]) == (10, 2)
+    assert list(found["systems"]) == ["b-c", "weak"]
+    assert found["systems"]["b-c"]["win_rate"] == pytest.approx(0.95)
+    assert (found["systems"]["weak"]["words"], found["reference_words"]) == (3.0, 2.0)
+    (difference,) = found["differences"]
+    assert difference["estimate"] == pytest.approx(0.85)
+    assert difference["holm"] == difference["p_value"]
+    assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2"]
+    assert "surely better than the next, weak" in systems.leads(found)
+    with pytest.raises(UserError, match="no post was summarised by all systems"):
+        standings(rows, {"weak": {"0": TEXTS["0"]}, "b-c": {"1": TEXTS["1"]}})
+
+
+def test_systems_that_are_not_told_apart_share_their_ranks_and_a_silent_one_has_none():
+    said = [WIN] * 6 + [LOSS] * 6
+    rows = [*verdicts("a", said), *verdicts("b", said[::-1])]
+    rows += verdicts("silent", [("unjudged",) * 2] * 12)
+    found = standings(rows, dict.fromkeys(("a", "b", "silent"), TEXTS))
+    assert [systems.rank(name, found) for name in ("a", "b")] == ["1-2", "1-2"]
+    assert found["systems"]["silent"]["win_rate"] is None
+    assert "not told apart from b" in systems.leads(found)
+    cells = {row[0]: row for row in systems.table(found).rows}
+    assert cells["silent"][1:3] == ["–", "– (100.0% unjudged)"]
+
+
+def test_a_panel_is_asked_order_by_order_and_agreement_is_counted_by_post():
+    one = verdicts("a", [WIN, WIN, LOSS, SPLIT])
+    two = verdicts("a", [WIN, LOSS, LOSS, WIN])
+    three = verdicts("a", [WIN, LOSS, WIN, LOSS])
+    by_post = [row["verdict"] for row in panel([one, two, three])]
+    assert by_post == [*WIN, *LOSS, *LOSS, "policy", "reference"]
+    found = agreement({"one": one, "two": two})
+    (pair,) = found["pairs"]
+    assert pair["share"]["estimate"] == 0.5  # posts 0 and 2; a split verdict is a tie
+    assert found["shared"] == 4
+    assert panel([one, two[:2]]) == panel([one[:2], two[:2]])  # the rest was not asked of both
+
+
+def test_pairs_are_about_the_posts_that_both_have():
+    def rows(name, posts):
+        return [{"id": p, "query": "q", "summary": f"{name}{p}", "score": None} for p in posts]
+
+    found = pair_rows({"a": rows("a", "12"), "b": rows("b", "23")})
+    ((name, (row,)),) = found.items()
+    assert name == "a-b"
+    assert (row["summary"], row["reference"]) == ("a2", "b2")
+
+
+def test_the_cost_is_the_price_of_the_replies_that_were_used():
+    rows = [{"prompt_tokens": 1000, "completion_tokens": 100}] * 10
+    judge = Judge(model="m", input_price=2.0, output_price=5.0)
+    assert cost(judge, rows) == pytest.approx(10 * (2000 + 500) / 1e6)
+    assert cost(Judge(kind="facts"), rows) == 0
+    assert cost(Judge(model="nobody-knows"), rows) is None
+
+
+def test_an_axis_is_another_question_and_another_judge_but_overall_is_what_it_was():
+    assert CRITERIA in PROMPT
+    assert hash_of(ALONE) == "d4080e8aa69dd6c7", (
+        "another wording of an axis needs another name in WORDING"
+    )
+    asked = {axis: make_question("p", "a", "b", LETTER, axis).prompt for axis in ALONE}
+    whole = make_question("p", "a", "b", LETTER).prompt
+    assert len({whole, *asked.values()}) == 4
+    assert all(axis in prompt and CRITERIA not in prompt for axis, prompt in asked.items())
+    judge = Judge(model="m", axis="accuracy")
+    assert judge.folder != Judge(model="m").folder
+    assert "axis" not in Judge(model="m").identity
+    assert judge.label == "m, accuracy alone"
+    with pytest.raises(UserError, match=r"judge\.axis must be overall"):
+        Judge(kind="facts", axis="accuracy")
+    with pytest.raises(UserError, match=r"judge\.axis must be one of"):
+        Judge(axis="style")
+
+
+def test_the_server_is_asked_about_the_axis(judge_environment):
+    with serving(lambda number, body: chat("Preferred: A")) as server:
+        ask(server, axis="coverage", structured="off")
+        ask(server, structured="off")
+    prompts = [body["messages"][0]["content"] for body in server.requests]
+    assert [ALONE["coverage"] in prompt for prompt in prompts] == [True, False]
+
+
+def answer_by_length(number, body):
+    """A judge that prefers the longer summary; asked about one axis, the shorter one."""
+    prompt = body["messages"][0]["content"]
+    first, second = (
+        len(prompt.split(f"<summary-{letter}-")[1].split(">\n")[1].split("\n</")[0].split())
+        for letter in "AB"
+    )
+    if ALONE["coherence"] in prompt:
+        first, second = second, first
+    letter = "tie" if first == second else "A" if first > second else "B"
+    reply = json.dumps({"comparison": "One is better.", "preferred": letter})
+    return chat(reply, model=body["model"])
+
+
+def make_all(config, pairs):
+    for stage in (take_outputs, judge_summaries, judge_controls, measure_win_rates):
+        if stage is not take_outputs or read_manifest(stage_folder(config, "summaries")) is None:
+            stage(config)
+    if pairs:
+        judge_pairs(config)
+    outputs_page.write_report(config)
+
+
+def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
+    judge_environment, tmp_path, capsys
+):
+    rows = rows_of_world(16)
+    rows += [
+        row | {"system": "odd", "summary": told(row["id"], "ask", "event")} for row in rows[::2]
+    ]
+    path = write_jsonl(tmp_path / "three.jsonl", rows)
+    with serving(answer_by_length) as server:
+        served = [f"judge.base_url={server.url}", "judge.model=long", "judge.kind=openai"]
+        served += ["judge.input_price=1", "judge.output_price=1"]
+        for own in (["judge.kind=facts"], served, [*served, "judge.axis=coherence"]):
+            make_all(config_of_file(path, *own), pairs=own[-1] != "judge.axis=coherence")
+    pairs = read_lines(stage_folder(config_of_file(path), "pairs") / "judgements.jsonl")
+    names = ["all-of-it - lead-3", "all-of-it - odd", "lead-3 - odd"]
+    assert list(dict.fromkeys(row["policy"] for row in pairs)) == names
+    capsys.readouterr()
+    leaderboard_page.main(
+        ["--preset", "outputs", "--set", f"outputs.file={path}", "judge.kind=facts"]
+    )
+    said = capsys.readouterr().out
+    assert max(len(line) for line in said.splitlines() if "/" not in line) <= 80
+    runs = judge_environment
+    text = (runs / "reports/leaderboard-judged-three-seed44413.md").read_text()
+    header = next(line for line in text.splitlines() if "panel |" in line)
+    assert [cell.strip() for cell in header.strip("|").split("|")][1:] == [
+        "facts (offline rule, not an LLM)",
+        "long",
+        "long, coherence alone",
+        "panel",
+    ]
+    assert "majority of 2 judges" in text  # the axis is another question
+    assert "is NOT an LLM" in text
+    assert "Strengths rest on the comparisons of every two systems" in text
+    # 1,000 tokens read and 100 written at 1 USD a million, both orders, 1,000 pairs.
+    priced = next(line for line in text.splitlines() if line.startswith("| long |"))
+    assert priced.rstrip("| ").endswith("2.20")
+    note = json.loads((runs / "reports/leaderboard-judged-three-seed44413.json").read_text())
+    assert len(note["judges"]) == 3
+
+
+def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
+    asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl", "judge.asks=2"))
+    words = ["kind=facts", "kind=local,model=m,axis=accuracy"]
+    found = leaderboard.cells(asked, words, pairs=True)
+    assert [one.config.judge.kind for one in found] == ["facts", "local"]
+    assert (found[1].config.judge.axis, found[1].config.judge.asks) == ("accuracy", 2)
+    assert {one.config.name for one in found} == {"judged-x"}
+    assert {one.goals for one in found} == {("eval", "pairs")}
+    (alone,) = leaderboard.cells(asked, [], pairs=False)
+    assert alone.config == make_config("outputs", overrides=asked.overrides)
+    with pytest.raises(UserError, match="did you mean"):
+        leaderboard.cells(asked, ["modell=x"], pairs=False)
+    with pytest.raises(UserError, match="JUDGES: 'local' is no judge"):
+        leaderboard.cells(asked, ["local"], pairs=False)
