@@ -2,8 +2,8 @@
 
     python -m eval.pairs --preset tiny
 
-writes `judgements.jsonl`, whose `policy` names both. `make leaderboard DIRECT=1` makes it: strengths
-then rest on all pairs, and not on the comparisons with the reference alone.
+writes `judgements.jsonl`, whose `policy` names both. `make leaderboard DIRECT=1` makes it:
+strengths then rest on all pairs, and not on the comparisons with the reference alone.
 """
 
 from collections.abc import Mapping, Sequence
