@@ -60,7 +60,7 @@ VARIABLES = {
     "GPU, GPUS": "cards to plan for: GPU=h100-80gb GPUS=8",
     "PRESETS": "for plan: a grid, with SEEDS='1 2 3'",
     "MFU": "for plan: the share of a card's peak that is assumed",
-    "SHAPES, RUNS": "for bench: SHAPES='pythia-14m:32:8' (batch:microbatch) RUNS=3",
+    "SHAPES, RUNS": "for bench: SHAPES='pythia-14m:32:8' RUNS=3",
     "PRICE_PER_HOUR": "for plan, rehearse: of one card, USD",
     "POLICY": "a released checkpoint for eval: folder or hub id[@revision]",
     "REWARD_MODEL": "what scores its summaries; without it there are no scores",
