@@ -39,7 +39,7 @@ GOAL_LINES = {
     "status": "what is done, stale, running, half done, missing, failed",
     "plan": "what a run needs, counted: memory, hours, disk, dollars",
     "rehearse": "the same measured here: a few steps at the real shapes",
-    "bench": "speed and memory beside TRL; CHECK=1: beside what is published",
+    "bench": "speed, memory beside TRL; CHECK=1: beside the published",
     "settings": "every setting of PRESET with its value",
     "smollm": "a real chat model of 135M parameters, for judge-server",
     "judge-server": "serve it: a judge on a laptop",
