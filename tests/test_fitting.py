@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.finished import partial_of, read_manifest, stage_folder
+from stages.learning import models
 from stages.learning.fitting import in_memory
 from stages.learning.loop import make_optimizer
 from stages.pipeline import How, Maker
@@ -153,10 +154,8 @@ def difference(one: Path, two: Path) -> float:
 
 
 def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, monkeypatch):
-    load = sft.load_policy
-
     def load_policy(*given: Any) -> Any:
-        policy = load(*given)
+        policy = models.load_policy(*given)
         refuse_more_than(policy, sequences=4)
         return policy
 

@@ -98,20 +98,20 @@ def test_a_job_that_is_told_to_stop_is_queued_again_and_goes_on_to_the_same_weig
     seed = tmp_path / "runs/job/seed44413"
     first = start(job)
     metrics = seed / "sft.partial/metrics.jsonl"
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + 900
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < limit
         time.sleep(0.1)
     first.send_signal(signal.SIGUSR1)
-    said = first.communicate(timeout=300)[1]
+    said = first.communicate(timeout=900)[1]
     assert first.returncode == 0, said
     assert "stopped by SIGTERM" in said
     assert (tmp_path / "asked").read_text().split() == ["requeue", str(os.getpid())]
     assert not (seed / "sft").exists()
 
     again = start(job)
-    said = again.communicate(timeout=300)[1]
+    said = again.communicate(timeout=900)[1]
     assert again.returncode == 0, said
     assert "sft goes on after update" in said
     assert len((tmp_path / "asked").read_text().splitlines()) == 1
