@@ -108,8 +108,10 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
     return sample_pairs(located, count, seed), len(located)
 
 
-PAIR_KEYS = ("id", "post", "with_reference", "family", "label", "answer", "strength")
-PAIR_KEYS += ("words", "overlap")
+PAIR_KEYS = (
+    *("id", "post", "with_reference", "family", "label", "answer", "strength"),
+    *("words", "overlap"),
+)
 
 
 def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
