@@ -203,7 +203,11 @@ def test_what_was_judged_before_these_settings_came_stays_judged():
     for name, value in CAME_LATER.items():
         assert getattr(before, name) == value
         assert name not in before.identity
-    changed = {"reasoning_effort": "low", "reasoning_tokens": 9, "accept_model": "x"}
+    changed: dict[str, Any] = {
+        "reasoning_effort": "low",
+        "reasoning_tokens": 9,
+        "accept_model": "x",
+    }
     folders = {replace(before, **{name: value}).folder for name, value in changed.items()}
     assert len(folders | {before.folder}) == 4
     for model in (OPENAI_MODEL, *EARLIER_DEFAULTS):

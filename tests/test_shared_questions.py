@@ -125,11 +125,11 @@ def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
         for one in pair:
             assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
-        said = [threading.Thread(target=one.communicate, args=("go\n",)) for one in pair]
-        for one in said:
-            one.start()
-        for one in said:
-            one.join(120)
+        talks = [threading.Thread(target=one.communicate, args=("go\n",)) for one in pair]
+        for talk in talks:
+            talk.start()
+        for talk in talks:
+            talk.join(120)
     assert [one.returncode for one in pair] == [0, 0]
     assert asked.total() == len(asked) == 100
 

@@ -108,10 +108,12 @@ class Question(NamedTuple):
         for text in self.texts:
             if len(text) >= ECHO_CHARACTERS:
                 own = own.replace(text, " ")
-        return self._without_repeated_lines(own)
+        return self._without_repeated_lines(own, has_repeated=own != reply)
 
-    def _without_repeated_lines(self, reply: str) -> str:
+    def _without_repeated_lines(self, reply: str, has_repeated: bool) -> str:
         """A reply without the lines that it repeats before it has a sentence of its own.
+
+        Nothing is left of it if it has none and repeats something, here or before.
 
         A short text cannot be told from a verdict by itself: it may be "A" or "Preferred: A". Such
         a line counts only after a sentence that stands in none of the texts. One that ends with a
@@ -125,10 +127,11 @@ class Question(NamedTuple):
             is_verdict = re.search(VERDICT_WORDS, words) is not None
             repeats = words in lines or (is_verdict and any(words in text for text in shown))
             if words and repeats and not has_spoken:
+                has_repeated = True
                 continue
             kept.append(line)
             has_spoken |= bool(words) and not repeats and not line.rstrip().endswith(":")
-        return "\n".join(kept)
+        return "\n".join(kept) if has_spoken or not has_repeated else ""
 
 
 def make_question(

@@ -14,7 +14,7 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-SECONDS_TO_FINISH = 3.0
+SECONDS_TO_FINISH = 2.0
 """How long a judge that is stopped waits for replies that are under way."""
 TOO_LONG = "too long"
 """The `finish_reason` of a post that is longer than the judge takes."""

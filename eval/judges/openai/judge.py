@@ -145,7 +145,8 @@ class OpenAIJudge:
             more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
             named = ", ".join(posts[:MOST_NAMED]) + more
             why = self.unjudged[posts[0]]
-            print(f"{self.chat.bill.who}: {len(posts)} posts are unjudged ({named}): {why}")
+            count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
+            print(f"{self.chat.bill.who}: {count} ({named}): {why}")
 
     def _rows(self, request: Request) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
