@@ -141,7 +141,7 @@ class OpenAIJudge:
         if line := self.chat.bill.line():
             print(line, flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
-            posts = [post for post, why in self.unjudged.items() if why.startswith(kind)]
+            posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
             more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
             named = ", ".join(posts[:MOST_NAMED]) + more
             why = self.unjudged[posts[0]]
