@@ -204,8 +204,10 @@ def test_the_sft_step_of_pythia_1b_by_hand():
     token = 4 * 2048 + 2 * 17 * 2048 + 16 + 4 * 8
     block = 8 * (562 * token + 562**2 * 2)
     assert held.activations == 16 * block + 8 * 562 * 2048 * (4 + 2)
-    assert held.logits == 4 * 4 * 8 * 562 * 50304
-    assert held.moment == "backward"
+    # A chunk of 2^27 logits: the product in bf16, scaled and its exponential; the first one's stay.
+    assert held.logits == 2**27 * (2 + 4 + 4 + 4)
+    # The output layer's gradient: a sum over chunks in float32, and one chunk's in bf16.
+    assert (held.moment, held.other) == ("head", (4 + 2) * 50304 * 2048)
 
 
 def test_the_rollout_of_pythia_1b_by_hand():
