@@ -79,6 +79,7 @@ def read_judges(config: Config) -> tuple[list[Judged], list[str]]:
             left_out.append(f"Judge {folder.name} is left out: {error}.")
     if not found:
         raise UserError(f"no judge has judged {config.name}: run `make leaderboard` or `make eval`")
+    found.sort(key=lambda one: one[1].results("judge")["judge"]["name"])
     return _labelled(found), left_out
 
 

@@ -80,7 +80,8 @@ def _none(why: str) -> dict[str, Any]:
 
 
 def _bounds(fitted: tuple[Floats, Floats], column: int) -> dict[str, Any]:
-    strength, error = (float(one[column]) for one in fitted)
+    coefficients, covariance = fitted
+    strength, error = float(coefficients[column]), float(covariance[column, column] ** 0.5)
     return {"estimate": strength, "low": strength - Z * error, "high": strength + Z * error}
 
 
