@@ -74,7 +74,7 @@ status:
 	@$(PYTHON) -B -m stages.pipeline status $(call option,name,$(NAME))
 
 # What a run needs, counted before anything is downloaded or installed, and measured on this machine.
-ON = $(call option,gpu,$(GPU)) $(call option,gpus,$(GPUS)) $(call option,mfu,$(MFU)) \
+ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
 	@$(PYTHON) -B -m stages.planning.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \

@@ -6,7 +6,7 @@ reward model scores it and the reference. A judge sees only what is written here
 Source: Huang et al. 2024, section E.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.finished import read_manifest, stage_folder
 from stages.learning.loop import Sampling, gather_rows, make_accelerator, over_rows, respond
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer, score_responses
+from stages.learning.models import load_policy, load_reward_model, load_tokenizer
+from stages.learning.shared_query import summary_scores
 from stages.posts.text_metrics import text_measures
-from stages.posts.tokens import TokenizedSplit, load_split, make_ragged, pad_left, pad_right
+from stages.posts.tokens import TokenizedSplit, load_split, rows_of
 from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
@@ -33,10 +34,7 @@ def write_summaries(config: Config) -> None:
         posts = held_out(run, config.eval.posts)
         tokenizer, reward_model = scorer_of(run, accelerator)
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
-        scorer = run, accelerator, reward_model, posts
-        reference_scores = score_all(*scorer, references, "score references")
-        results: dict[str, Any] = {"posts": len(posts), "policies": {}}
-        results["reference_tokens"] = sum(map(len, references)) / len(references)
+        texts = {"reference": references}
         for name in policies_of(config):
             policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
             sampling = Sampling(
@@ -49,9 +47,12 @@ def write_summaries(config: Config) -> None:
             queries = posts.columns["queries"]
             keep = run.resume
             share = respond(accelerator, policy, queries, tokenizer, sampling, keep)
-            responses = gather_rows(accelerator, share)
-            scores = score_all(*scorer, responses, f"score {name}")
-            rows = make_rows(posts, responses, scores, references, reference_scores, tokenizer)
+            texts[name] = gather_rows(accelerator, share)
+        scores = score_all(run, accelerator, reward_model, posts, texts)
+        results: dict[str, Any] = {"posts": len(posts), "policies": {}}
+        results["reference_tokens"] = sum(map(len, references)) / len(references)
+        for name in policies_of(config):
+            rows = make_rows(posts, texts, scores, name, tokenizer)
             write_rows(run, f"{name}.jsonl", rows)
             results["policies"][name] = describe(rows)
         run.finish(results)
@@ -88,12 +89,7 @@ def held_out(run: Run, count: int) -> TokenizedSplit:
     split = load_split(run.require("base") / "data", "sft_validation")
     if count > len(split):
         raise UserError(f"eval.posts is {count} but the validation split has {len(split)} posts")
-    kept = range(count or len(split))
-    columns = {
-        name: make_ragged([column[row].tolist() for row in kept])
-        for name, column in split.columns.items()
-    }
-    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in kept])
+    return rows_of(split, range(count or len(split)))
 
 
 @torch.no_grad()
@@ -102,37 +98,38 @@ def score_all(
     accelerator: Accelerator,
     reward_model: nn.Module | None,
     posts: TokenizedSplit,
-    responses: list[list[int]],
-    label: str,
-) -> Sequence[float | None]:
-    """The normalised reward of each response, read at its last token; None without a model."""
+    texts: Mapping[str, list[list[int]]],
+) -> dict[str, list[float | None]]:
+    """The normalised reward of each writer's texts, read at their last token, by the writer's name;
+    None without a model. A post is read once for all of its texts.
+    """
     if reward_model is None:
-        return [None] * len(posts)
+        return {name: [None] * len(posts) for name in texts}
 
-    def score(rows: list[int]) -> list[float]:
-        queries = pad_left([posts.columns["queries"][row] for row in rows], -1)
-        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in rows], -1)
+    def score(rows: list[int]) -> list[list[float]]:
+        queries = [posts.columns["queries"][row] for row in rows]
+        each = [[torch.tensor(one[row]) for row in rows] for one in texts.values()]
         with accelerator.autocast():
-            scores = score_responses(
-                reward_model, queries.to(accelerator.device), texts.to(accelerator.device), -1
-            )
-        return scores.tolist()
+            found = summary_scores(reward_model, queries, each, accelerator.device)
+        scores: list[list[float]] = found.T.tolist()
+        return scores
 
     in_their_order = [0] * len(posts)
-    size = run.config.memory.forward_batch_size
-    return over_rows(accelerator, in_their_order, size, label, score, run.resume)
+    size = max(1, run.config.memory.forward_batch_size // len(texts))
+    found = over_rows(accelerator, in_their_order, size, "score summaries", score, run.resume)
+    return dict(zip(texts, map(list, zip(*found, strict=True)), strict=True))
 
 
 def make_rows(
     posts: TokenizedSplit,
-    responses: list[list[int]],
-    scores: Sequence[float | None],
-    references: list[list[int]],
-    reference_scores: Sequence[float | None],
+    texts: Mapping[str, list[list[int]]],
+    scores: Mapping[str, Sequence[float | None]],
+    name: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[dict[str, Any]]:
-    """One row per post for `<policy>.jsonl`; texts without special tokens and outer spaces."""
-    columns = zip(posts.rows, responses, scores, references, reference_scores, strict=True)
+    """One row per post for `<name>.jsonl`; texts without special tokens and outer spaces."""
+    each = (texts[name], scores[name], texts["reference"], scores["reference"])
+    columns = zip(posts.rows, *each, strict=True)
     return [
         {
             "id": row["id"],

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -22,8 +23,8 @@ from reports.run_page import write_report
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, stage_folder, why_not
-from stages.learning.models import score_responses
 from stages.learning.preferences import training_pairs
+from stages.learning.shared_query import summary_scores
 from stages.posts.halves import in_half
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge, UserError, settings_hash, settings_of
@@ -144,9 +145,9 @@ def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
         calls.append(len(inputs[1]))
         if len(calls) == 3:
             raise Killed
-        return score_responses(*inputs)
+        return summary_scores(*inputs)
 
-    monkeypatch.setattr("eval.judges.gold.score_responses", die_at_third)
+    monkeypatch.setattr("eval.judges.gold.summary_scores", die_at_third)
     with pytest.raises(Killed):
         judge_summaries(config)
     calls[:] = [0] * 3
@@ -158,7 +159,9 @@ def test_an_interrupted_scoring_goes_on_where_it_was(config, monkeypatch):
         for row in read_lines(path)
         for key in ("summary", "reference")
     }
-    assert sum(calls) == len(texts) - 2 * size
+    # A row holds a post with all of its texts, and a pass as many rows as have `size` texts.
+    posts = Counter(query for query, _ in texts)
+    assert sum(calls) == len(posts) - 2 * (size // max(posts.values()))
     found = [
         read_lines(stage_folder(one, "judge") / "gold_scores.jsonl")
         for one in (config, whole_config)

@@ -100,6 +100,15 @@ def test_references_score_zero_on_average_after_normalization(study):
     assert abs(found["mean_after"]) < 1e-3
     assert abs(found["mean_before"]) > 1e-3
     assert abs(found["padding_difference_mean"]) < 1e-5
+    assert found["checked"] == 800, "every second of the 1,600"
+    # The stage checks some; here each of them alone, without padding, on the model as it is saved.
+    model = AutoModelForTokenClassification.from_pretrained(study / "normalize/model").eval()
+    train = load_split(study / "base/data", "sft_train").columns
+    texts = (torch.cat(pair) for pair in zip(train["queries"], train["summaries"], strict=True))
+    with torch.no_grad():
+        scores = [model(text[None]).logits[0, -1, 0].item() for text in texts]
+    assert sum(scores) / len(scores) == pytest.approx(0, abs=1e-3)
+    assert found["std"] == pytest.approx(torch.tensor(scores).std().item(), rel=1e-3)
 
 
 def test_ppo_raises_the_score_and_moves_away_from_the_sft_model(study):

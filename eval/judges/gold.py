@@ -9,6 +9,7 @@ Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for pe
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Reply, Row
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
-from stages.learning.models import load_tokenizer, score_responses
+from stages.learning.models import load_tokenizer
 from stages.learning.released import load_released_reward_model
+from stages.learning.shared_query import summary_scores
 from stages.posts.halves import in_half
 from stages.posts.readers import POST_TEMPLATE, parse_post
-from stages.posts.tokens import fit_query, pad_left, pad_right, plain_encoder
+from stages.posts.tokens import fit_query, plain_encoder
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
 from stages.system.files import read_lines
@@ -158,7 +160,10 @@ class GoldJudge:
         self.score(texts)
 
     def score(self, texts: set[Text]) -> None:
-        """Score the texts that have no score yet; one that is too long for the model gets nan."""
+        """Score the texts that have no score yet; one that is too long for the model gets nan.
+
+        A post is read once for all of its texts.
+        """
         todo = sorted(texts - self.scores.keys())
         tokens = {text: self._tokens(text) for text in todo}
         if self.longest is not None:
@@ -168,20 +173,30 @@ class GoldJudge:
         if not todo:
             return
 
-        @torch.no_grad()
-        def measure(rows: list[int]) -> list[float]:
-            queries, responses = zip(*(tokens[todo[row]] for row in rows), strict=True)
-            device = self.accelerator.device
-            left = pad_left([torch.tensor(one) for one in queries], -1).to(device)
-            right = pad_right([torch.tensor(one) for one in responses], -1).to(device)
-            found: list[float] = score_responses(self.model, left, right, -1).tolist()
-            return found
+        posts = [list(texts) for _, texts in groupby(todo, key=lambda text: text[0])]
+        most = max(map(len, posts))
 
-        # Rows are kept by their number among these texts, so other texts have another folder.
-        keep = self.keep and self.keep / f"gold-{hash_of(todo)}"
-        lengths = [sum(map(len, tokens[one])) for one in todo]
-        found = over_rows(self.accelerator, lengths, self.batch_size, "gold scores", measure, keep)
-        self.scores |= dict(zip(todo, found, strict=True))
+        @torch.no_grad()
+        def measure(rows: list[int]) -> list[list[float]]:
+            few = [posts[row] for row in rows]
+            queries = [torch.tensor(tokens[texts[0]][0]) for texts in few]
+            # A post with fewer texts repeats its last one, which costs less than a row for each.
+            each = [
+                [torch.tensor(tokens[texts[min(index, len(texts) - 1)]][1]) for texts in few]
+                for index in range(max(map(len, few)))
+            ]
+            found = summary_scores(self.model, queries, each, self.accelerator.device)
+            columns = zip(few, found.T.tolist(), strict=True)
+            return [scores[: len(texts)] for texts, scores in columns]
+
+        # Rows are kept by their number among these posts, so other texts have another folder.
+        keep = self.keep and self.keep / f"gold-posts-{hash_of(todo)}"
+        lengths = [
+            len(tokens[texts[0]][0]) + sum(len(tokens[one][1]) for one in texts) for texts in posts
+        ]
+        size = max(1, self.batch_size // most)
+        found = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
+        self.scores |= dict(zip(todo, chain.from_iterable(found), strict=True))
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from eval.rates.formulas import Floats, clustered_share
 from stages.learning.intervals import Z
-from stages.learning.logit import clustered_logit, sigmoid
+from stages.learning.logit import clustered_logit, length_terms, sigmoid
 
 BINS = 5
 LEAST_JUDGEMENTS = 30
-# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
-SCALES = (0.8, 0.2)
 NEAR = float(np.log(1.25))  # lengths are nearly equal if neither is longer by more than a quarter
 LEAST_NEAR = 20  # with fewer such posts, the model answers and not the data
 
@@ -107,7 +105,7 @@ def _no_answer(rows: VerdictTable) -> str:
 def _by_order(rows: VerdictTable) -> dict[str, Any] | None:
     """The model with a curve for each order; None where it has no finite fit."""
     order = np.where(rows.shown_first, 0.5, -0.5)
-    wide, narrow = _length_terms(rows.log_ratios)
+    wide, narrow = length_terms(rows.log_ratios)
     design = np.column_stack([np.ones(len(order)), order, wide, narrow, order * wide])
     fitted = clustered_logit(rows.outcomes, design, rows.posts)
     if fitted is None:
@@ -116,7 +114,7 @@ def _by_order(rows: VerdictTable) -> dict[str, Any] | None:
     first, second = sigmoid(b[0] + b[1] / 2), sigmoid(b[0] - b[1] / 2)
     slopes = first * (1 - first) / 2, second * (1 - second) / 2
     gradient = np.array([sum(slopes), (slopes[0] - slopes[1]) / 2, 0, 0, 0])
-    doubled = np.array([0, 0, *(float(term[0]) for term in _length_terms(np.log([2.0]))), 0])
+    doubled = np.array([0, 0, *(float(term[0]) for term in length_terms(np.log([2.0]))), 0])
     return _rate((first + second) / 2, _error(gradient, covariance)) | {
         "order_logits": _with_bounds(b[1], _error(np.eye(5)[1], covariance)),
         "doubled_length_logits": _with_bounds(float(doubled @ b), _error(doubled, covariance)),
@@ -134,7 +132,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     both = rows.only(((firsts == 1) & (seconds == 1))[codes])
     if len(both.outcomes) <= len(rows.outcomes) / 2 or np.ptp(both.log_ratios) < 1e-9:
         return None
-    design = np.column_stack([np.ones(len(both.outcomes)), *_length_terms(both.log_ratios)])
+    design = np.column_stack([np.ones(len(both.outcomes)), *length_terms(both.log_ratios)])
     fitted = clustered_logit(both.outcomes, design, both.posts)
     if fitted is None:
         return None
@@ -142,12 +140,6 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     rate = sigmoid(b[0])
     error = rate * (1 - rate) * _error(np.eye(3)[0], covariance)
     return _rate(rate, error) | {"order_logits": None, "doubled_length_logits": None}
-
-
-def _length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
-    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size."""
-    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
-    return wide, narrow
 
 
 def _error(gradient: Floats, covariance: Floats) -> float:

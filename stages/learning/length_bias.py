@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.learning.intervals import Z, wilson
-from stages.learning.logit import Floats, clustered_logit, sigmoid
+from stages.learning.logit import Floats, clustered_logit, length_terms, sigmoid
 
 NEAR = 0.1  # lengths are nearly equal if they differ by at most this share of the longer one
 LEAST_PAIRS = 30
@@ -47,27 +47,27 @@ def beside_length(
 def accuracy_at_equal_length(
     right: Floats, log_ratios: Floats, posts: NDArray[np.int64]
 ) -> dict[str, Any]:
-    """The accuracy at a length ratio of 1: sigmoid(b0) of `logit P(right) = b0 + b1 * log ratio`.
+    """The accuracy at a length ratio of 1: sigmoid(b0) of `logit P(right) = b0 + bounded length`.
 
-    The ratio is the chosen summary's length over the rejected one's, and standard errors are
-    clustered by post. So what the scorer gets right only because the better summary is longer is
-    taken off. `estimate` is None, with the reason under `why`, where the model has no answer.
+    The ratio is the chosen summary's length over the rejected one's; its two bounded terms are
+    `length_terms`. Standard errors are clustered by post. So what the scorer gets right only
+    because the better summary is longer is taken off. `estimate` is None, with the reason under
+    `why`, where the model has no answer.
     """
     nothing = {"estimate": None, "low": None, "high": None}
     if len(right) < LEAST_PAIRS or len(np.unique(posts)) < LEAST_PAIRS // 2:
         return nothing | {"why": f"fewer than {LEAST_PAIRS} pairs on {LEAST_PAIRS // 2} posts"}
     if np.ptp(right) < 1e-9 or np.ptp(log_ratios) < 1e-9:
         return nothing | {"why": "all pairs are ranked alike, or all length ratios are alike"}
-    design = np.column_stack([np.ones(len(right)), log_ratios])
+    design = np.column_stack([np.ones(len(right)), *length_terms(log_ratios)])
     fitted = clustered_logit(right, design, posts)
     if fitted is None:
         return nothing | {"why": "length alone decides nearly every pair: there is no finite fit"}
-    (b0, b1), (se, se1) = fitted[0], np.sqrt(np.diag(fitted[1]))
+    b0, se = fitted[0][0], np.sqrt(fitted[1][0, 0])
     return {
         "estimate": sigmoid(b0),
         "low": sigmoid(b0 - Z * se),
         "high": sigmoid(b0 + Z * se),
-        "log_length_logits": [float(b1 + k * Z * se1) for k in (0, -1, 1)],
     }
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
+SCALES = (0.8, 0.2)
 MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separated
 
 
@@ -36,6 +38,15 @@ def clustered_logit(
     if not (found.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
         return None
     return coefficients, covariance
+
+
+def length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
+    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size.
+
+    With both, length may count at once or slowly, and has its end.
+    """
+    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
+    return wide, narrow
 
 
 def sigmoid(x: float) -> float:

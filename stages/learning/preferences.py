@@ -17,7 +17,7 @@ from stages.learning.intervals import wilson
 from stages.learning.length_bias import beside_length
 from stages.learning.loop import over_rows
 from stages.posts.halves import in_half
-from stages.posts.tokens import TokenizedSplit, load_split, make_ragged
+from stages.posts.tokens import TokenizedSplit, load_split, rows_of
 from stages.settings.config import UserError
 
 T = TypeVar("T")
@@ -32,11 +32,7 @@ def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
         return split
     if not kept:
         raise UserError(f"rm.pairs={pairs}: no training comparison is of that half: take all")
-    columns = {
-        name: make_ragged([column[row].tolist() for row in kept])
-        for name, column in split.columns.items()
-    }
-    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in kept])
+    return rows_of(split, kept)
 
 
 def pair_tokens(

@@ -48,6 +48,8 @@ MADE_FOR = {
     "pythia-6.9b-lora": ("h100-80gb", 8),
 }
 USUAL = ("h100-80gb", 1)
+# Presets whose networks one card cannot hold: its cards share them.
+SHARDED = ("pythia-6.9b",)
 
 
 def card_of(name: str) -> Card:

@@ -12,7 +12,8 @@ from eval.judges.openai.budget import (
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
 from stages.planning.lengths import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
-from stages.planning.memory import FULL, MOMENTS, Setting
+from stages.planning.memory import MOMENTS, Setting
+from stages.planning.networks import FULL
 from stages.planning.shapes import adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.config import HUB, RANDOM
 

@@ -2,7 +2,8 @@
 
 Every number follows from what the code does: master weights, gradients and Adam's two moments in
 float32; autocast to bf16 that keeps its copies of the weights; activations that autograd saves;
-logits and the copies of them that a loss makes. Without sharding every device holds all of it.
+logits and the copies of them that a loss makes. Every device holds all of it; under ENGINE=fsdp2
+its share of weights, gradients and moments, and what is gathered while it is used.
 
 Letters: B sequences, L tokens of a sequence, T tokens that have logits, V vocabulary, H hidden
 width. The longest sequences decide, because rows of similar length share a batch.
@@ -13,17 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stages.planning.lengths import Lengths
-from stages.planning.shapes import (
-    Shape,
-    adapter_parameters,
-    block_weights,
-    policy_parameters,
-    scorer_parameters,
-)
+from stages.planning.networks import FULL, HALF, Network
+from stages.planning.shapes import Shape, block_weights
 from stages.settings.config import Config
-from stages.settings.families import CHUNK, PLAIN_HEAD
+from stages.settings.constants import CHUNK
+from stages.settings.families import PLAIN_HEAD
 
-FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter
 
 # Bytes per logit where all are held at once, in a family whose logits cannot be read in chunks
@@ -53,7 +49,8 @@ class Bytes:
     gradients: float = 0
     optimizer: float = 0
     copies: float = 0
-    """bf16 copies of weights that autocast keeps."""
+    """bf16 copies of weights that autocast keeps; sharded: weights and gradients that are whole for
+    a moment, too."""
     activations: float = 0
     logits: float = 0
     cache: float = 0
@@ -69,69 +66,6 @@ class Bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """One network on the device."""
-
-    shape: Shape
-    scalar: bool = False
-    """A reward model or critic, which has one output."""
-    adapter: int = 0
-    """Rank of its LoRA adapter; 0: none."""
-    trained: bool = False
-    """Whether an optimizer learns it."""
-    frozen: bool = False
-    """Whether its weights are marked as not to be learned: autocast keeps no copies of them."""
-    each: int = FULL
-    """Bytes of one of its weights."""
-
-    @property
-    def parameters(self) -> int:
-        """Its own parameters, without an adapter."""
-        return scorer_parameters(self.shape) if self.scalar else policy_parameters(self.shape)
-
-    @property
-    def learned(self) -> int:
-        """Parameters that learn."""
-        if not self.trained:
-            return 0
-        if not self.adapter:
-            return self.parameters
-        head = self.shape.hidden + 1 if self.scalar else 0
-        return adapter_parameters(self.shape, self.adapter) + head
-
-    @property
-    def matrices(self) -> int:
-        """Weights that a matrix product reads for every token."""
-        head = 0 if self.scalar else self.shape.vocabulary * self.shape.hidden
-        return self.shape.layers * block_weights(self.shape) + head
-
-    @property
-    def largest(self) -> int:
-        """Parameters of its largest tensor, the embedding."""
-        return self.shape.vocabulary * self.shape.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its weights; an adapter is held in float32."""
-        added = adapter_parameters(self.shape, self.adapter) if self.adapter else 0
-        return self.parameters * self.each + added * FULL
-
-    def cast_bytes(self, recomputed: bool = False) -> int:
-        """bf16 copies of its weights that live while a pass is under way.
-
-        Autocast keeps a copy of every weight that may learn until it ends, and autograd keeps those
-        that it needs. Frozen weights are cast again for each product.
-        """
-        if self.each == HALF:
-            return 0
-        kept = not self.adapter or (self.trained and not recomputed)
-        if kept and not self.frozen:
-            return HALF * self.matrices
-        output = 0 if self.scalar else self.largest
-        return HALF * max(output, self.shape.hidden * self.shape.intermediate)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What all parts of a run's plan share."""
 
@@ -140,6 +74,13 @@ class Setting:
     lengths: Lengths
     devices: int = 1
     on_gpu: bool = True
+    sharded: bool = False
+    """Whether the devices share weights, gradients and moments: ENGINE=fsdp2."""
+
+    @property
+    def shards(self) -> int:
+        """Parts that each weight is cut into."""
+        return self.devices if self.sharded else 1
 
     @property
     def wide(self) -> int:
@@ -261,16 +202,32 @@ def cache_per_token(shape: Shape, half: bool) -> int:
 def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Bytes:
     """What stays on the device between two moments of a stage, after its first update.
 
-    Several devices hold every gradient twice: DistributedDataParallel keeps buckets of its own.
+    Several devices hold every gradient twice, as DistributedDataParallel keeps buckets of its own,
+    or share weights, gradients and moments.
     """
-    learned = sum(one.learned for one in networks)
-    copies = 2 if setting.devices > 1 else 1
+    learned, shards = sum(one.learned for one in networks), setting.shards
+    copies = 2 if setting.devices > shards else 1
     return Bytes(
         moment="",
-        weights=sum(one.weight_bytes for one in networks),
-        gradients=learned * FULL * copies * gradients,
-        optimizer=learned * MOMENTS,
+        weights=sum(one.weight_bytes for one in networks) / shards,
+        gradients=learned * FULL * copies * gradients / shards,
+        optimizer=learned * MOMENTS / shards,
     )
+
+
+def gathered_layers(setting: Setting, network: Network) -> float:
+    """Bytes of a sharded network's weights that are whole while it computes: two blocks, of which
+    the second is fetched ahead, and embedding, output layer and last norm.
+    """
+    if setting.shards == 1:
+        return 0.0
+    blocks = setting.shape.layers * block_weights(setting.shape)
+    return network.each * (network.parameters - blocks + 2 * block_weights(setting.shape))
+
+
+def gathered_whole(setting: Setting, network: Network) -> float:
+    """Bytes of a sharded network that every device runs alone, as for sampling and validation."""
+    return network.weight_bytes if setting.shards > 1 else 0.0
 
 
 def embedding_gradient(networks: Sequence[Network]) -> float:
@@ -306,14 +263,15 @@ def training(
     # PPO's networks learn one after the other, so one's activations and casts are alive.
     saved = saved_activations(setting, sequences, tokens)
     casts = setting.half * max(one.cast_bytes(setting.recomputed) for one in learned)
-    held_casts = 0 if setting.recomputed else casts
+    whole = max(gathered_layers(setting, one) * (1 + (not one.adapter)) for one in learned)
+    held_casts = whole + (0 if setting.recomputed else casts)
     extra = backward_extra(setting, sequences, tokens)
     step = partial(replace, base, copies=held_casts, activations=saved)
     moments = [
         step(moment="loss", logits=logit_bytes(setting, count, per_logit)),
         step(moment="backward", logits=logit_bytes(setting, count, LOSS_BACKWARD)),
         step(moment="layers", activations=saved + extra),
-        replace(base, moment="embedding", other=embedding_gradient(networks)),
+        replace(base, moment="embedding", copies=whole, other=embedding_gradient(networks)),
     ]
     if positions:
         weight = _head_gradient(setting, learned)
@@ -336,13 +294,18 @@ def passing(
     networks: Sequence[Network],
     batch: tuple[int, int, int],
     per_logit: float = LOSS_FORWARD,
+    together: bool = False,
 ) -> Bytes:
     """The worst moment of a pass without gradients through the first network; the others and the
     optimizer's moments are held beside it.
+
+    `together`: whether all devices make the pass at once, so that a sharded network is whole layer
+    by layer only.
     """
     sequences, tokens, positions = batch
     base = held(setting, networks, gradients=False)
     casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    casts += (gathered_layers if together else gathered_whole)(setting, networks[0])
     count = sequences * positions * setting.shape.vocabulary
     layers = passing_activations(setting, sequences, tokens)
     layers += beside_adapter(setting, networks[0], sequences * tokens)
@@ -367,6 +330,7 @@ def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, in
     sequences, query, response = batch
     base = held(setting, networks, gradients=False)
     casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    casts += gathered_whole(setting, networks[0])
     token = cache_per_token(setting.shape, setting.half) * sequences
     draws = DRAWING * sequences * setting.shape.vocabulary
     growing = token * (query + response) / setting.shape.layers

@@ -12,7 +12,6 @@ from stages.planning.memory import (
     LOSS_FORWARD,
     PLAIN_FORWARD,
     Bytes,
-    Network,
     Setting,
     held,
     passing,
@@ -20,6 +19,7 @@ from stages.planning.memory import (
     saved_activations,
     training,
 )
+from stages.planning.networks import Network
 from stages.settings.command_line import override_of
 from stages.settings.config import Config
 from stages.settings.families import SHARING
@@ -114,7 +114,10 @@ def _rm_validation(setting: Setting) -> Bytes:
 
 def _references(setting: Setting) -> Bytes:
     batch = (shares(setting)[1], setting.lengths.longest_episode, 0)
-    return passing(setting, [Network(shape=setting.shape, scalar=True)], batch)
+    # What only scores is loaded whole by every process.
+    return passing(
+        replace(setting, sharded=False), [Network(shape=setting.shape, scalar=True)], batch
+    )
 
 
 def ppo_networks(setting: Setting) -> list[Network]:
@@ -127,7 +130,7 @@ def ppo_networks(setting: Setting) -> list[Network]:
 
 
 def _rollout(setting: Setting) -> Bytes:
-    """One autocast spans the whole rollout: the copies of policy and critic stay until its end."""
+    """One autocast spans what measures: the copies of policy and critic stay until its end."""
     lengths, networks = setting.lengths, ppo_networks(setting)
     size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
     moments = [
@@ -137,10 +140,12 @@ def _rollout(setting: Setting) -> Bytes:
             networks,
             (size, lengths.longest_episode, lengths.longest_summary),
             per_logit=PLAIN_FORWARD if setting.half else LOSS_FORWARD,
+            together=True,
         ),
     ]
-    casts = setting.half * sum(one.cast_bytes(recomputed=True) for one in networks[:2])
-    return max((replace(one, copies=casts) for one in moments), key=lambda one: one.total)
+    critic = setting.half * networks[1].cast_bytes(recomputed=True)
+    moments[1] = replace(moments[1], copies=moments[1].copies + critic)
+    return max(moments, key=lambda one: one.total)
 
 
 def _ppo_learn(setting: Setting) -> Bytes:
@@ -169,7 +174,7 @@ def _summaries(setting: Setting) -> Bytes:
     lengths = setting.lengths
     networks = [Network(shape=setting.shape), Network(shape=setting.shape, scalar=True)]
     batch = (shares(setting)[1], lengths.longest_query, lengths.longest_summary)
-    return sampling(setting, networks, batch)
+    return sampling(replace(setting, sharded=False), networks, batch)
 
 
 # -- does it fit -----------------------------------------------------------------------------------

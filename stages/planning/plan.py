@@ -10,7 +10,7 @@ and hours at an assumed share of the card's peak; disk; what the judge costs.
 import argparse
 from dataclasses import replace
 
-from stages.planning.cards import card_of, cards_for
+from stages.planning.cards import SHARDED, card_of, cards_for
 from stages.planning.lengths import lengths_of
 from stages.planning.memory import Setting
 from stages.planning.shapes import shape_of
@@ -23,21 +23,25 @@ from stages.planning.tables import (
     work_lines,
 )
 from stages.planning.work import MFU, Rate
+from stages.running.launch import check_numbers
 from stages.settings.checks import require
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import UserError, fail
 
 
-def setting_of(asked: Asked, gpu: str, gpus: int) -> tuple[Setting, str]:
+def setting_of(asked: Asked, args: argparse.Namespace) -> tuple[Setting, str]:
     """What is planned for one preset, and the name of its cards.
 
     Raises UserError for an unknown preset, setting, card or shape.
     """
     config = config_of(asked)
-    name, devices = cards_for(asked.preset, gpu, gpus)
+    name, devices = cards_for(asked.preset, args.gpu, args.gpus)
+    engine = args.engine or ("fsdp2" if asked.preset in SHARDED else "ddp")
+    check_numbers(devices, args.nodes, engine)
     lengths = lengths_of(config)
+    shape, sharded = shape_of(config.base), engine == "fsdp2"
     return Setting(
-        config=config, shape=shape_of(config.base), lengths=lengths, devices=devices
+        config=config, shape=shape, lengths=lengths, devices=devices * args.nodes, sharded=sharded
     ), name
 
 
@@ -63,7 +67,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--presets", nargs="*", default=[], help="a grid: one row a preset")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="default: the one seed")
     parser.add_argument("--gpu", default="", help="name of the card; default: the preset's")
-    parser.add_argument("--gpus", type=int, default=0, help="number of cards")
+    parser.add_argument("--gpus", type=int, default=0, help="number of cards of a machine")
+    parser.add_argument("--nodes", type=int, default=1, help="number of machines")
+    parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
     parser.add_argument("--mfu", type=float, default=MFU, help="share of the peak, assumed")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of one card, USD")
     args = parser.parse_args(argv)
@@ -77,9 +83,9 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     asked = asked_of(args)
     if not args.presets:
-        return plan_lines(*setting_of(asked, args.gpu, args.gpus), args)
+        return plan_lines(*setting_of(asked, args), args)
     asked_presets = [replace(asked, preset=one) for one in args.presets]
-    cells = [setting_of(one, args.gpu, args.gpus) for one in asked_presets]
+    cells = [setting_of(one, args) for one in asked_presets]
     seeds = len(args.seeds)
     head = f"{seeds} seed{'s' * (seeds > 1)} of each preset, without DPO; hours are ASSUMED: "
     head += f"{args.mfu:.0%} of the peak"

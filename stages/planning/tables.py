@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stages.planning.cards import CONTEXT_GIB, GIB, USABLE, Card, card_of
 from stages.planning.costs import disk_of, questions_of
@@ -27,12 +28,13 @@ def title_lines(setting: Setting, gpu: str, seeds: Sequence[int]) -> list[str]:
     config, card = setting.config, card_of(gpu)
     policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
     named = "seeds " if len(seeds) > 1 else "seed "
+    shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
     return [
         f"{config.name}, {named}{' '.join(map(str, seeds))}"[:80],
         f"  starts from {config.base.checkpoint} ({setting.shape.family})"[:80],
         f"  {policy:,} parameters; reward model and critic {scorer:,}",
-        f"  {setting.devices} x {gpu}, {precision}",
+        f"  {setting.devices} x {gpu}{shared}, {precision}",
         f"  of {card.memory_gib:.1f} GiB a card {gib(card.usable)} are for tensors: {USABLE:.0%} "
         f"less {CONTEXT_GIB:g} for CUDA",
     ]
@@ -60,6 +62,9 @@ def fit_lines(setting: Setting, card: Card, found: dict[str, Bytes]) -> list[str
         worst = max(found, key=lambda name: found[name].total)
         return [f"everything fits; the most is {worst}, {gib(found[worst].total)} GiB"]
     lines = textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
+    shared = replace(setting, sharded=True)
+    if setting.devices > setting.shards and not too_large(part_bytes(shared), card):
+        return [*lines, "it would fit with ENGINE=fsdp2: the cards share the weights"]
     knobs = mends(setting, card)
     if not knobs:
         return [*lines, "no memory knob makes it fit: take a larger card, or a smaller model"]

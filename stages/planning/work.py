@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 from stages.planning.cards import Card
 from stages.planning.lengths import ARTICLE_TOKENS
-from stages.planning.memory import HALF, Setting
+from stages.planning.memory import Setting
+from stages.planning.networks import HALF
 from stages.planning.parts import shares
 from stages.planning.shapes import block_weights
+from stages.settings.constants import CHECKED_ROWS
 from stages.settings.families import SHARING
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
@@ -188,7 +190,8 @@ def _articles(setting: Setting, stage: str) -> Work:
 
 def _normalize(setting: Setting) -> list[Work]:
     lengths = setting.lengths
-    rows = 2 * lengths.rows["sft_train"]  # before the shift, and again on the saved model
+    rows = lengths.rows["sft_train"]
+    rows += min(rows, CHECKED_ROWS)  # again, on the saved model
     return [_pass(setting, ("normalize", "score"), rows, lengths.query + lengths.summary)]
 
 

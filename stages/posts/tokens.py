@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -354,6 +354,15 @@ def save_split(split: TokenizedSplit, folder: Path, name: str) -> None:
     save_file(tensors, folder / f"{name}.safetensors")
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in split.rows)
+
+
+def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
+    """Some rows of a split as a split."""
+    columns = {
+        name: make_ragged([column[row].tolist() for row in rows])
+        for name, column in split.columns.items()
+    }
+    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in rows])
 
 
 def load_split(folder: Path, name: str) -> TokenizedSplit:

@@ -12,9 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from stages.learning.intervals import wilson
+from stages.learning.logit import clustered_logit
 
 T = TypeVar("T")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -112,9 +116,13 @@ def give_back_at_once(small: bool) -> None:
 
 
 def warm_up(device: torch.device) -> None:
-    """Have torch load what it needs for a training step, so that it is not counted as tensors."""
+    """Have libraries load what a training step and its statistics need, so that it is not counted
+    as tensors.
+    """
+    wilson(1, 2)
+    clustered_logit(np.array([1.0, 0.0, 1.0, 0.0]), np.ones((4, 1)), np.arange(4))
     layer = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()).to(device)
-    optimizer = torch.optim.AdamW(layer.parameters())
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.randn(2, 4, 16, 64, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16):

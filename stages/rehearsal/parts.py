@@ -32,11 +32,11 @@ from stages.learning.preferences import pair_length
 from stages.normalize import keep_known_answers, reference_scores, score_rows
 from stages.planning.shapes import shape_of
 from stages.planning.work import training_factor
-from stages.posts.tokens import TokenizedSplit
+from stages.posts.tokens import TokenizedSplit, rows_of
 from stages.rehearsal.bench import PARTS_TIMED, Bench, RehearsalRun, make_bench
 from stages.rehearsal.meter import hold, matrix_rate
 from stages.rehearsal.ppo import rehearse_ppo
-from stages.rehearsal.texts import longest_rows, rows_of, typical_rows, write_texts
+from stages.rehearsal.texts import longest_rows, typical_rows, write_texts
 from stages.rehearsal.update import measure_update, prepare_update
 from stages.rehearsal.weights import weights_for
 from stages.settings.command_line import add_arguments, asked_of, config_of

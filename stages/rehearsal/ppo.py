@@ -10,10 +10,10 @@ from stages import ppo
 from stages.learning.state import State
 from stages.planning.memory import Setting
 from stages.planning.work import work_of
-from stages.posts.tokens import Ragged
+from stages.posts.tokens import Ragged, rows_of
 from stages.rehearsal.bench import Bench, RehearsalRun
 from stages.rehearsal.meter import hold
-from stages.rehearsal.texts import longest_rows, rows_of, typical_rows
+from stages.rehearsal.texts import longest_rows, typical_rows
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit
 from stages.rl.episodes import Rollout

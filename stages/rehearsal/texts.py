@@ -107,15 +107,6 @@ def longest_rows(lengths: Sequence[int], count: int) -> list[int]:
     return sorted(range(len(lengths)), key=lambda row: -lengths[row])[:count]
 
 
-def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
-    """Some rows of a split as a split."""
-    columns = {
-        name: make_ragged([column[row].tolist() for row in rows])
-        for name, column in split.columns.items()
-    }
-    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in rows])
-
-
 def read_texts(folder: Path, name: str) -> TokenizedSplit:
     """A split that `write_texts` wrote."""
     return load_split(folder / "data", name)

@@ -47,17 +47,19 @@ def roll_out(
     eos_id, pad_id = models.eos_id, models.pad_id
     parts, gaps = [], []
     batch, uniforms = share_of_batch(accelerator, queries, sampling, pad_id)
-    with accelerator.autocast():
-        for some, uniform in forward_passes(batch, uniforms, sampling.forward_batch_size, pad_id):
-            with gathered(models.policy):  # its processes stop sampling at different tokens
-                responses, sampled = sample(  # 1. sample
-                    models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
-                )
-            responses = functional.truncate_after(responses, eos_id, pad_id)
+    for some, uniform in forward_passes(batch, uniforms, sampling.forward_batch_size, pad_id):
+        # A network's processes stop sampling at different tokens. Each autocast gives the bf16
+        # copies of weights back when it ends, so sampling's do not stand beside the others'.
+        with gathered(models.policy), accelerator.autocast():
+            responses, sampled = sample(  # 1. sample
+                models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
+            )
+        responses = functional.truncate_after(responses, eos_id, pad_id)
+        with accelerator.autocast():
             episodes = measure(models, some, responses, sampling.temperature, formula)
-            real = responses != pad_id
-            gaps.append(torch.where(real, (episodes.logprobs - sampled).abs(), 0.0).sum())
-            parts.append(replace(episodes, logprobs=sampled) if keep_sampled else episodes)
+        real = responses != pad_id
+        gaps.append(torch.where(real, (episodes.logprobs - sampled).abs(), 0.0).sum())
+        parts.append(replace(episodes, logprobs=sampled) if keep_sampled else episodes)
     episodes = concatenate(parts, batch)
     gap, tokens = global_sum(accelerator, sum(gaps), (episodes.responses != pad_id).sum())
     return episodes, {"val/sampler_mismatch": gap / tokens}

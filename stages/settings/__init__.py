@@ -12,5 +12,6 @@ config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes
 families      what differs between model families
+constants     numbers that stages and the plan share
 ablations     the switches of `make ablations`
 """

@@ -1,0 +1,46 @@
+"""What `make plan` counts where several cards share the weights, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from stages.planning.parts import part_bytes
+from stages.planning.plan import lines_of, parse
+from stages.settings.config import UserError
+from tests.test_plan import setting
+
+
+def test_cards_that_share_the_weights_hold_their_part_and_what_is_whole_for_a_moment_by_hand():
+    hidden, vocabulary, blocks = 4096, 50432, 32
+    block = 12 * hidden**2 + 13 * hidden  # four matrices, their biases, two norms
+    policy = blocks * block + 2 * vocabulary * hidden + 2 * hidden
+    scorer = blocks * block + vocabulary * hidden + 2 * hidden + hidden + 1
+    eight = replace(setting("pythia-6.9b", devices=8), sharded=True)
+    held = part_bytes(eight)["ppo learn"]
+    assert held.weights == pytest.approx(4 * 2 * (policy + scorer) / 8, rel=1e-9)
+    assert held.gradients == pytest.approx(4 * (policy + scorer) / 8, rel=1e-9)
+    assert held.optimizer == pytest.approx(8 * (policy + scorer) / 8, rel=1e-9)
+    # Two blocks, embedding and output layer are whole, with their gradients.
+    whole = 4 * (policy - (blocks - 2) * block)
+    assert held.copies == pytest.approx(2 * whole, rel=0.01)
+    # For sampling the policy is whole in every process, beside its bf16 copies.
+    held = part_bytes(eight)["ppo rollout"]
+    copies = 2 * (blocks * 12 * hidden**2 + vocabulary * hidden)
+    assert held.copies == pytest.approx(4 * policy + copies, rel=1e-9)
+    # Stages that only measure are not sharded.
+    assert part_bytes(eight)["summaries"].weights == 4 * (policy + scorer)
+
+
+def test_one_card_shares_with_nobody():
+    one = setting("pythia-1b")
+    assert part_bytes(replace(one, sharded=True)) == part_bytes(one)
+
+
+def test_what_fits_when_the_cards_share_the_weights_is_told_the_engine():
+    lines = "\n".join(lines_of(parse(["--preset", "pythia-6.9b", "--engine", "ddp"])))
+    assert "it would fit with ENGINE=fsdp2" in lines
+    lines = "\n".join(lines_of(parse(["--preset", "pythia-6.9b"])))
+    assert "8 x h100-80gb, ENGINE=fsdp2" in lines
+    assert "everything fits" in lines
+    with pytest.raises(UserError, match="ENGINE=zero3 is refused"):
+        lines_of(parse(["--preset", "pythia-6.9b", "--engine", "zero3"]))
