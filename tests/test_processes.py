@@ -1,4 +1,4 @@
-"""Two processes give the weights that one gives, in every training stage and under each engine."""
+"""Two and four processes give the weights that one gives, in every training stage and under each engine."""
 
 import os
 import shutil
@@ -25,14 +25,16 @@ ARGUMENTS = """
 ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true"]
 ADAPTED[ADAPTED.index("pair")] = "adapted"
 ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
-SCRIPT = f"""
+TRAIN = """
 from accelerate import PartialState
 from stages import dpo, normalize, ppo, reward, sft
-for arguments in ({ARGUMENTS!r}, {ADAPTED!r}):
+for arguments in {}:
     for stage in (sft, reward, normalize, ppo, dpo):
         stage.main(arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
 """
+SCRIPT, WHOLE_SCRIPT = (TRAIN.format(studies) for studies in ([ARGUMENTS, ADAPTED], [ARGUMENTS]))
+BASE = Path("runs/pair/seed44413/base")
 OFTEN = [*ARGUMENTS, "memory.save_minutes=0"]
 # The second process dies when the first update is saved and the second one is over.
 DYING = f"""
@@ -58,13 +60,23 @@ WEIGHTS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic"
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
-def launch(folder: Path, engine: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in two processes (gloo), as GPUS=2 starts them."""
+def launch(
+    folder: Path, engine: str, code: str, processes: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Run code in some processes (gloo), as GPUS=2 starts two."""
     script = folder / "script.py"
     script.write_text(code)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment["ACCELERATE_USE_CPU"] = "true"
-    words = [sys.executable, "-m", "stages.running.launch", engine, "2", "1", str(script)]
+    words = [
+        sys.executable,
+        "-m",
+        "stages.running.launch",
+        engine,
+        str(processes),
+        "1",
+        str(script),
+    ]
     return subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
     )
@@ -113,6 +125,18 @@ def test_two_processes_learn_the_same_weights_as_one(alone, together, engine, st
     for weights in WEIGHTS:
         path = Path("runs", study, "seed44413", weights, "model.safetensors")
         assert worst(alone / path, together(engine) / path) < 1e-5, weights
+
+
+@each_engine
+def test_four_processes_learn_the_same_weights_as_one(alone, engine, tmp_path):
+    shutil.copytree(alone / BASE, tmp_path / BASE)
+    found = launch(tmp_path, engine, WHOLE_SCRIPT, processes=4)
+    assert found.returncode == 0, found.stderr[-3000:]
+    for weights in WEIGHTS:
+        path = BASE.parent / weights / "model.safetensors"
+        difference = worst(alone / path, tmp_path / path)
+        print(engine, weights, f"{difference:.1e}")
+        assert difference < 1e-5, weights
 
 
 @each_engine
