@@ -1,4 +1,6 @@
-"""Two and four processes give the weights that one gives, in every training stage and under each engine."""
+"""Two and four processes give the weights that one gives, in every training stage, under each
+engine.
+"""
 
 import os
 import shutil
