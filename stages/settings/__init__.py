@@ -12,5 +12,6 @@ config        all sections in one frozen tree
 presets       settings by name
 command_line  a preset with what the command line changes
 families      what differs between model families
+hidden        settings as others may see them
 ablations     the switches of `make ablations`
 """
