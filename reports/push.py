@@ -9,6 +9,8 @@ upload has sent is not sent again.
 """
 
 import argparse
+import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +34,8 @@ from stages.system.hub import LOGIN
 # Stage -> the end of its repository's name. The reward model is the normalized one.
 PUSHED = {"sft": "sft", "normalize": "reward", "ppo": "ppo", "dpo": "dpo"}
 WITH_PAGES = "ppo"
+# What the hub takes: `owner/name`, the name of 96 characters at most, no two dashes or dots.
+NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/(?=.{1,96}$)[A-Za-z0-9_][\w.-]*", re.A)
 PAGES = "report"  # folder of the pages in a repository
 GOES_ON = "the same command goes on from there"
 
@@ -106,16 +110,9 @@ def repository(hub: str, config: Config, stage: str) -> str:
 
     Raises UserError for what the hub does not take as a name.
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
     owner, _, prefix = hub.partition("/")
     found = f"{owner}/{prefix or slug(config.name)}-seed{config.seed}-{PUSHED[stage]}"
-    try:
-        validate_repo_id(found)
-    except HFValidationError:
-        owner = ""
-    if not owner:
+    if not NAME.fullmatch(found):
         raise UserError(f"HUB={hub} is no name of the hub: give yours, as in `make push HUB=me`")
     return found
 
@@ -185,10 +182,9 @@ def send(uploads: Sequence[Upload], public: bool) -> Iterator[str]:
     Raises UserError, one line, for what the hub refuses or the network does not carry.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
-    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # `one_line` tells of the last
     if not sys.stderr.isatty():
         disable_progress_bars()
     api = HfApi()

@@ -18,7 +18,7 @@ from stages.system.files import read_lines
 MODELS: dict[str, tuple[str, ...]] = {"ppo": ("model", "critic")}
 MODELS |= dict.fromkeys(("sft", "rm", "normalize", "dpo"), ("model",))
 CARD = "README.md"
-PUBLIC = "public"  # a page about real data without the texts of others
+PUBLIC = "public"  # folder of a page about real data without the texts of others
 RECORDS = ("config.json", "manifest.json")  # settings as they were typed: they may name a server
 WEIGHTS = ".safetensors"
 MOST_ROWS = 200  # of a table

@@ -103,6 +103,8 @@ class Mirror:
         Raises UserError for a setting of wandb that it refuses.
         """
         self.client = _client(self.wandb, self.config, self.stage, note["id"])
+        if self.client is None:
+            return
         with self._trying("the beginning"):
             self.note = note
             self._save()
@@ -236,34 +238,42 @@ def _before(config: Config, stage: str) -> list[str]:
 
 
 def _client(wandb: Any, config: Config, stage: str, number: str) -> Any:
-    """wandb's run of a seed; offline if the server cannot be reached."""
+    """wandb's run of a seed; offline if the server cannot be reached, None if wandb fails."""
     from wandb.errors import AuthenticationError, UsageError
 
     more: dict[str, Any] = {"init_timeout": INIT_SECONDS}
     if "WANDB_FINISH_TIMEOUT" not in os.environ:
         more["finish_timeout"] = FINISH_SECONDS
+    asked: dict[str, Any] = {
+        "id": number,
+        "resume": "allow",
+        "name": f"{config.name}-seed{config.seed}",
+        "group": config.name,
+        "job_type": config.kind,
+        "tags": tags_of(config, stage),
+        "config": {**public_settings(config), "code_version": code_version()},
+    }
     try:
-        asked = {
-            "id": number,
-            "resume": "allow",
-            "name": f"{config.name}-seed{config.seed}",
-            "group": config.name,
-            "job_type": config.kind,
-            "tags": tags_of(config, stage),
-            "config": {**public_settings(config), "code_version": code_version()},
-            "settings": wandb.Settings(**QUIET, **more, allow_val_change=True),
-        }
-        try:
-            return wandb.init(**asked)
-        except (UsageError, AuthenticationError, ValueError):
-            raise
-        except Exception as error:
-            say(f"it does not answer ({_line(error)}): this stage is recorded offline")
-            return wandb.init(**asked, mode="offline")
+        asked["settings"] = wandb.Settings(**QUIET, **more, allow_val_change=True)
+        return wandb.init(**asked)
     except (UsageError, AuthenticationError, ValueError) as error:
         raise UserError(
             f"wandb: {_line(error)} Correct it, or set WANDB_MODE=offline, or unset WANDB_PROJECT"
         ) from None
+    except Exception as error:
+        return _offline_client(wandb, asked, error)
+
+
+def _offline_client(wandb: Any, asked: dict[str, Any], error: Exception) -> Any:
+    """wandb's run on this disk alone; None if that fails too."""
+    try:
+        wandb.teardown()  # its service still holds the id for the try that failed
+        client = wandb.init(**asked, mode="offline")
+    except Exception as again:
+        say(f"it fails ({_line(error)}; {_line(again)}): the stage goes on without wandb")
+        return None
+    say(f"it does not answer ({_line(error)}): `wandb sync {client.sync_dir}` sends it later")
+    return client
 
 
 def say(text: str) -> None:
