@@ -67,6 +67,7 @@ class Uploads(Handler):
                 super().answer()
         except RefusedError as refused:
             headers = {"X-Error-Code": refused.code, "X-Error-Message": str(refused)}
+            headers["Connection"] = "close"  # what was sent with the request is not read
             self.send_json({"error": str(refused)}, refused.status, headers)
 
     def post(self, path: str, parts: list[str]) -> None:
@@ -74,7 +75,7 @@ class Uploads(Handler):
         if path == "api/validate-yaml":
             self.send_json(self.validate(self.read()["content"]))
         elif path == "api/repos/create":
-            self.send_json(self.create(self.read()))
+            self.send_json(*self.create(self.read()))
         elif parts[-1] == "batch":
             self.writer("/".join(parts[:2]).removesuffix(".git"))
             self.send_json(self.batch(self.read()))
@@ -130,15 +131,17 @@ class Uploads(Handler):
         assert isinstance(head["tags"], list)
         return {"errors": [], "warnings": []}
 
-    def create(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def create(self, asked: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The repository and 200, or the one that is there and 409."""
         name = f"{asked['organization']}/{asked['name']}"
         self.writer(name)
+        answer = {"url": f"{self.hub.url}/{name}", "id": name, "name": name}
         if f"models/{name}" in self.hub.repositories:
-            raise RefusedError(409, "", "You already created this model repo")
+            return answer | {"error": "You already created this model repo"}, 409
         repository = self.hub.add("models", name)
         repository.private = asked.get("visibility") == "private"
         repository.commit({".gitattributes": b""})
-        return {"url": f"{self.hub.url}/{name}", "id": name, "name": name}
+        return answer, 200
 
     def preupload(self, kind: str, name: str, body: bytes) -> dict[str, Any]:
         there = self.hub.files(kind, name)

@@ -1,5 +1,6 @@
 """Models, cards and pages at the hub: sent by the unmodified client to the hub of the tests."""
 
+import json
 import shutil
 import subprocess
 
@@ -11,7 +12,7 @@ from stages.settings.command_line import make_config
 from tests import fabricated_runs
 from tests.fabricated_runs import fabricate, write_manifest
 from tests.hub_client import Client
-from tests.hub_uploads import TOKEN, taking_uploads
+from tests.hub_uploads import TOKEN, UploadHub, taking_uploads
 
 TINY = make_config("tiny", seed=1)
 MINE = ("--hub", "anna", "--seed", "1")
@@ -51,14 +52,6 @@ def client(hub, tmp_path):
         return Client(hub, tmp_path)(["reports.push", *words], **own | environment)
 
     return run
-
-
-def refusal(done):
-    """The one line of a push that failed."""
-    assert done.code == 2, done.errors
-    (line,) = done.errors.splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 # -- the whole way ---------------------------------------------------------------------------------
@@ -106,36 +99,100 @@ def test_what_was_pushed_loads_back_with_equal_logits_and_a_card(place, hub, cli
     assert not [one for one in hub.requests if one.startswith("PUT") or "/commit/" in one]
 
 
-def test_an_upload_that_was_cut_off_goes_on_where_it_was(place, hub, client):
-    hub.refused["tiny-seed1-ppo/commit"] = 500
-    line = refusal(client(*MINE))
-    assert "anna/tiny-seed1-ppo: the hub answers 500" in line
-    assert line.endswith("the same command goes on from there")
-    sent = [one for one in hub.requests if one.startswith("PUT")]
-    assert sent
-    hub.refused.clear()
-    done = client(*MINE)
+# Hub and client in one process: what a push of two small models says in each state of the hub.
+STATES = """
+import json, os, sys
+from pathlib import Path
+from tests.hub_uploads import TOKEN, UploadHub, taking_uploads
+with taking_uploads() as hub:
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": "home", "HF_TOKEN": TOKEN}
+    os.environ.update(own, HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0")
+    from huggingface_hub import constants
+    from reports import push
+    weights = Path("model.safetensors")
+    weights.write_bytes(b"weights")
+    card = b"---\\nlicense: mit\\ntags:\\n- a\\n---\\n# x\\n"
+    files = {"README.md": card, "model.safetensors": weights, "config.json": b"{}"}
+    names = {one: f"anna/x-{one}" for one in ("sft", "ppo")}
+    both = [push.Upload(repository=k, stage=v, files=files) for v, k in names.items()]
+    said = {}
+
+    def state(label, public=False):
+        hub.requests.clear()
+        try:
+            lines = list(push.send(both, public))
+        except push.UserError as error:
+            lines = [str(error)]
+        sent = [one for one in hub.requests if one.startswith("PUT") or "/commit/" in one]
+        said[label] = [lines, sent]
+
+    hub.refused = {"x-ppo/commit": 500}
+    state("cut off")
+    hub.refused = {}
+    state("again")
+    state("nothing new")
+    for status in (403, 409):
+        hub.refused = {"preupload": status}
+        state(str(status))
+    hub.refused = {}
+    hub.users = {}
+    state("nobody")
+    hub.users = {TOKEN: "bob"}
+    state("bob")
+    hub.users = {TOKEN: "anna"}
+    hub.repositories["models/anna/x-sft"].private = False
+    state("public")
+    state("meant to be", public=True)
+    constants.HF_HUB_OFFLINE = True
+    state("offline")
+    constants.HF_HUB_OFFLINE = False
+constants.HF_HUB_OFFLINE = False
+state("away")
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    """State of the hub -> what a push says, and what it sends."""
+    client = Client(UploadHub(), tmp_path_factory.mktemp("states"))
+    done = client(STATES)
     assert done.code == 0, done.errors
-    assert [one for one in hub.requests if one.startswith("PUT")] == []
-    assert {key.removeprefix("models/") for key in hub.repositories} == NAMES
+    return json.loads(done.out)
+
+
+def test_an_upload_that_was_cut_off_goes_on_where_it_was(states):
+    lines, sent = states["cut off"]
+    assert lines == [
+        "anna/x-ppo: the hub answers 500 (refused: x-ppo/commit): the same command goes on from"
+        " there"
+    ]
+    assert [one.split("/")[0] for one in sent] == ["PUT ", "POST "]  # equal weights go once
+    lines, sent = states["again"]
+    assert [line.split(":")[0] for line in lines] == ["as it was", "uploaded"]
+    assert sent == ["POST /api/models/anna/x-ppo/commit/main"]
+    assert states["nothing new"][1] == []
 
 
 @pytest.mark.parametrize(
-    ("status", "environment", "said"),
+    ("state", "said"),
     [
-        (0, {"HF_TOKEN": "hf_of_nobody"}, "the hub does not know you: correct the id, or log in"),
-        (403, {}, "this login may not write there: correct HUB=anna"),
-        (409, {}, "somebody else changed it at the same time"),
-        (0, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 fails ("),
-        (0, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set: unset it"),
+        ("403", "this login may not write there: correct HUB=anna"),
+        ("409", "somebody else changed it at the same time"),
+        ("nobody", "the hub does not know you: correct the id, or log in with `hf auth login`"),
+        ("bob", "this login may not write there"),
+        ("public", "anna/x-sft is public already: add PUBLIC=1"),
+        ("offline", "HF_HUB_OFFLINE is set: unset it where there is a network"),
+        ("away", " fails ("),
     ],
 )
-def test_what_the_hub_refuses_is_one_line(place, hub, client, status, environment, said):
-    if status:
-        hub.refused["commit"] = status
-    line = refusal(client(*MINE, **environment))
-    assert "anna/tiny-seed1-sft: " in line
+def test_what_the_hub_refuses_is_one_line(states, state, said):
+    ((line,), sent) = states[state]
+    assert line.startswith("anna/x-sft")
     assert said in line
+    assert "\n" not in line
+    assert sent == []
+    assert len(states["meant to be"][0]) == 2
 
 
 # -- what is sent ----------------------------------------------------------------------------------
@@ -215,17 +272,10 @@ def test_of_a_page_about_real_data_the_variant_without_texts_is_sent(place, caps
     assert "pythia-1b-seed1 holds posts that others wrote" in asked(capsys, *words)
 
 
-def test_a_repository_that_is_public_is_not_filled_in_private(place, hub, client):
-    hub.add("models", "anna/tiny-seed1-sft").commit({".gitattributes": b""})
-    line = refusal(client(*MINE))
-    assert "anna/tiny-seed1-sft is public already: add PUBLIC=1" in line
-    assert client(*MINE, "--public").code == 0
-    assert not any(one.private for one in hub.repositories.values())
-
-
 def test_a_run_that_was_not_judged_is_pushed_without_a_page(place):
     shutil.rmtree(stage_folder(TINY, "report"))
     uploads = push.uploads_of("anna", "tiny", 1)
     assert not [name for one in uploads for name in one.files if name.startswith("report/")]
-    cards = [one.files["README.md"] for one in uploads if one.stage == "ppo"]
-    assert b"Win rates are known only after the evaluation" in cards[0]
+    (card,) = [one.files["README.md"] for one in uploads if one.stage == "ppo"]
+    assert isinstance(card, bytes)
+    assert b"Win rates are known only after the evaluation" in card
