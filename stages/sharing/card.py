@@ -16,8 +16,11 @@ from stages.settings.stages import STAGES
 
 POLICIES = ("sft", "ppo", "dpo")
 # What is known of the licences of others, by the beginning of a hub id.
-MODEL_LICENCES = {"EleutherAI/pythia-": "apache-2.0", "HuggingFaceTB/SmolLM2-": "apache-2.0"}
-MODEL_LICENCES[SMOLLM2] = "apache-2.0"
+MODEL_LICENCES = {
+    "EleutherAI/pythia-": "apache-2.0",
+    "HuggingFaceTB/SmolLM2-": "apache-2.0",
+    SMOLLM2: "apache-2.0",
+}
 DATA_LICENCES = {
     "vwxyzjn/summarize_from_feedback": "posts CC BY 4.0, as published by OpenAI (modified MIT)",
     "openai/summarize_from_feedback": "posts CC BY 4.0, summaries and labels modified MIT",

@@ -15,8 +15,13 @@ from stages.settings.stages import STAGES, TRAINING_STAGES
 from stages.system.files import read_lines
 
 # Stage -> the folders of the models that it saves.
-MODELS: dict[str, tuple[str, ...]] = {"ppo": ("model", "critic")}
-MODELS |= dict.fromkeys(("sft", "rm", "normalize", "dpo"), ("model",))
+MODELS: dict[str, tuple[str, ...]] = {
+    "sft": ("model",),
+    "rm": ("model",),
+    "normalize": ("model",),
+    "ppo": ("model", "critic"),
+    "dpo": ("model",),
+}
 CARD = "README.md"
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 RECORDS = ("config.json", "manifest.json")  # settings as they were typed: they may name a server

@@ -36,8 +36,13 @@ NOTE = "wandb.json"  # below a seed
 SAMPLES = "samples.jsonl"
 # What wandb would send beside what is logged: output of the terminal, command line, host, folder,
 # and the address of the repository. Each of them can hold a name, a server or a key.
-QUIET = {"console": "off", "x_disable_meta": True, "disable_git": True, "disable_code": True}
-QUIET |= {"host": "not shown"}
+QUIET = {
+    "console": "off",
+    "x_disable_meta": True,
+    "disable_git": True,
+    "disable_code": True,
+    "host": "not shown",
+}
 INIT_SECONDS = 30.0
 FINISH_SECONDS = 3600.0  # then what was not sent stays on this disk, and the pipeline goes on
 MISSING = "WANDB_PROJECT is set but wandb is missing: run `pip install wandb`, or unset it"
