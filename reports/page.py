@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.settings import config as settings
+from stages.sharing import contents
 from stages.system.files import write_text
 
 STYLE = Path(__file__).with_name("style.css")
-PUBLIC = "public"  # folder of a page about real data without the texts of others
+PUBLIC = contents.PUBLIC
 COLUMNS = 80
 
 

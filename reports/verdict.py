@@ -6,11 +6,11 @@ plainly as good news.
 
 import json
 from math import isnan
-from pathlib import Path
 from typing import Any
 
 from eval.rates.table import MOST_UNJUDGED, leans
 from stages.learning.intervals import wilson
+from stages.settings.hidden import public_value
 
 Row = dict[str, Any]
 MISSING = "–"
@@ -90,12 +90,8 @@ def difference(found: dict[str, Any]) -> str:
 
 def shown(name: str, value: Any) -> str:
     """A setting as a page may show it: folders by their last name, servers not at all."""
-    if name == "judge.base_url" and value:
-        return "set (not shown)"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    is_folder = value.startswith(("/", ".", "~")) or "\\" in value
-    return f"folder {Path(value).name}" if is_folder else value or "(empty)"
+    value = public_value(name, value)
+    return value or "(empty)" if isinstance(value, str) else json.dumps(value)
 
 
 def judge(row: Row) -> str:

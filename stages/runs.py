@@ -11,7 +11,6 @@ that depend on the judge have one folder per judge: `judge/facts`, `report/facts
 
 import dataclasses
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -33,7 +32,10 @@ from stages.finished import (
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import STAGES
-from stages.system.files import hash_files, read_json, sync, write_json
+from stages.sharing.card import card
+from stages.sharing.contents import CARD, MODELS
+from stages.sharing.mirror import Mirror, open_mirror
+from stages.system.files import hash_files, read_json, sync, write_json, write_text
 from stages.system.locks import held
 from stages.system.machine import code_version, device_name, library_versions, peak_memory_gib
 from stages.system.progress import progress
@@ -59,7 +61,9 @@ class Run:
         """What an interrupted stage goes on from; removed when the stage has finished."""
         self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
-        self.wandb: Any = None
+        self.mirror = Mirror(config, stage)
+        """What others see of the stage; off unless the environment asks for it."""
+        self.finished = False
 
     def require(self, stage: str) -> Path:
         """The folder of an earlier stage of this run, after checking it.
@@ -82,17 +86,17 @@ class Run:
         return progress(items, label, total, done, note if self.main else None)
 
     def log(self, step: int, **metrics: float) -> None:
-        """Append one line to metrics.jsonl (keys are TRL's), and mirror it to wandb if asked."""
+        """Append one line to metrics.jsonl (keys are TRL's), and mirror it if that is asked for."""
         if self.main:
             self.append("metrics.jsonl", {"step": step, **metrics})
-            if self.wandb is not None:
-                self.wandb.log({f"{self.stage}/{key}": value for key, value in metrics.items()})
+            self.mirror.log(step, metrics)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append one JSON line to a file of this stage."""
         if self.main:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self.mirror.append(name, row)
 
     @property
     def halvings(self) -> list[dict[str, int]]:
@@ -108,7 +112,8 @@ class Run:
         """Write the manifest and put the stage in its place. Main process only."""
         if not self.main:
             return
-        outputs = hash_files(self.partial, leave_out=WHILE_WORKING)
+        found = hash_files(self.partial, leave_out=WHILE_WORKING)
+        outputs = {name: one for name, one in found.items() if Path(name).name != CARD}
         for name in outputs:  # a manifest on the disk says that all of this is
             sync(self.partial / name)
         manifest = {
@@ -132,10 +137,18 @@ class Run:
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
+        self._write_cards(manifest)
         write_json(self.partial / "manifest.json", manifest)
         put_in_place(self.config, self.stage)
-        if self.wandb is not None:
-            self.wandb.finish()
+        self.finished = True
+        self.mirror.finish()
+
+    def _write_cards(self, manifest: dict[str, Any]) -> None:
+        """A README.md in the folder of every model that the stage saved."""
+        for name in MODELS.get(self.stage, ()):
+            folder = self.partial / name
+            if folder.is_dir():
+                write_text(folder / CARD, card(self.config, self.stage, name, manifest))
 
 
 def halvings(folder: Path) -> list[dict[str, int]]:
@@ -162,11 +175,13 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
             put_in_place(config, stage)
             _prepare(run)
             try:
-                run.wandb = _start_wandb(config, stage)
+                run.mirror = open_mirror(config, stage, hash_of(_attempt(config, stage)))
                 yield run
             except Exception as error:
                 _keep_or_remove(run, error)
                 raise
+            finally:
+                run.mirror.close(failed=not run.finished)
     finally:
         remove_empty_folders(run.folder.parent)
 
@@ -174,10 +189,7 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
 def _prepare(run: Run) -> None:
     """Keep the partial folder of an interrupted try with these settings and inputs, or make one."""
     config, stage = run.config, run.stage
-    attempt = {
-        "settings_hash": settings_hash(config, stage),
-        "inputs": current_inputs(config, stage),
-    }
+    attempt = _attempt(config, stage)
     if run.resume.is_dir() and read_json(run.partial / "attempt.json") == attempt:
         for name in ("failed.json", "progress.json"):
             (run.partial / name).unlink(missing_ok=True)
@@ -188,6 +200,14 @@ def _prepare(run: Run) -> None:
     run.partial.mkdir()
     write_json(run.partial / "config.json", dataclasses.asdict(config))
     write_json(run.partial / "attempt.json", attempt)
+
+
+def _attempt(config: Config, stage: str) -> dict[str, Any]:
+    """What a try at a stage is made with: an interrupted one goes on if this is the same."""
+    return {
+        "settings_hash": settings_hash(config, stage),
+        "inputs": current_inputs(config, stage),
+    }
 
 
 def _keep_or_remove(run: Run, error: Exception) -> None:
@@ -238,17 +258,3 @@ def remove_empty_folders(folder: Path) -> None:
         while folder != settings.RUNS.parent:
             folder.rmdir()
             folder = folder.parent
-
-
-def _start_wandb(config: Config, stage: str) -> Any:
-    """A wandb run, if wandb's own variable WANDB_PROJECT asks for one."""
-    if not os.environ.get("WANDB_PROJECT"):
-        return None
-    try:
-        import wandb
-    except ImportError:
-        raise UserError(
-            "WANDB_PROJECT is set but wandb is missing: run `pip install wandb`, or unset it"
-        ) from None
-    group = f"{config.name}-seed{config.seed}"
-    return wandb.init(name=f"{group}-{stage}", group=group, config=dataclasses.asdict(config))

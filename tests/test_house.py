@@ -27,6 +27,7 @@ RANKS = (
     "stages.settings",
     "stages.system",
     "stages.finished",
+    "stages.sharing",
     "stages.runs",
     "stages.running",
     "stages.pipeline",
@@ -51,10 +52,10 @@ AT_STAGES_LEVEL |= {"finished.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
 AT_STAGES_LEVEL |= {"released.py"}
 AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
-AT_STAGES_LEVEL |= {"planning", "rehearsal"}
+AT_STAGES_LEVEL |= {"planning", "rehearsal", "sharing"}
 
 WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.system.*", "stages.pipeline"]
-WITHOUT_TORCH += ["stages.finished", "stages.posts.toy", "stages.planning.*"]
+WITHOUT_TORCH += ["stages.finished", "stages.posts.toy", "stages.planning.*", "stages.sharing.*"]
 WITHOUT_TORCH += ["stages.posts.world", "stages.posts.readers", "eval.judge", "eval.win_rate"]
 WITHOUT_TORCH += ["eval.verdict_analysis", "eval.rates.*", "eval.judges.openai.*", "reports.*"]
 

@@ -20,10 +20,11 @@ from eval.rates.formulas import (
     mean_of_two,
 )
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+from stages.settings import judge as judge_settings
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more
-MOST_UNJUDGED = 0.02  # above this share, a rate is no headline
+MOST_UNJUDGED = judge_settings.MOST_UNJUDGED
 
 
 def analyse(table: VerdictTable) -> dict[str, Any]:

@@ -13,5 +13,6 @@ presets       settings by name
 command_line  a preset with what the command line changes
 families      what differs between model families
 constants     numbers that stages and the plan share
+hidden        settings as others may see them
 ablations     the switches of `make ablations`
 """

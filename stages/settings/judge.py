@@ -11,6 +11,7 @@ from stages.settings.checks import at_least_0, in_range, one_of, positive, requi
 KINDS = ("openai", "local", "facts", "reward_model")
 # What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
 AXES = ("overall", "accuracy", "coverage", "coherence")
+MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"

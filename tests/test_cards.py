@@ -1,0 +1,146 @@
+"""Cards of saved models, and scalars for TensorBoard: true, and nobody's input."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import ModelCard
+
+from stages.finished import damage, read_manifest, stage_folder, why_not
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.sharing.board import Board
+from stages.sharing.card import Judged, card
+from stages.sharing.contents import CARD, MODELS
+
+TINY = make_config("tiny")
+MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}
+
+
+def finish(stage, results=MADE["results"], config=TINY):
+    """A finished stage that saved its models."""
+    with open_stage(config, stage) as run:
+        for name in MODELS.get(stage, ()):
+            (run.partial / name).mkdir()
+            (run.partial / name / "model.safetensors").write_text("weights")
+        run.finish(results)
+    return run.folder
+
+
+def head_of(config, stage="ppo"):
+    """The head of a card, as the hub's own client reads it."""
+    return ModelCard(card(config, stage, "model", MADE)).data.to_dict()
+
+
+def test_every_model_that_a_stage_saves_has_a_card(runs):
+    assert set(MODELS) == {"sft", "rm", "normalize", "ppo", "dpo"}
+    for stage, names in MODELS.items():
+        folder = finish(stage)
+        for name in names:
+            text = (folder / name / CARD).read_text()
+            assert ModelCard(text).data.to_dict()["library_name"] == "transformers"
+            assert "# tiny, seed 44413: " in text
+    critic = (stage_folder(TINY, "ppo") / "critic" / CARD).read_text()
+    assert "predicts rewards at every token" in critic
+    assert "AutoModelForTokenClassification" in critic
+    assert list(finish("base").rglob(CARD)) == []  # it is somebody else's model, or none yet
+
+
+def test_a_card_makes_nothing_stale(runs):
+    folder = finish("sft")
+    manifest = read_manifest(folder) or {}
+    assert set(manifest["outputs"]) == {"config.json", "model/model.safetensors"}
+    (folder / "model" / CARD).write_text("written by hand")
+    assert why_not(TINY, "sft") is None
+    assert damage(TINY, "sft") is None
+    (folder / "model" / CARD).unlink()
+    assert damage(TINY, "sft") is None
+    # Other results are another card and, as they come from equal weights, the same content.
+    again = read_manifest(finish("sft", {"rougeL": 0.1})) or {}
+    assert again["content"] == manifest["content"]
+    assert "0.1" in (folder / "model" / CARD).read_text()
+
+
+def test_the_head_names_base_data_and_licence_as_far_as_they_are_known():
+    paper = head_of(make_config("pythia-1b"))
+    assert paper["base_model"] == "EleutherAI/pythia-1b-deduped"
+    assert paper["license"] == "apache-2.0"
+    assert paper["datasets"] == [
+        "vwxyzjn/summarize_from_feedback_tldr_3_filtered",
+        "openai/summarize_from_feedback",
+    ]
+    assert paper["pipeline_tag"] == "text-generation"
+    assert {"rlhf", "tldr", "ppo"} <= set(paper["tags"])
+    own = head_of(TINY, "normalize")
+    assert own["license"] == "mit"
+    assert "reward-model" in own["tags"]
+    assert not {"base_model", "datasets", "pipeline_tag"} & own.keys()
+    config = make_config("pythia-1b")
+    other = replace(config, base=replace(config.base, checkpoint="someone/else@abc"))
+    assert head_of(other)["base_model"] == "someone/else"
+    assert head_of(other)["license"] == "unknown"
+    other = replace(config, data=replace(config.data, source="/home/anna/posts"))
+    assert head_of(other)["license"] == "unknown"
+    assert "datasets" not in head_of(other)
+
+
+def test_a_card_holds_settings_data_results_limits_and_licences_and_no_folder(runs):
+    config = make_config("pythia-1b")
+    data = replace(config.data, source="/home/anna/posts")
+    config = replace(config, data=data, base=replace(config.base, checkpoint="/home/anna/base"))
+    commit = {"repository": "openai/x", "commit": "c" * 40}
+    rows = {"sft_train": {"rows": 116722}}
+    finish("base", {"rows": rows, "hub": [commit]}, config)
+    text = card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
+    for said in (
+        "| sft.learning_rate | `3e-06` |",
+        "| seed | 44413 |",
+        "base `abcdef012345`",
+        "| sft_train | 116,722 |",
+        f"`openai/x` at commit `{'c' * 40}`",
+        "| ROUGE-L on held-out posts (`rougeL`) | 0.4321 |",
+        "loss on held-out references, nats per token (`loss/validation`) | 1.25 |",
+        "Win rates are known only after the evaluation",
+        "## Limits",
+        "- checkpoint that it began with: `folder base`: unknown",
+        "- data: unknown",
+    ):
+        assert said in text, said
+    assert "anna" not in text
+    assert text == card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
+    later = card(config, "sft", "model", MADE, [Judged("win rate", "55.0% [52.1%, 57.9%]")])
+    assert "| win rate | 55.0% [52.1%, 57.9%] |" in later
+    assert "only after the evaluation" not in later
+
+
+# -- TensorBoard -----------------------------------------------------------------------------------
+
+
+def test_scalars_are_written_for_tensorboard_once_a_step(tmp_path, runs, monkeypatch):
+    if importlib.util.find_spec("tensorboard") is None:
+        pytest.skip("tensorboard is not installed here")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    for first, last in ((1, 3), (3, 4)):  # the second goes on from a checkpoint before step 3
+        with open_stage(TINY, "sft") as run:
+            run.resume.mkdir(exist_ok=True)
+            for step in range(first, last + 1):
+                run.log(step, **{"loss/train": float(step)})
+            if last == 4:
+                run.finish({})
+    events = EventAccumulator(str(tmp_path / "board/tiny/seed44413/sft"))
+    events.Reload()
+    found = [(one.step, one.value) for one in events.Scalars("loss/train")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_tensorboard_that_is_missing_is_one_line(tmp_path, runs, monkeypatch):
+    def missing(*_):
+        raise ImportError("no module named tensorboard")
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    monkeypatch.setattr(Board, "__init__", missing)
+    with pytest.raises(Exception, match="pip install tensorboard"), open_stage(TINY, "sft"):
+        pass
+    assert not runs.exists()

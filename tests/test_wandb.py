@@ -1,0 +1,340 @@
+"""The mirror at wandb: one run a seed, told stage by stage; nothing of this machine in it.
+
+Walked with the real wandb in its offline mode, in processes of their own: what `wandb sync` would
+send is read back from the files that it wrote (`tests/wandb_files.py`).
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stages.finished import read_manifest
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.settings.hidden import public_settings
+from stages.sharing.contents import MOST_ROWS, headline, results_of
+from stages.sharing.mirror import Mirror, note_for
+from stages.system.files import read_lines, write_json
+from tests.resuming import ARGUMENTS
+from tests.wandb_files import all_sent
+
+ROOT = Path(__file__).parents[1]
+TINY = make_config("tiny")
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed here"
+)
+SECRET = "http://user:pa55word@judge.example.org/v1"
+OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr", "WANDB_TAGS": "mine"}
+
+
+def process(folder, code, *words, **environment):
+    """A process of its own: its exit status and what it says."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+    own = {"HOME": str(folder), "OPENAI_API_KEY": "sk-of-a-judge", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env=inherited | own | {"WANDB_SILENT": "true"} | environment,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return SimpleNamespace(code=done.returncode, errors=done.stderr)
+
+
+# -- a run that was made without wandb, and is shown from its judging on ---------------------------
+
+JUDGED = """
+import sys
+from eval import controls, win_rate
+from reports import run_page
+for module in (controls, win_rate, run_page):
+    module.main(sys.argv[1:])
+"""
+SHOWN = ("controls", "win_rate", "report")
+NAME = "resumed-seed44413"
+
+
+@pytest.fixture(scope="module")
+def told(whole, tmp_path_factory):
+    """A small run whose models were made without wandb; what each later stage would send."""
+    folder = tmp_path_factory.mktemp("told")
+    seed = folder / "runs/resumed/seed44413"
+    shutil.copytree(whole, seed, copy_function=os.link)
+    done = process(folder, JUDGED, *ARGUMENTS, f"judge.base_url={SECRET}", **OFFLINE)
+    assert done.code == 0, done.errors
+    sent = dict(zip(SHOWN, all_sent(folder), strict=True))
+    return SimpleNamespace(folder=folder, seed=seed, sent=sent, first=sent["controls"])
+
+
+def result(told, stage):
+    return (read_manifest(told.seed / stage) or {})["results"]
+
+
+def rows_of(table):
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
+@needs_wandb
+def test_all_stages_of_a_seed_are_one_wandb_run_with_group_and_tags(told):
+    runs = [one.run for one in told.sent.values()]
+    (number,) = {run.run_id for run in runs}
+    assert number.startswith("resumed-44413-")
+    assert json.loads((told.seed / "wandb.json").read_text())["id"] == number
+    assert {run.display_name for run in runs} == {NAME}
+    assert {run.run_group for run in runs} == {"resumed"}
+    assert all(run.resume for run in runs)
+    assert [one.exit_code for one in told.sent.values()] == [0, 0, 0]
+    tags = ["tiny", "sft", "rm", "normalize", "ppo", "dpo", "judge:facts", "mine"]
+    assert list(runs[-1].tags) == tags
+
+
+@needs_wandb
+def test_stages_that_finished_before_are_told_once_as_they_recorded_it(told):
+    for stage in ("sft", "rm", "ppo", "dpo"):
+        record = read_lines(told.seed / stage / "metrics.jsonl")
+        found = [row for row in told.first.rows(stage) if "samples/ncols" not in row]
+        assert found == record
+        assert told.first.axes[f"{stage}/*"] == f"{stage}/step"
+        assert not told.sent["win_rate"].rows(stage)
+
+
+@needs_wandb
+def test_win_rates_and_results_are_in_the_summary(told):
+    found = result(told, "win_rate/facts")
+    summary = told.sent["win_rate"].summary
+    for policy, row in found["policies"].items():
+        assert summary[f"win_rate/{policy}"] == row["win_rate"]
+        assert summary[f"win_rate/{policy}_low"] == row["low"]
+    assert summary["win_rate/ppo-sft"] == found["differences"]["ppo-sft"]["estimate"]
+    assert told.first.summary["results/rm/accuracy"] == result(told, "rm")["accuracy"]
+    rouge = result(told, "summaries")["policies"]["ppo"]["rougeL"]
+    assert told.first.summary["results/summaries/policies/ppo/rougeL"] == rouge
+
+
+@needs_wandb
+def test_samples_and_judged_summaries_are_tables(told):
+    samples = read_lines(told.seed / "ppo/samples.jsonl")
+    paths = list((told.first.folder / "files/media/table/ppo").glob("samples_*.json"))
+    tables = [rows_of(json.loads(path.read_text())) for path in paths]
+    assert len(tables) == len({row["step"] for row in samples})
+    assert all(row in samples for table in tables for row in table)
+    (path,) = (told.sent["win_rate"].folder / "files/media/table").rglob("texts_*.json")
+    scores = read_lines(told.seed / "win_rate/facts/post_scores.jsonl")
+    expected = {row["id"]: row["score"] for row in scores if row["policy"] == "ppo"}
+    rows = rows_of(json.loads(path.read_text()))
+    assert {row["id"]: row["ppo win"] for row in rows} == expected
+    assert len(rows) <= MOST_ROWS
+
+
+@needs_wandb
+def test_models_and_pages_are_artifacts_that_name_what_they_were_made_from(told):
+    every = {k: v for one in told.sent.values() for k, v in one.artifacts.items()}
+    own = {name.removeprefix(f"{NAME}-"): one for name, one in every.items()}
+    for stage in ("sft", "rm", "normalize", "ppo", "dpo"):
+        assert own[stage].type == "model"
+        assert set(own[stage].aliases) == {"latest", content(told, stage)}
+    assert (own["summaries"].type, own["report-facts"].type) == ("dataset", "report")
+    files = {one.path for one in own["ppo"].manifest.contents}
+    assert {"model/model.safetensors", "critic/config.json", "model/README.md"} <= files
+    page = {one.path for one in own["report-facts"].manifest.contents}
+    assert {f"{NAME}.html", "numbers.json"} <= page
+    assert not {"config.json", "manifest.json"} & page
+    parents = json.loads(own["ppo"].metadata)["made_from"]
+    assert parents == {f"{NAME}-{one}": content(told, one) for one in ("sft", "normalize")}
+
+
+def content(told, stage):
+    return (read_manifest(told.seed / stage) or {})["content"]
+
+
+@needs_wandb
+def test_no_host_folder_key_or_environment_is_sent(told):
+    for name, one in told.sent.items():
+        assert one.config["judge"]["base_url"] == "set (not shown)"
+        assert "judge.base_url=set (not shown)" in one.config["overrides"]
+        assert one.run.host == "not shown"
+        files = [path for path in (one.folder / "files").rglob("*") if path.is_file()]
+        # Beside tables: the libraries' names and versions.
+        assert {path.name for path in files if path.parent.name == "files"} == {"requirements.txt"}
+        texts = [one.run.SerializeToString(), json.dumps([one.history, one.summary]).encode()]
+        texts += [artifact.metadata.encode() for artifact in one.artifacts.values()]
+        assert not any(socket.gethostname().encode() in text for text in texts)
+        texts += [path.read_bytes() for path in files]
+        sent = (file for artifact in one.artifacts.values() for file in artifact.manifest.contents)
+        texts += [Path(file.local_path).read_bytes() for file in sent]
+        for secret in ("pa55word", "judge.example.org", "sk-of-a-judge", str(told.folder)):
+            assert not any(secret.encode() in text for text in texts), (name, secret)
+
+
+# -- a stage under way -----------------------------------------------------------------------------
+
+LIVE = """
+import sys
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError, fail
+stage, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+try:
+    with open_stage(make_config("tiny"), stage) as run:
+        run.resume.mkdir(exist_ok=True)
+        for step in range(first, last + 1):
+            run.log(step, **{"loss/train": 1 / step})
+            run.append("samples.jsonl", {"step": step, "query": "q", "response": "r"})
+        if "fail" in sys.argv:
+            raise RuntimeError("died")
+        run.finish({"loss": 0.5})
+except UserError as error:
+    fail(error)
+"""
+
+
+@needs_wandb
+def test_a_stage_that_goes_on_after_a_failure_goes_on_in_the_same_wandb_run(tmp_path):
+    assert process(tmp_path, LIVE, "sft", "1", "3", "fail", **OFFLINE).code == 1
+    assert process(tmp_path, LIVE, "sft", "3", "4", **OFFLINE).code == 0
+    assert process(tmp_path, LIVE, "ppo", "1", "2", **OFFLINE).code == 0
+    first, second, third = all_sent(tmp_path)
+    assert len({one.run.run_id for one in (first, second, third)}) == 1
+    assert steps(first, "sft") == [1, 2, 3]
+    assert steps(second, "sft") == [3, 4]
+    assert steps(third, "ppo") == [1, 2]
+    assert not third.rows("sft")
+    assert [one.exit_code for one in (first, second, third)] == [1, 0, 0]
+    tables = list((first.folder / "files/media/table/sft").glob("samples_*.json"))
+    assert len(tables) == 2  # the third step's comes with the next step, or at the end
+    assert len(list((second.folder / "files/media/table/sft").glob("samples_*.json"))) == 2
+
+
+def steps(sent, stage):
+    return [row["step"] for row in sent.rows(stage) if "loss/train" in row]
+
+
+def test_what_is_made_anew_begins_a_wandb_run_of_its_own(runs):
+    def note(stage, attempt, finished=()):
+        found = note_for(TINY, stage, attempt)
+        found["finished"] += finished
+        (runs / "tiny/seed44413").mkdir(parents=True, exist_ok=True)
+        write_json(runs / "tiny/seed44413/wandb.json", found)
+        return found["id"]
+
+    first = note("sft", "a")
+    assert note("sft", "a", ["sft"]) == first  # went on after an interruption
+    assert note("rm", "b") == first
+    assert note("judge", "c", ["judge/facts"]) == first
+    assert note("judge", "d") == first  # what has no curves replaces its results
+    again = note("sft", "a")  # REPLACE=1
+    assert again != first
+    assert note("sft", "e") != again  # an interrupted try with other settings
+    assert note_for(replace(TINY, seed=7), "sft", "a")["id"].startswith("tiny-7-")
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+@needs_wandb
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"WANDB_MODE": "bogus"}, "'online', 'offline'"),
+        ({"WANDB_MODE": "offline", "WANDB_PROJECT": "a/b"}, "Invalid project name 'a/b'"),
+        ({}, "No API key configured"),
+        ({"WANDB_API_KEY": "short"}, "API key must have 40+ characters"),
+    ],
+)
+def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environment, said):
+    done = process(tmp_path, LIVE, "sft", "1", "1", **{"WANDB_PROJECT": "tldr"} | environment)
+    assert done.code == 2
+    (line,) = [one for one in done.errors.splitlines() if one.startswith("error: ")]
+    assert said in line
+    assert line.endswith("Correct it, or set WANDB_MODE=offline, or unset WANDB_PROJECT")
+    assert not (tmp_path / "runs").exists()
+
+
+@needs_wandb
+def test_a_server_that_does_not_answer_leaves_the_stage_to_be_recorded_offline(tmp_path):
+    code = "from stages.sharing import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE
+    away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
+    done = process(tmp_path, code, "sft", "1", "2", WANDB_PROJECT="tldr", **away)
+    assert done.code == 0, done.errors
+    assert "it does not answer (Failed to get resume status" in done.errors
+    assert "sends it later" in done.errors
+    (one,) = [one for one in all_sent(tmp_path) if one.history]
+    assert [row["loss/train"] for row in one.rows("sft") if "loss/train" in row] == [1, 0.5]
+
+
+class Failing:
+    """A client of wandb that has failed."""
+
+    offline = False
+
+    def log(self, _):
+        raise ConnectionError("first line\nsecond line")
+
+    def finish(self, exit_code):
+        raise ConnectionError("gone")
+
+    sync_dir = "wandb/run-1"
+
+
+def test_a_failure_of_wandb_is_said_and_the_stage_goes_on(runs, capsys):
+    with open_stage(TINY, "sft") as run:
+        run.mirror = Mirror(TINY, "sft")
+        run.mirror.client = Failing()
+        for step in (1, 2):
+            run.log(step, loss=1.0)
+        run.finish({})
+    assert [row["step"] for row in read_lines(run.folder / "metrics.jsonl")] == [1, 2]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "wandb: logging failed (first line second line): the stage goes on without wandb",
+        "wandb: sending failed (gone): `wandb sync wandb/run-1`",
+    ]
+
+
+# -- what is shown, without wandb ------------------------------------------------------------------
+
+
+def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
+    overrides = (f"judge.base_url={SECRET}", "ppo.kl_coef=0.1")
+    config = make_config("tiny", name="mine", overrides=overrides)
+    config = replace(config, data=replace(config.data, source="/home/anna/posts"))
+    config = replace(config, judge=replace(config.judge, model="https://key@host/model"))
+    shown = public_settings(config)
+    assert shown["judge"]["base_url"] == shown["judge"]["model"] == "set (not shown)"
+    assert shown["overrides"] == ["judge.base_url=set (not shown)", "ppo.kl_coef=0.1"]
+    assert shown["data"]["source"] == "folder posts"
+    assert (shown["ppo"]["kl_coef"], shown["seed"]) == (0.1, 44413)
+    assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))
+
+
+def test_a_rate_that_may_not_be_given_is_not_in_the_summary():
+    def policy(rate, unjudged):
+        return {"win_rate": rate, "low": rate - 0.1, "high": rate + 0.1, "unjudged": unjudged}
+
+    policies = {"sft": policy(0.4, 0.021), "ppo": policy(0.6, 0.0), "dpo": policy(0.5, 0.02)}
+    pairs = {one: {"estimate": 0.1} for one in ("ppo-sft", "dpo-ppo")}
+    found = headline(TINY, {"policies": policies, "differences": pairs})
+    assert set(found) == {
+        *("judge", "win_rate/dpo-ppo"),
+        *(f"win_rate/{one}{end}" for one in ("ppo", "dpo") for end in ("", "_low", "_high")),
+    }
+
+
+def test_results_that_are_texts_stay_here(runs):
+    with open_stage(TINY, "base") as run:
+        run.finish({"source": "/home/anna/posts", "parameters": 7, "rows": {"sft": {"rows": 3}}})
+    found = results_of(TINY, "base")
+    assert found["results/base/parameters"] == 7
+    assert found["results/base/rows/sft/rows"] == 3
+    assert all(isinstance(value, int | float) for value in found.values())
