@@ -38,7 +38,7 @@ def figure(inputs: Inputs, hashes: Mapping[str, str]) -> Figure:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {view}'
         f" {named}>{head}{plots.dark_style()}{ground}{drawn}</svg>\n"
     )
-    part = f"<svg {named} {view}>{head}{drawn}</svg>"
+    part = f'<svg {named} {view} style="max-width: {width}px">{head}{drawn}</svg>'
     for stand_in, color in plots.PAGE_COLORS.items():
         part = part.replace(stand_in, color)
     return Figure("lineage", CAPTION, whole, [part])

@@ -44,6 +44,7 @@ def report(record: Record, path: Path) -> Report:
         blocks=blocks(record, numbers, found),
         numbers=numbers | {"standings": found},
         headline=headline(numbers, found, path),
+        without_the_data=True,  # nobody says that the posts are not others' words
     )
 
 

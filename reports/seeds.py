@@ -20,6 +20,11 @@ def rows_of_seeds(record: Record, stage: str) -> dict[int, list[dict[str, Any]]]
         metrics = folder / "metrics.jsonl"
         if folder == own or manifest is None or not metrics.exists():
             continue
-        if manifest.get("settings") == record.manifests[stage].get("settings"):
+        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
             found[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
     return found
+
+
+def _but_the_seed(manifest: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = manifest.get("settings", {})
+    return {name: value for name, value in settings.items() if name != "seed"}

@@ -67,9 +67,9 @@ def turned_by_length(found: dict[str, Any]) -> str:
         return ""
     ratio = found["median_length_ratio"]
     return (
-        f" It lies on the other side of 50% than the raw rate, {percent(raw)}: these summaries have"
-        f" a median of {number(ratio)} times the words, and the model puts the"
-        f" {'lead' if raw > NO_GUESS else 'deficit'} down to length. A summary that leaves out what"
+        f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
+        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in length"
+        f" (these have a median of {number(ratio)} times the words). A summary that leaves out what"
         " matters is shorter, too, so this does not make it the better one."
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from reports import panels, plots
 from reports.collect import Record
-from reports.page import Block, Figure, Heading, Text
+from reports.page import Block, Details, Figure, Heading, Text
 from reports.plots import Line
 from reports.seeds import rows_of_seeds
 
@@ -82,6 +82,7 @@ DPO_GROUP = {
     "Log probability, nats": ("logps/chosen", "logps/rejected"),
     "Learning rate": ("lr",),
 }
+SHOWN = ("ppo", "ppo-text")  # the others are folded
 SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
 NEIGHBOURS = "The line is the mean of neighbouring updates, the band their range."
@@ -130,13 +131,15 @@ def _ppo(record: Record, others: dict[int, list[Row]]) -> list[Block]:
     rest = {key: (key,) for key in _logged(rows) if key not in known | COUNTS}
     if rest:
         groups["ppo-more"] = ("Everything else that was logged", rest)
-    found: list[Block] = []
+    found: list[Figure] = []
     for name, (what, titles) in groups.items():
         drawn = _panels(rows, others, titles, plots.PPO)
         if drawn:
             said = f"{what}, update by update{_queries(record)}. {NEIGHBOURS}"
             found.append(_figure(name, said, drawn))
-    return found
+    first = [one for one in found if one.name in SHOWN]
+    more = [one for one in found if one.name not in SHOWN]
+    return [*first, Details("More of PPO: policy, critic, work", more)] if more else [*first]
 
 
 def _logged(rows: list[Row]) -> list[str]:

@@ -182,7 +182,14 @@ def _leanings_table(numbers: Row) -> Table:
 
 def _differences(numbers: Row) -> Table:
     rows = []
-    for pair, found in numbers["differences"].items():
+    places = {policy: place for place, policy in enumerate(numbers["policies"])}
+
+    def order(pair: str) -> list[int]:
+        """First those against the first policy; each group in the order of the result table."""
+        return [places.get(name, len(places)) for name in reversed(names_of_pair(pair))]
+
+    for pair in sorted(numbers["differences"], key=order):
+        found = numbers["differences"][pair]
         p = p_value(found["p_value"] if found["headline"] else None)
         names = " less ".join(names_of_pair(pair)).upper()
         rows.append([names, difference(found), p])
