@@ -14,7 +14,16 @@ from typing import Any
 from reports import page, paper, plots, verdict
 from reports.collect import Record, hashes, is_released, judged_row, load_run, row
 from reports.page import PUBLIC, Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.sections import dpo, judge, length, made_with, released, samples, scores
+from reports.sections import (
+    dpo,
+    judge,
+    length,
+    made_with,
+    released,
+    samples,
+    scores,
+    training_samples,
+)
 from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
 from stages.finished import inputs_now
 from stages.runs import open_stage
@@ -99,6 +108,7 @@ def blocks(record: Record) -> list[Block]:
         *_reward_model(record),
         *dpo.blocks(record),
         *samples.blocks(record),
+        *training_samples.blocks(record),
         *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.rows(record.results("base")),
