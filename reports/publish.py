@@ -167,7 +167,7 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             yield Page(
                 kind="versus",
                 names=tuple(sorted(about)),
-                folder=folder,
+                folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
                 stem=config.name,
                 judge=folder.name,
                 sources=recorded | own | hashes_of([folder]),
@@ -193,6 +193,8 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         command = f'make scaling NAMES="{asked}"'
         if note["kind"] != "scaling":
             command = f"make {note['kind']} {shlex.quote(f'NAME={asked}')}"
+        command = note.get("command", command)
+        public = path.parent / PUBLIC
         check_sources(path.stem, note["sources"], command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
@@ -200,7 +202,7 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         yield Page(
             kind=note["kind"],
             names=tuple(note["names"]),
-            folder=path.parent,
+            folder=public if (public / f"{path.stem}.md").exists() else path.parent,
             stem=path.stem,
             judge=", ".join(note["judges"]),
             sources=note["sources"],

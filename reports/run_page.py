@@ -25,6 +25,7 @@ from reports.sections import (
     samples,
     scores,
     spread,
+    training_samples,
 )
 from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
 from stages.settings.config import TOY, Config
@@ -86,6 +87,7 @@ def blocks(record: Record) -> list[Block]:
         *_reward_model(record),
         *dpo.blocks(record),
         *samples.blocks(record),
+        *training_samples.blocks(record),
         *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.rows(record.results("base")),

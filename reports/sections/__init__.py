@@ -9,5 +9,6 @@ systems    several systems side by side
 samples    the first held-out posts with every summary
 curves     everything that training logged
 spread     scores, lengths and distances over the posts
+training_samples  what PPO sampled while it learned
 made_with  settings, time, versions, hashes
 """
