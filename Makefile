@@ -57,7 +57,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
 
 GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish push scaling versus leaderboard judges annotate annotated verdict-analysis power \
+	publish push scaling compare versus leaderboard judges annotate annotated verdict-analysis power \
 	simulations smollm judge-server
 .DEFAULT_GOAL := help
 
@@ -109,6 +109,10 @@ $(VENV)/developed: $(VENV)/installed
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
 	@$(PY) -m reports.scaling_page --names $(NAMES) $(call option,judge,$(JUDGE))
+# RUNS counts repetitions where it is bench's; here it names policies.
+compare: $(INSTALLED)
+	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
+		$(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
 versus: $(INSTALLED)
 	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
 		$(call option,max-cost,$(MAX_COST))

@@ -16,10 +16,15 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.finished import read_manifest, stage_folder
 from stages.learning.loop import Sampling, gather_rows, make_accelerator, over_rows, respond
-from stages.learning.models import load_policy, load_reward_model, load_tokenizer
+from stages.learning.models import (
+    load_policy,
+    load_reward_model,
+    load_tokenizer,
+    response_logprobs,
+)
 from stages.learning.shared_query import summary_scores
 from stages.posts.text_metrics import text_measures
-from stages.posts.tokens import TokenizedSplit, load_split, rows_of
+from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
@@ -36,26 +41,39 @@ def write_summaries(config: Config) -> None:
         references = [posts.columns["summaries"][row].tolist() for row in range(len(posts))]
         texts = {"reference": references}
         for name in policies_of(config):
-            policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
-            sampling = Sampling(
-                seed=config.seed,
-                purpose=f"{name} summaries",
-                length=longest(config, name),
-                temperature=config.eval.temperature,
-                forward_batch_size=config.memory.forward_batch_size,
-            )
-            queries = posts.columns["queries"]
-            keep = run.resume
-            share = respond(accelerator, policy, queries, tokenizer, sampling, keep)
-            texts[name] = gather_rows(accelerator, share)
+            texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
         scores = score_all(run, accelerator, reward_model, posts, texts)
         results: dict[str, Any] = {"posts": len(posts), "policies": {}}
         results["reference_tokens"] = sum(map(len, references)) / len(references)
         for name in policies_of(config):
             rows = make_rows(posts, texts, scores, name, tokenizer)
+            distances = kl_from_sft(run, accelerator, name, posts, texts[name])
+            rows = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
             write_rows(run, f"{name}.jsonl", rows)
             results["policies"][name] = describe(rows)
         run.finish(results)
+
+
+def sample_summaries(
+    run: Run,
+    accelerator: Accelerator,
+    name: str,
+    posts: TokenizedSplit,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[list[int]]:
+    """A policy's response to every post, each cut after its EOS; from all processes."""
+    config = run.config
+    policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
+    sampling = Sampling(
+        seed=config.seed,
+        purpose=f"{name} summaries",
+        length=longest(config, name),
+        temperature=config.eval.temperature,
+        forward_batch_size=config.memory.forward_batch_size,
+    )
+    queries = posts.columns["queries"]
+    share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
+    return gather_rows(accelerator, share)
 
 
 def scorer_of(
@@ -120,6 +138,59 @@ def score_all(
     return dict(zip(texts, map(list, zip(*found, strict=True)), strict=True))
 
 
+def kl_from_sft(
+    run: Run, accelerator: Accelerator, name: str, posts: TokenizedSplit, responses: list[list[int]]
+) -> Sequence[float | None]:
+    """Log-probability of each response by its policy less that by SFT, nats, at ppo.temperature.
+
+    It is PPO's `objective/kl` of one summary, which was sampled at eval.temperature. None in a run
+    without SFT.
+    """
+    if name == "sft":
+        return [0.0] * len(posts)
+    if "sft" not in policies_of(run.config):
+        return [None] * len(posts)
+    own, sft = (
+        log_likelihoods(run, accelerator, (name, reader), posts, responses)
+        for reader in (name, "sft")
+    )
+    return [mine - theirs for mine, theirs in zip(own, sft, strict=True)]
+
+
+@torch.no_grad()
+def log_likelihoods(
+    run: Run,
+    accelerator: Accelerator,
+    names: tuple[str, str],
+    posts: TokenizedSplit,
+    responses: list[list[int]],
+) -> list[float]:
+    """Log-probability of each response of the first policy by the second, nats.
+
+    At ppo.temperature, as in training.
+    """
+    writer, reader = names
+    policy = load_policy(run.require(reader) / "model").to(accelerator.device).eval()
+    queries, temperature = posts.columns["queries"], run.config.ppo.temperature
+
+    def measure(rows: list[int]) -> list[float]:
+        texts = pad_right([torch.tensor(responses[row], dtype=torch.long) for row in rows], -1)
+        tokens = torch.cat([pad_left([queries[row] for row in rows], -1), texts], dim=1)
+        tokens, counted = tokens.to(accelerator.device), (texts != -1).to(accelerator.device)
+        with accelerator.autocast():
+            logprobs = response_logprobs(
+                policy, tokens.clamp(min=0), tokens != -1, texts.shape[1], temperature
+            )
+        return torch.where(counted, logprobs, 0.0).sum(dim=1).tolist()
+
+    texts = zip(queries.lengths().tolist(), map(len, responses), strict=True)
+    lengths = [query + response for query, response in texts]
+    size = run.config.memory.forward_batch_size
+    return over_rows(
+        accelerator, lengths, size, f"{writer} summaries by {reader}", measure, run.resume
+    )
+
+
 def make_rows(
     posts: TokenizedSplit,
     texts: Mapping[str, list[list[int]]],
@@ -149,11 +220,12 @@ def make_rows(
 def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over all posts; the share of distinct n-grams is that of all summaries together.
 
-    ROUGE as fractions, tokens with EOS, scores in reward units, and the share of the title's words
-    that a summary repeats.
+    ROUGE as fractions, tokens with EOS, scores in reward units, KL from SFT in nats, and the share
+    of the title's words that a summary repeats.
     """
     means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}
-    for key in ("score", "reference_score"):  # a released policy may come without a reward model
+    # A released policy comes without SFT, and maybe without a reward model.
+    for key in ("score", "reference_score", "kl"):
         known = [row[key] for row in rows if row[key] is not None]
         means[key] = sum(known) / len(known) if known else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)

@@ -86,11 +86,7 @@ def compare(
 
 def read_side(text: str) -> Side:
     """The side that `name[/seed][:policy]` names. Raises UserError where it is not there."""
-    run, _, policy = text.partition(":")
-    name, _, seed = run.partition("/")
-    policy = policy or DEFAULT_POLICY
-    if not name or not (seed or DEFAULT_SEED).isdigit():
-        raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
+    name, seed, policy = parts_of(text)
     names = sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
     if names and name not in names:
         raise unknown("run", name, names, "run `make status` to see what there is")
@@ -103,6 +99,19 @@ def read_side(text: str) -> Side:
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
     rows = {row["id"]: row for row in rows_of(path)}
     return Side(name=name, seed=int(seed or DEFAULT_SEED), policy=policy, folder=folder, rows=rows)
+
+
+def parts_of(text: str) -> tuple[str, str, str]:
+    """Name, seed and policy that `name[/seed][:policy]` names; no seed is empty, `/seed1` is 1.
+
+    Raises UserError for what cannot be read so.
+    """
+    run, _, policy = text.partition(":")
+    name, slash, seed = run.partition("/")
+    seed = seed.removeprefix("seed")
+    if not name or (slash and not seed.isdigit()):
+        raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
+    return name, seed, policy or DEFAULT_POLICY
 
 
 def rows_of(path: Path) -> list[Row]:

@@ -167,7 +167,7 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             yield Page(
                 kind="versus",
                 names=tuple(sorted(about)),
-                folder=folder,
+                folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
                 stem=config.name,
                 judge=folder.name,
                 sources=recorded | own | hashes_of([folder]),
@@ -193,6 +193,8 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         command = f'make scaling NAMES="{asked}"'
         if note["kind"] != "scaling":
             command = f"make {note['kind']} {shlex.quote(f'NAME={asked}')}"
+        command = note.get("command", command)
+        public = path.parent / PUBLIC
         check_sources(path.stem, note["sources"], command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
@@ -200,7 +202,7 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         yield Page(
             kind=note["kind"],
             names=tuple(note["names"]),
-            folder=path.parent,
+            folder=public if (public / f"{path.stem}.md").exists() else path.parent,
             stem=path.stem,
             judge=", ".join(note["judges"]),
             sources=note["sources"],
@@ -273,10 +275,13 @@ def replace_page(page: Page) -> dict[str, Any]:
     for old in files_of(GENERATED, page.stem):
         old.unlink()
     files = files_of(page.folder, page.stem)
-    for path in files:
-        partial = GENERATED / f"{path.name}.partial"
-        shutil.copyfile(path, partial)
-        partial.rename(GENERATED / path.name)
+    names = [path.relative_to(page.folder) for path in files]
+    for name in names:
+        target = GENERATED / name
+        target.parent.mkdir(exist_ok=True)
+        partial = target.with_name(f"{name.name}.partial")
+        shutil.copyfile(page.folder / name, partial)
+        partial.rename(target)
     manifests = page.manifests
     versions: dict[str, set[str]] = {}
     for manifest in manifests:
@@ -291,7 +296,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         "finished": max(one["finished"] for one in manifests),
         "devices": devices_of(manifests),
         "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
-        "files": {path.name: file_hash(GENERATED / path.name) for path in files},
+        "files": {str(name): file_hash(GENERATED / name) for name in names},
         "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
         "numbers": page.numbers,
         "headline": page.headline,
@@ -318,7 +323,8 @@ def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
     recorded = read_json(GENERATED / RECORD)["pages"].values()
     known = {RECORD, *(name for one in recorded for name in one["files"])}
-    return sorted(one.name for one in GENERATED.iterdir() if one.name not in known)
+    there = (str(one.relative_to(GENERATED)) for one in GENERATED.rglob("*") if one.is_file())
+    return sorted(one for one in there if one not in known)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -10,16 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.rates.table import MOST_UNJUDGED
-from eval.versus import arguments, read_side, versus_config
+from eval.versus import Side, arguments, read_side, versus_config
+from eval.win_rate import post_scores
 from reports import page
 from reports.collect import flags_of_versus
-from reports.page import Block, Heading, Note, Table, Text
+from reports.page import PUBLIC, Block, Heading, Note, Table, Text
+from reports.sample_browser import SampleBrowser, fitting
+from reports.sample_rows import Row, reference_of, sentences, side_of
 from reports.sections.judge import controls, rates
+from reports.sections.samples import SAMPLES, sample, without_the_data
 from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from stages.finished import read_manifest, stage_folder
 from stages.runs import open_stage
-from stages.settings.config import UserError, fail
-from stages.system.files import file_hash
+from stages.settings.config import TOY, UserError, fail
+from stages.system.files import file_hash, read_json, read_lines
+
+OTHER = "the other"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,12 +43,49 @@ def main(argv: list[str] | None = None) -> None:
     found = manifest["results"]
     flags = flags_of_versus(found, [side.folder.parent for side in sides], config.judge)
     title = f"{found['a']} against {found['b']}"
+    made = blocks(found, flags, posts(sides, read_lines(folder / "judgements.jsonl")))
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
-        path = page.write(run.partial, config.name, title, blocks(found, flags))
+        path = page.write(run.partial, config.name, title, made)
+        if any(map(is_real, sides)):
+            public = run.partial / PUBLIC
+            public.mkdir(exist_ok=True)
+            page.write(public, config.name, title, without_the_data(made))
         run.finish({})
     said = [verdict(found), judge_flags({"judge_flags": flags}) or ""]
     print(page.for_terminal(said, run.folder / path.name))
+
+
+def is_real(side: Side) -> bool:
+    """Whether posts and references are others' words, or nobody says that they are not."""
+    saved = read_json(side.folder / "config.json") or {}
+    given = saved.get("outputs", {}).get("file")
+    return bool(given) or saved.get("data", {}).get("source") != TOY
+
+
+def posts(sides: Sequence[Side], judgements: Sequence[Row]) -> list[Row]:
+    """The posts with both sides' summaries and what was said of each."""
+    points = post_scores([row for row in judgements if row["policy"] == "versus"])["versus"]
+    said = sentences(row for row in judgements if row["policy"] == "versus")
+    a, b = sides
+    rows = []
+    for post, mine in a.rows.items():
+        words, score = said["versus", post], points[post]
+        theirs = None if score is None else 1 - score
+        both = [
+            side_of(mine, score, words),
+            side_of(b.rows[post], theirs, [mirrored(one) for one in words]),
+        ]
+        reference = reference_of(mine)
+        rows.append({"id": post, "post": mine["query"], "reference": reference, "sides": both})
+    return rows
+
+
+def mirrored(said: Row) -> Row:
+    """What a judge said, seen from the other side."""
+    places = {"A": "B", "B": "A"}
+    preferred = {"policy": "reference", "reference": "policy"}.get(said["prefers"], said["prefers"])
+    return said | {"shown": places[said["shown"]], "prefers": preferred}
 
 
 def verdict(found: dict[str, Any]) -> str:
@@ -64,38 +107,69 @@ def verdict(found: dict[str, Any]) -> str:
     )
 
 
-def blocks(found: dict[str, Any], flags: Sequence[str] = ()) -> list[Block]:
-    """The page: verdict, counts, every rate beside the raw one; `flags` are the judge's."""
+def blocks(
+    found: dict[str, Any], flags: Sequence[str] = (), rows: Sequence[Row] = ()
+) -> list[Block]:
+    """The page: verdict, result, posts, every rate beside the raw one, the judge.
+
+    `flags` are the judge's, `rows` the posts as `posts` gives them.
+    """
     statistics = found["statistics"]
     about = found["judge"] | {"judge": found["judge"]["name"]}
     given = {} if found["unjudged"] > MOST_UNJUDGED else statistics
     notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
     warning = judge_flags({"judge_flags": flags})
-    notes = [*([warning] if warning else []), *notes]
-    counts = [whole(found[key]) for key in ("wins", "ties", "losses")]
+    return [
+        Text(verdict(found), lead=True),
+        *(Note(note) for note in ([warning] if warning else [])),
+        *(Note(note) for note in notes),
+        Heading("Result"),
+        result(found),
+        *samples(found, rows),
+        Heading("Every rate"),
+        *rates({found["a"]: given}),
+        Heading("The judge"),
+        Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
+        Heading("Controls of the judge"),
+        *controls(found["controls"]),
+    ]
+
+
+def result(found: dict[str, Any]) -> Table:
+    """The one row of the result, what is asked for first."""
+    statistics = found["statistics"]
+    given = found["unjudged"] <= MOST_UNJUDGED
     cells = [
-        *counts,
+        estimate(found if given else None),
+        p_value(found["p_value"] if given else None),
+        *(whole(found[key]) for key in ("wins", "ties", "losses")),
         percent(found["unjudged"]),
         interval(*statistics["worst_case"]),
         estimate(statistics["share_first"]),
         estimate(statistics["swap_consistency"]),
     ]
-    header = "wins|ties|losses|unjudged|worst case|picks the first shown|same after a swap"
+    header = "win rate [95%]|p-value|wins|ties|losses|unjudged|worst case|picks the first shown"
+    header += "|same after a swap"
     caption = (
         f"Posts, {found['a']} over {found['b']}, both orders of each. The p-value is that of a"
         " paired randomisation test of no difference."
     )
-    return [
-        Text(verdict(found), lead=True),
-        *(Note(note) for note in notes),
-        Heading("The judge"),
-        Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
-        Table(header.split("|"), [cells], caption),
-        Heading("Every rate"),
-        *rates({found["a"]: given}),
-        Heading("Controls of the judge"),
-        *controls(found["controls"]),
-    ]
+    names = ["", *header.split("|")]
+    return Table(names, [[found["a"], *cells]], caption, strong=True)
+
+
+def samples(found: dict[str, Any], rows: Sequence[Row]) -> list[Block]:
+    """The posts, to search and sort; none without rows."""
+    if not rows:
+        return []
+    shown, names = fitting(rows), [found["a"], found["b"]]
+    few = [sample(at, row, names, OTHER) for at, row in enumerate(shown[:SAMPLES], start=1)]
+    text = (
+        f"The first {whole(len(shown))} of {whole(len(rows))} posts, in the order of the data:"
+        " nobody chose them. The verdict is on the two summaries; the reference was not shown."
+    )
+    browser = SampleBrowser("posts", names, shown, few, against=OTHER, shown=0)
+    return [Heading("Posts"), Text(text), browser]
 
 
 if __name__ == "__main__":

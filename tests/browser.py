@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-NAMED_KEYS = {"Enter": (13, "\r")}
+NAMED_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Home": (36, ""), "End": (35, "")}
+NAMED_KEYS |= {"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, "")}
+NAMED_KEYS |= {"ArrowDown": (40, "")}
+WRONG = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 def find_chromium() -> str | None:
@@ -102,6 +105,16 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def wrong(self) -> list[Any]:
+        """Errors of the page so far: exceptions, and what the browser wrote to its console."""
+        self.value("0")  # events come before answers
+        return [one["params"] for one in self.seen if one.get("method") in WRONG]
+
+    def asked(self) -> list[str]:
+        """The addresses that the page has asked for so far."""
+        kind = "Network.requestWillBeSent"
+        return [one["params"]["request"]["url"] for one in self.seen if one.get("method") == kind]
 
     def close(self) -> None:
         """End the browser and wait for it."""

@@ -78,6 +78,7 @@ def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
         scores=noise()[:, 0] * nan,
         response_mask=mask,
         value_mask=value_mask,
+        rewards=torch.full(shape, nan),
         advantages=torch.where(mask, noise(), nan),
         returns=torch.where(value_mask, noise(), nan),
     )

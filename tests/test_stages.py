@@ -39,6 +39,7 @@ MINI = """
     dpo.learning_rate=0.0005
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
+LONGEST = make_config("tiny").data.max_summary_tokens
 SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
 MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
@@ -146,11 +147,24 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     assert "normalize" not in manifest(study, "dpo")["inputs"]
 
 
-def test_samples_are_a_table_of_query_response_score_and_kl(study):
+def test_samples_tell_query_response_score_kl_and_what_they_come_from_by_token(study):
     rows = read_lines(study / "ppo" / "samples.jsonl")
     assert {row["step"] for row in rows} == {1, 5, 8}
-    assert all(set(row) == {"step", "query", "response", "score", "kl"} for row in rows)
     assert all(row["query"].startswith("SUBREDDIT") for row in rows)
+    numbers = ("log_ratios", "values", "advantages", "rewards")
+    for row in rows:
+        assert set(row) == {"step", "query", "response", "score", "kl", "tokens", *numbers}
+        assert "".join(row["tokens"]) == row["response"]
+        assert sum(row["log_ratios"]) == pytest.approx(row["kl"], abs=0.01)
+        # 0.05 for each nat at its token, and the score after EOS; without EOS with the last token.
+        expected = [-0.05 * log_ratio for log_ratio in row["log_ratios"]]
+        if row["response"].endswith("<|endoftext|>") and len(row["tokens"]) < LONGEST:
+            expected.append(row["score"])
+        else:
+            expected[-1] += row["score"]
+        assert row["rewards"] == pytest.approx(expected, rel=0.002, abs=1e-4)
+        assert len(row["values"]) == len(row["rewards"])
+        assert len(row["advantages"]) == len(row["tokens"])
 
 
 def test_saved_models_open_with_plain_transformers_and_score_alike(study):

@@ -38,7 +38,7 @@ def start(before_ppo):
     with torch.no_grad():
         episodes = measure(before_ppo, queries, responses, Ppo().temperature)
     mask, value_mask = functional.response_masks(responses, pad_id)
-    extra = dict.fromkeys(("advantages", "returns"), torch.zeros(responses.shape))
+    extra = dict.fromkeys(("rewards", "advantages", "returns"), torch.zeros(responses.shape))
     return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
 
 

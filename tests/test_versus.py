@@ -120,7 +120,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     assert "THE JUDGE FAILED ITS CHECKS" in capsys.readouterr().out
     assert re.search(r"\| the post's title \| \d+ \| 50.0% \[", text)
     assert re.search(r"the reference itself \| \d+ \| 50.0%", text)
-    (found,) = [one for one in text.splitlines() if one.startswith("| 0 | 40 | 0 |")]
+    (found,) = [one for one in text.splitlines() if "| 0 | 40 | 0 |" in one]
     assert "100.0% [" in found  # picks the first shown: of the 80 judgements of the pairs alone
 
 

@@ -1,73 +1,62 @@
 """Samples of a run: the first held-out posts, and what each policy wrote about them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from eval.rates.length_control import word_count
 from reports.collect import Record, policies_of
 from reports.page import Block, Heading, Sample, Text
-from reports.verdict import number
+from reports.sample_browser import REFERENCE, SampleBrowser, fitting
+from reports.sample_rows import Row, post_rows
+from reports.verdict import number, whole
 
 SAMPLES = 6
-NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
-SCORES = "post_scores.jsonl"
-OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
 
 
 def blocks(record: Record) -> list[Block]:
     """The first held-out posts with the reference, every policy's summary and what was judged."""
-    written = {
-        policy: {one["id"]: one for one in record.rows("summaries", f"{policy}.jsonl")}
-        for policy in policies_of(record)
-    }
-    scores = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
-    first = next(iter(written.values()))
-    posts = [one for one in first.values() if all(one["id"] in x for x in written.values())]
-    posts = posts[:SAMPLES]
-    rule = f"The first {len(posts)} held-out posts, in the order of the data: nobody chose them."
-    return [
-        Heading("Samples"),
-        Text(rule),
-        *(
-            Sample(
-                f"Post {index}",
-                post["query"],
-                [
-                    ("Reference", post["reference"], _said_of_reference(post)),
-                    *(_said(one, written[one][post["id"]], scores) for one in written),
-                ],
-            )
-            for index, post in enumerate(posts, start=1)
-        ),
-    ]
+    names = [name.upper() for name in policies_of(record)]
+    everything = post_rows(record)
+    posts = fitting(everything)
+    rule = (
+        f"The first {whole(len(posts))} of {whole(len(everything))} held-out posts, in the order of"
+        " the data: nobody chose them."
+    )
+    few = [sample(index, row, names) for index, row in enumerate(posts[:SAMPLES], start=1)]
+    shown = names.index("PPO") if "PPO" in names else -1
+    browser = SampleBrowser("samples-of-the-run", names, posts, few, shown=shown)
+    return [Heading("Samples"), Text(rule), browser]
 
 
 def without_the_data(page: Sequence[Block]) -> list[Block]:
     """A page as it may be published: posts and references, which others wrote, are left out."""
-    return [_own_words(block) if isinstance(block, Sample) else block for block in page]
+    return [block.without_the_data() for block in page]
 
 
-def _own_words(sample: Sample) -> Sample:
-    _, *ours = sample.summaries  # the first is the reference
-    return Sample(sample.title, NOT_OURS, ours)
+def sample(index: int, row: Row, names: Sequence[str], against: str = REFERENCE) -> Sample:
+    """A post with the reference and every summary, as it stands where no script runs."""
+    reference = row["reference"]
+    said = [
+        (name, side["text"], facts(side, against))
+        for name, side in zip(names, row["sides"], strict=True)
+    ]
+    return Sample(
+        f"Post {index}",
+        row["post"],
+        [("Reference", reference["text"], scored(reference)), *said],
+    )
 
 
-def _said_of_reference(post: dict[str, Any]) -> str:
-    return _scored(post["reference_score"], post["reference_tokens"], post["reference"])
+def facts(side: Row, against: str = REFERENCE) -> str:
+    """What is known of a summary, in a line."""
+    points = side["points"]
+    outcomes = {1.0: f"preferred to {against}", 0.5: "even", 0.0: f"{against} is preferred"}
+    outcome = "unjudged" if points is None else outcomes.get(points, f"judged {points:g} of 1")
+    ends = ", cut at the limit" if side["ends"] is False else ""
+    return f"Judge: {outcome}; {scored(side)}{ends}"
 
 
-def _scored(score: float | None, tokens: int | None, text: str) -> str:
+def scored(text: Row) -> str:
     """The reward model's score and the length; of given summaries only the words are known."""
-    if tokens is None:
-        return f"{word_count(text)} words"
-    return f"RM score {number(score)}, {tokens} tokens"
-
-
-def _said(
-    policy: str, one: dict[str, Any], scores: dict[tuple[str, str], float | None]
-) -> tuple[str, str, str]:
-    score = scores.get((policy, one["id"]))
-    outcome = "unjudged" if score is None else OUTCOMES.get(score, f"judged {score:g} of 1")
-    ends = ", cut at the limit" if one["has_eos"] is False else ""
-    facts = f"{outcome}; {_scored(one['score'], one['tokens'], one['summary'])}{ends}"
-    return policy.upper(), one["summary"], f"Judge: {facts}"
+    if text["tokens"] is None:
+        return f"{word_count(text['text'])} words"
+    return f"RM score {number(text['score'])}, {text['tokens']} tokens"

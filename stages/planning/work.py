@@ -242,6 +242,8 @@ def _summaries(setting: Setting) -> list[Work]:
     return [
         _sample(setting, ("summaries", "sample"), 2 * posts, lengths.longest_summary),
         _pass(setting, ("summaries", "score"), 3 * posts, length),
+        # PPO's summaries by PPO and by SFT, for their KL.
+        _pass(setting, ("summaries", "measure"), 2 * posts, length, lengths.summary),
     ]
 
 

@@ -30,6 +30,7 @@ MEASURED_BY = {
     ("dpo", "reference"): "dpo reference",
     ("summaries", "sample"): "summaries",
     ("summaries", "score"): "references",
+    ("summaries", "measure"): "ppo measure",
 }
 # On a CPU the matrix library keeps packed copies of what it multiplies: 10 to 20 MiB were measured
 # at the shapes of Pythia-14m and -70m. Beside a real plan it is nothing, beside a small one it is.

@@ -52,6 +52,7 @@ def credit(
         scores=episodes.scores,
         response_mask=response_mask,
         value_mask=value_mask,
+        rewards=rewards,
         advantages=advantages,
         returns=returns,
     )

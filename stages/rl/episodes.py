@@ -20,6 +20,8 @@ from stages.runs import Run
 from stages.settings.config import Ppo
 
 SAMPLES_LOGGED = 8
+DIGITS = 4  # of a token's numbers in samples.jsonl
+LONGEST_PIECE = 4  # bytes of a character, so at most as many tokens spell one
 WHOLE_EPISODE = ("queries", "scores")  # the other tensors have one column per response token
 E = TypeVar("E", bound="Episodes")
 
@@ -66,6 +68,8 @@ class Rollout(Episodes):
     values: Tensor
     response_mask: Tensor
     value_mask: Tensor
+    rewards: Tensor
+    """What GAE summed up, in reward units; the update itself reads advantages and returns."""
     advantages: Tensor
     returns: Tensor
 
@@ -158,5 +162,40 @@ def log_samples(
                 "response": tokenizer.decode(response),
                 "score": rollout.scores[row].item(),
                 "kl": episode_kl[row].item(),
+                "tokens": token_texts(tokenizer, response.tolist()),
+                **token_numbers(rollout, row),
             },
         )
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """The text of each token; a character that several tokens spell stands with the last."""
+    texts, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        piece: str = tokenizer.decode(tokens[start:end])
+        if "\ufffd" in piece and end - start < LONGEST_PIECE and end < len(tokens):
+            texts.append("")
+        else:
+            texts.append(piece)
+            start = end
+    return texts
+
+
+def token_numbers(rollout: Rollout, row: int) -> dict[str, list[float]]:
+    """An episode's numbers by token, rounded.
+
+    `log_ratios` (nats, policy less ref_policy) and `advantages` have one number a token. `values`
+    (the critic on the text before the token) and `rewards`, in reward units, have one more where
+    the response ends before the limit: there the score stands after EOS.
+    """
+    counted, valued = rollout.response_mask[row], rollout.value_mask[row]
+    numbers = {
+        "log_ratios": (rollout.logprobs - rollout.ref_logprobs)[row][counted],
+        "values": rollout.values[row][valued],
+        "advantages": rollout.advantages[row][counted],
+        "rewards": rollout.rewards[row][valued],
+    }
+    return {
+        name: [float(f"{value:.{DIGITS}g}") for value in column.tolist()]
+        for name, column in numbers.items()
+    }

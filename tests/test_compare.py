@@ -1,0 +1,197 @@
+"""`make compare`: what differs between policies of finished runs, by how much, on which posts."""
+
+import json
+
+import pytest
+
+from eval.versus import parts_of
+from reports import compare_page
+from reports.comparison import against, changed_posts, collect, settings_apart, some_of_each
+from reports.page import PUBLIC, beside_the_runs
+from reports.sample_rows import change
+from stages.finished import stage_folder
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+from tests.fabricated_runs import NASTY, fabricate
+
+# Of nine posts, against the reference. By hand: post 0 is worse, 2 and 4 are better, 3 and 7 lose
+# both times, 1, 5 and 6 are as they were, 8 is worse.
+A = (1.0, 1.0, 0.5, 0.0, 0.0, 0.5, 1.0, 0.0, 1.0)
+B = (0.0, 1.0, 1.0, 0.0, 1.0, 0.5, 1.0, 0.0, 0.5)
+TEXTS = [f"My aunt sold lamp {number}." for number in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def no_drawing(runs, monkeypatch):
+    """What is drawn is test_reports' to look at."""
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+
+
+def finish(name, scores, *seeds, preset="tiny", **others):
+    overrides = ("ppo.kl_coef=0.1",) if name != preset else ()
+    for seed in seeds:
+        config = make_config(preset, name=name, seed=seed, overrides=overrides)
+        fabricate(config, scores=scores, **others)
+
+
+def test_changes_differences_and_settings_are_those_counted_by_hand(runs):
+    finish("tiny", A, 1, texts=TEXTS)
+    finish("b", B, 1)
+    entries, left_out = collect(["tiny/1", "b/seed1:ppo"])
+    assert left_out == []
+    assert [one.label for one in entries] == ["tiny/1:ppo", "b/1:ppo"]
+    found = against(entries[1], entries[0])
+    counts = {"better": 2, "worse": 2, "failing": 2, "unchanged": 3}
+    assert dict(found.changes) == counts
+    assert found.together is not None
+    # -1, 0, +1/2, 0, +1, 0, 0, 0, -1/2
+    assert found.together.estimate == pytest.approx(0.0)
+    assert found.together.p_value == 1.0
+    assert (found.alike, found.written) == (0, 9)
+    rates = [one.rate for one in entries]
+    assert [one.estimate for one in rates if one] == pytest.approx([sum(A) / 9, sum(B) / 9])
+    assert settings_apart(entries) == {"ppo.kl_coef": ["0.05", "0.1"]}
+    rows = changed_posts(entries)
+    expected = "worse unchanged better failing better unchanged unchanged failing worse".split()
+    assert [row["sides"][1]["change"] for row in rows] == expected
+
+
+def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
+    for seed in (1, 2, 3):
+        finish("tiny", (0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0), seed, texts=TEXTS)
+        finish("b", (1.0,) * 9 if seed < 3 else (1.0,) * 8 + (0.0,), seed)
+    finish("tiny", (1.0,) * 9, 4)  # a seed that only one of them has
+    entries, _ = collect(["tiny", "b"])
+    found = against(entries[1], entries[0])
+    assert found.each == pytest.approx([8 / 9, 8 / 9, 7 / 9])
+    assert found.is_clear
+    assert "more than seeds could explain" in compare_page.conclusion(found)
+    assert "By seed: +88.9, +88.9, +77.8" in compare_page.conclusion(found)
+    reverse = against(entries[0], entries[1])
+    assert reverse.each == pytest.approx([-8 / 9, -8 / 9, -7 / 9])
+    assert "less often than b:ppo" in compare_page.conclusion(reverse)
+
+
+def test_one_pair_of_policies_says_nothing_about_seeds(runs):
+    finish("tiny", (0.0,) * 9, 1, texts=TEXTS)
+    finish("b", (1.0,) * 9, 2)
+    entries, _ = collect(["tiny/1", "b/2"])
+    found = against(entries[1], entries[0])
+    assert not found.is_clear
+    assert "it says nothing about other seeds" in compare_page.conclusion(found)
+    assert "often than tiny/1:ppo: +100.0 points" in compare_page.conclusion(found)
+
+
+def test_too_many_unjudged_posts_give_no_difference(runs):
+    finish("tiny", A, 1)
+    finish("b", (None, *B[1:]), 1)
+    entries, _ = collect(["tiny/1", "b/1"])
+    found = against(entries[1], entries[0])
+    assert found.together is None
+    assert "too many posts have no verdict" in compare_page.conclusion(found)
+    assert found.changes["unjudged"] == 1
+
+
+def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsys):
+    finish("tiny", A, 1, texts=TEXTS)
+    finish("b", B, 1)
+    for name in ("tiny", "b"):
+        overrides = ("ppo.kl_coef=0.1",) if name == "b" else ()
+        config = make_config("tiny", name=name, seed=1, overrides=overrides)
+        rows = [
+            {"policy": "ppo", "id": f"post{at}", "order": order, "verdict": "policy", "reply": said}
+            for at in range(9)
+            for order, said in (("policy_first", f"{name} first {at}"), ("reference_first", "so"))
+        ]
+        path = stage_folder(config, "judge") / "judgements.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compare_page.main(["--runs", "tiny/1", "b/1"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
+    text = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.md").read_text()
+    lead = text.split("\n\n")[1]
+    assert lead.startswith("b/1:ppo cannot be told from tiny/1:ppo: +0.0 points [")
+    assert "| b/1:ppo | 2 | 2 | 2 | 3 | 0 |" in text
+    assert "| ppo.kl_coef | 0.05 | 0.1 |" in text
+    assert "4 of the 4 posts on which a verdict became better or worse" in text
+    page = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.html").read_text()
+    for said in ("tiny first 4", "b first 4"):
+        assert said in page
+    assert "<script>alert" not in page
+    note = json.loads((beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.json").read_text())
+    assert note["command"] == 'make compare RUNS="tiny/1:ppo b/1:ppo"'
+    assert not (beside_the_runs() / PUBLIC).exists()
+
+
+def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
+    finish("pythia-1b", A, 1, preset="pythia-1b", texts=TEXTS)
+    path, _ = compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"])
+    public = path.parent / PUBLIC / path.name
+    for theirs in ("SUBREDDIT: r/", "the aunt | lamp"):
+        assert theirs in path.read_text()
+        assert theirs not in public.read_text()
+    assert TEXTS[3] in public.read_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "name two or more"),
+        (["tiny:ppo"], "name two or more"),
+        (["tiny/1", "tiny/1:ppo"], "are all tiny/1:ppo"),
+        (["tiny/1", "tiny/9"], "seed 9 of tiny has not finished"),
+        (["tiny/1", "tiny/1:dpo"], "has no policy dpo: it has sft, ppo"),
+        (["tiyn", "tiny"], "did you mean tiny?"),
+        (["tiny/one", "tiny"], "names no side"),
+        (["tiny", "b"], "have no seed in common"),
+        (["tiny/1", "b/2"], "post3 has another text in b/2:ppo"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(runs, capsys, asked, said):
+    finish("tiny", A, 1, 3)
+    finish("b", B, 2)
+    config = make_config("tiny", name="b", seed=2, overrides=("ppo.kl_coef=0.1",))
+    path = stage_folder(config, "summaries") / "ppo.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3]["query"] = NASTY + " More."
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit):
+        compare_page.main(["--runs", *asked] if asked else [])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_side_may_be_named_as_its_folder_is(runs):
+    assert parts_of("tiny/seed7:sft") == parts_of("tiny/7:sft") == ("tiny", "7", "sft")
+    assert parts_of("tiny") == ("tiny", "", "ppo")
+    with pytest.raises(UserError, match="names no side"):
+        parts_of("tiny/seed:ppo")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ("lost", "even", "better"),
+        ("even", "won", "better"),
+        ("won", "lost", "worse"),
+        ("lost", "lost", "failing"),
+        ("won", "won", "unchanged"),
+        ("even", "even", "unchanged"),
+        ("unjudged", "won", "unjudged"),
+    ],
+)
+def test_a_change_of_verdict_has_a_name(before, after, name):
+    assert change(before, after) == name
+
+
+def test_each_entry_has_its_share_of_the_changed_posts():
+    def row(name, *changes):
+        return {"id": name, "sides": [{}, *({"change": one} for one in changes)]}
+
+    many = [row(f"a{at}", "worse", "unchanged") for at in range(20)]
+    few = [row(f"b{at}", "failing", "better") for at in range(3)]
+    rest = [row(f"c{at}", "unchanged", "failing") for at in range(9)]
+    found = some_of_each([*many, *few, *rest], 2, changed=10, rest=4)
+    names = [one["id"] for one in found]
+    assert names == ["a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "c0", "c1", "c2", "c3"]

@@ -1,0 +1,348 @@
+"""Samples of a page in a real browser: search, filter, sort, tokens by keyboard, scripts."""
+
+import json
+import random
+
+import pytest
+
+from reports import page
+from reports.page import Heading, Table
+from reports.sample_browser import SampleBrowser, fitting
+from reports.sample_rows import change, verdict_of
+from reports.sections.samples import sample
+from reports.sections.training_samples import table
+from reports.token_view import TokenView, some_updates
+from tests.browser import Browser, find_chromium
+
+PLANTED = (
+    "<script>window.planted = 1</script></script><script>window.planted = 2</script>"
+    "<img src=x onerror='window.planted = 3'><!-- <b>bold</b> \u2028 &lt;ok&gt; \" ' ` ${1} \\"
+)
+NAMES = ["SFT", "PPO"]
+LABELS = {
+    "won": "preferred to the reference",
+    "even": "even with the reference",
+    "lost": "the reference is preferred",
+    "unjudged": "unjudged",
+}
+
+
+def side(text, points, number=0.0, tokens=9):
+    said = [{"shown": shown, "prefers": "policy", "text": f"words on {text}"} for shown in "AB"]
+    numbers = {"tokens": tokens, "score": number, "kl": number / 2, "ends": True}
+    verdict = {"points": points, "verdict": verdict_of(points)}
+    return {"text": text, **numbers, **verdict, "said": said}
+
+
+def posts(count=30):
+    """Posts whose numbers a generator draws, so that an order is no accident of how it is made."""
+    draw = random.Random(7)
+    return [
+        {
+            "id": f"p{at}",
+            "post": f"A long post number {at} about a {draw.choice(['lamp', 'Piano', 'dog'])}",
+            "reference": {"text": f"reference {at}", "tokens": 5, "score": draw.gauss(0, 1)},
+            "sides": [
+                side(
+                    f"{name} of {at}",
+                    draw.choice([0.0, 0.25, 0.5, 0.75, 1.0, None]),
+                    draw.gauss(0, 1),
+                    draw.randrange(3, 30),
+                )
+                for name in NAMES
+            ],
+        }
+        for at in range(count)
+    ]
+
+
+def browser_of(rows, **others):
+    few = [sample(at, row, NAMES) for at, row in enumerate(rows[:6], start=1)]
+    return SampleBrowser("samples", NAMES, rows, few, **others)
+
+
+def episode(step, number, by_token=True):
+    row = {"step": step, "query": f"post {step} {number}", "response": " My dog<eos>"}
+    row |= {"score": 1.5, "kl": 0.7}
+    if by_token:
+        row |= {"tokens": [" My", " dog", "<eos>"], "log_ratios": [0.25, -0.5, 0.01]}
+        row |= {"values": [0.1, 0.2, 0.3, 0.4], "advantages": [1.0, -2.0, 0.5]}
+        row |= {"rewards": [-0.0125, 0.025, -0.0005, 1.5]}
+    return row
+
+
+def token_view(rows):
+    return TokenView("episodes", rows, table(rows))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no chromium is installed: apt install chromium")
+    folder = tmp_path_factory.mktemp("browser")
+    one = Browser(program, folder / "profile", folder / "downloads")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def show(tmp_path, browser):
+    """Opens a page of some blocks; in the end it must have made no error and asked for nothing."""
+    path = tmp_path / "page.html"
+
+    def opened(*blocks, change=lambda text: text):
+        path.write_text(change(page.to_html("A page", [Heading("Part"), *blocks])), "utf-8")
+        browser.seen.clear()
+        browser.open(path)
+
+    yield opened
+    assert browser.wrong() == []
+    assert browser.asked() == [path.as_uri()]
+
+
+def choose(browser, label, value):
+    """Set the field with a label, as a reader does."""
+    browser.value(
+        "(() => { const label = [...document.querySelectorAll('.sample-browser label')]"
+        f".find((one) => one.textContent.startsWith({json.dumps(label)}));"
+        "const field = label.querySelector('select, input');"
+        f"field.type === 'checkbox' ? field.click() : field.value = {json.dumps(value)};"
+        "field.dispatchEvent(new Event('input', { bubbles: true })); })()"
+    )
+
+
+def titles(browser):
+    """The posts that are shown, all turns of the list together."""
+    found = []
+    while True:
+        read = "[...document.querySelectorAll('.found h3 small')].map((one) => one.textContent)"
+        found += browser.value(read)
+        later = "document.querySelector('.pager button:last-child')"
+        if browser.value(f"{later}.disabled"):
+            return found
+        browser.value(f"{later}.click()")
+
+
+def status(browser):
+    return browser.value("document.querySelector('[role=status]').textContent")
+
+
+def test_samples_are_searched_filtered_and_sorted(browser, show):
+    rows = posts()
+    show(browser_of(rows))
+    assert titles(browser) == [row["id"] for row in rows]
+    ppo = {row["id"]: row["sides"][1] for row in rows}
+    for key, label in (("score", "score"), ("kl", "kl"), ("length", "length")):
+        number = {"length": "tokens"}.get(key, key)
+        choose(browser, "Sort by", key)
+        falling = sorted(ppo, key=lambda post: -ppo[post][number])
+        found = titles(browser)
+        assert [ppo[one][number] for one in found] == [ppo[one][number] for one in falling], label
+        assert sorted(found) == sorted(ppo)
+    choose(browser, "largest first", "")
+    assert [ppo[one]["tokens"] for one in titles(browser)] == sorted(
+        one["tokens"] for one in ppo.values()
+    )
+    for verdict in LABELS:
+        choose(browser, "Verdict", verdict)
+        expected = {post for post, one in ppo.items() if one["verdict"] == verdict}
+        assert set(titles(browser)) == expected
+        assert status(browser) == f"{len(expected)} of 30 posts"
+        shown = "document.querySelector('.found .ppo .verdict').textContent"
+        assert browser.value(shown) == LABELS[verdict]
+    choose(browser, "Policy", "0")
+    sft = [row["id"] for row in rows if row["sides"][0]["verdict"] == "unjudged"]
+    assert sorted(titles(browser)) == sorted(sft)
+
+
+def test_a_search_finds_all_words_in_any_case_and_marks_them(browser, show):
+    rows = posts()
+    show(browser_of(rows))
+    browser.press("Tab")
+    while browser.value("document.activeElement.type") != "search":
+        browser.press("Tab")
+    browser.press(*"piano POST")
+    expected = [row["id"] for row in rows if "Piano" in row["post"]]
+    assert 0 < len(expected) < len(rows)
+    assert titles(browser) == expected
+    marks = browser.value("[...document.querySelectorAll('.found mark')].map((x) => x.textContent)")
+    assert set(marks) == {"Piano", "post"}
+    choose(browser, "Search", "words on PPO of 17")
+    assert titles(browser) == ["p17"]  # what the judge said
+    choose(browser, "Search", "(no such [thing")
+    assert titles(browser) == []
+    assert status(browser) == "0 of 30 posts: nothing fits all of these choices"
+
+
+def test_by_keyboard_alone_one_goes_on_to_the_next_posts(browser, show):
+    show(browser_of(posts()))
+    browser.value("document.querySelector('.pager button:last-child').focus()")
+    browser.press("Enter")
+    assert browser.value("document.activeElement.textContent") == "Post 6 p5"
+    assert browser.value("document.querySelector('.pager p').textContent") == "6 to 10"
+
+
+def test_a_change_against_the_first_policy_is_filtered(browser, show):
+    rows = posts()
+    for row in rows:
+        first, second = row["sides"]
+        second["change"] = change(first["verdict"], second["verdict"])
+    show(browser_of(rows, shown=1))
+    for name in ("better", "worse", "failing", "unchanged"):
+        choose(browser, "Against SFT", name)
+        expected = [row["id"] for row in rows if row["sides"][1]["change"] == name]
+        assert expected
+        assert titles(browser) == expected
+
+
+def planted(rows):
+    for row in rows:
+        row["id"] = row["post"] = row["reference"]["text"] = PLANTED
+        for one in row["sides"]:
+            one["text"] = PLANTED
+            for said in one["said"]:
+                said["text"] = PLANTED
+    return rows
+
+
+def test_a_script_planted_in_posts_and_replies_is_shown_and_does_not_run(browser, show):
+    rows = planted(posts(7))
+    episodes = [episode(1, 1) | {"query": PLANTED, "response": PLANTED, "tokens": [PLANTED] * 3}]
+    show(browser_of(rows), token_view(episodes))
+    assert browser.value("document.querySelector('.found .post').textContent") == PLANTED
+    assert browser.value("document.querySelector('.found .ppo p').textContent") == PLANTED
+    assert browser.value("document.querySelector('.token').textContent") == PLANTED
+    assert browser.value("document.querySelector('.token-view .post').textContent") == PLANTED
+    choose(browser, "Search", "<script> onerror")
+    assert browser.value("document.querySelectorAll('.found mark').length") > 0
+    assert (
+        browser.value("document.querySelectorAll('main img, main b, main script script').length")
+        == 0
+    )
+    assert browser.value("typeof window.planted") == "undefined"
+
+
+def test_without_escape_and_policy_the_planted_script_would_run(browser, tmp_path):
+    """So the test above can fail."""
+    text = page.to_html("A page", [browser_of(planted(posts(1)))])
+    for code, character in (("003c", "<"), ("003e", ">")):
+        text = text.replace(f"\\u{code}", character)
+    (tmp_path / "open.html").write_text(text.replace("Content-Security-Policy", "none"), "utf-8")
+    browser.open(tmp_path / "open.html")
+    assert browser.value("window.planted") in (1, 2, 3)
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def reading(browser):
+    return browser.value(
+        "document.activeElement.closest('article').querySelector('.reading').textContent"
+    )
+
+
+def test_tokens_are_read_by_keyboard_and_coloured_by_the_chosen_number(browser, show):
+    show(token_view([episode(step, number) for step in (1, 21) for number in range(2)]))
+    browser.value("document.querySelector('.token').focus()")
+    assert reading(browser) == (
+        "\u201c My\u201d: log-ratio +0.250, advantage +1.00, value +0.100, reward \u22120.0125"
+    ).replace("\u22120.0125", "\u22120.013")
+    browser.press("ArrowRight")
+    assert reading(browser).startswith("\u201c dog\u201d: log-ratio \u22120.500, advantage \u22122")
+    name = "document.activeElement.getAttribute('aria-label')"
+    assert browser.value(name) == "dog: log-ratio \u22120.500"
+    assert browser.value("document.activeElement.className") == "token down"
+    browser.press("End")
+    assert reading(browser) == "\u201c\u25a0 end\u201d: value +0.400, reward +1.50"
+    browser.press("ArrowRight", "Home")
+    assert reading(browser).startswith("\u201c My\u201d")
+    reached = "document.querySelectorAll('.tokens [tabindex=\"0\"]').length"
+    assert browser.value(reached) == 2  # one stop an episode
+    browser.value("document.querySelector('input[value=advantages]').click()")
+    labels = "[...document.querySelectorAll('.tokens')[0].children].map((x) => x.ariaLabel)"
+    assert browser.value(labels)[:2] == ["My: advantage +1.00", "dog: advantage \u22122.00"]
+    heat = "[...document.querySelectorAll('.token')].map((x) => x.style.getPropertyValue('--heat'))"
+    assert [float(one) for one in browser.value(heat)[:2]] == [0.5, 1.0]
+
+
+def test_the_slider_goes_through_training(browser, show):
+    show(token_view([episode(step, 0) for step in (1, 11, 30)]))
+    title = "document.querySelector('.token-view h3').textContent"
+    assert browser.value(title) == "Episode 1 of update 30"
+    browser.value("document.querySelector('input[type=range]').focus()")
+    browser.press("ArrowLeft")
+    assert browser.value(title) == "Episode 1 of update 11"
+    assert browser.value("document.activeElement.getAttribute('aria-valuetext')") == "update 11"
+    browser.press("Home")
+    assert browser.value(title) == "Episode 1 of update 1"
+
+
+def test_episodes_of_an_earlier_version_are_shown_without_colours(browser, show):
+    show(token_view([episode(1, 0, by_token=False)]))
+    assert browser.value("document.querySelector('.tokens').textContent") == " My dog<eos>"
+    assert browser.value("document.querySelectorAll('input[type=radio]').length") == 0
+
+
+def test_on_a_phone_nothing_scrolls_sideways(browser, show):
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        **{"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True},
+    )
+    rows = posts()
+    rows[0]["sides"][1]["text"] = "x" * 300
+    show(browser_of(rows), token_view([episode(1, 0) | {"tokens": ["x" * 200, "y", "z"]}]))
+    assert browser.value("document.documentElement.scrollWidth") <= 360
+    browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+# -- without a browser -----------------------------------------------------------------------------
+
+
+def test_where_no_script_runs_six_samples_and_a_table_stand_there():
+    blocks = [browser_of(posts()), token_view([episode(1, 0), episode(1, 1), episode(9, 0)])]
+    text = page.to_markdown("x", "A page", blocks)
+    assert [f"### Post {at}" in text for at in range(1, 8)] == [True] * 6 + [False]
+    assert text.count("My dog") == 2
+    bare = page.to_html("A page", blocks).split('class="few"')
+    assert bare[1].count("<article") == 6
+    assert "My dog" in bare[2]
+
+
+def test_a_page_to_be_published_holds_no_post_reference_or_word_of_the_judge(tmp_path):
+    rows = posts()
+    blocks = [browser_of(rows), token_view([episode(1, 0)])]
+    public = [block.without_the_data() for block in blocks]
+    path = page.write(tmp_path, "x", "A page", public)
+    files = [one.read_text("utf-8") for one in path.parent.rglob("*") if one.is_file()]
+    for secret in ("A long post", "reference 3", "words on", "post 1 0"):
+        assert not any(secret in text for text in files), secret
+        assert secret in page.to_html("A page", blocks)  # or the test shows nothing
+    assert "PPO of 3" in files[0] + files[1]
+    assert "My dog" in "".join(files)
+
+
+def test_the_samples_of_a_page_are_the_first_that_fit():
+    rows = posts()
+    assert fitting(rows, most=4) == rows[:4]
+    size = len(json.dumps(rows[0])) + len(json.dumps(rows[1])) + 1
+    assert fitting(rows, size=size) == rows[:2]
+    assert len(fitting(posts(300))) == 200
+
+
+def test_the_updates_shown_are_spread_from_the_first_to_the_last():
+    rows = [{"step": step} for step in range(1, 101) for _ in range(8)]
+    steps = sorted({row["step"] for row in some_updates(rows, most=4)})
+    assert steps == [1, 34, 67, 100]
+    assert some_updates(rows[:16], most=4) == rows[:16]
+
+
+def test_numbers_that_are_none_do_no_harm():
+    rows = posts(1)
+    rows[0]["sides"][0] |= {"score": None, "kl": None, "tokens": None}
+    assert "NaN" not in json.dumps(browser_of(rows).data)
+    broken = episode(1, 0) | {"values": [float("nan")] * 4, "score": float("inf")}
+    data = json.dumps(token_view([broken]).data)
+    assert "NaN" not in data
+    assert "Infinity" not in data
+    assert isinstance(token_view([broken]).table, Table)
