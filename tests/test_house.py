@@ -42,6 +42,7 @@ RANKS = (
     "stages.rehearsal",
     "reports",  # what pages share
     "reports.sections",
+    "reports.scaling",
     "reports.*_page",
 )
 # Here the modules of a rank are siblings that never import each other.
