@@ -17,6 +17,9 @@ bench             a bench as figures and ratios
 verdict           numbers in plain words
 paper             the paper's numbers
 plots             plots as SVG
+blocks            what pages are made of
+markdown          plain text as Markdown
+numbers           tables as CSV and JSON
 page              blocks, written as Markdown and HTML
 publish           pages that are kept on purpose
 readme_blocks     the README's two blocks of numbers

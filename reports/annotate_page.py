@@ -13,16 +13,13 @@ as text. Beside that, the page's own policy lets no script run but its own, and 
 """
 
 import argparse
-import base64
-import hashlib
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.annotations import SPLIT, pairs_of_folder, pairs_of_sides
-from reports.page import STYLE
+from reports.page import STYLE, as_data, digest
 from stages.settings import config as settings
 from stages.settings.checks import UserError, fail
 from stages.settings.config import hash_of
@@ -67,7 +64,7 @@ def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
     script = SCRIPT.read_text(encoding="utf-8")
     style = STYLE.read_text(encoding="utf-8") + OWN_STYLE.read_text(encoding="utf-8")
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}';"
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}';"
         " base-uri 'none'; form-action 'none'"
     )
     data = {"key": hash_of(pairs), "split": SPLIT, "pairs": [_needed(pair) for pair in pairs]}
@@ -83,25 +80,12 @@ def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
     )
 
 
-def as_data(value: Any) -> str:
-    """JSON that may stand inside a script element, whatever the texts in it hold."""
-    text = json.dumps(value)  # ASCII, so half a character is spelled out too
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 def _needed(pair: dict[str, Any]) -> dict[str, Any]:
     info = {name: pair["info"][name] for name in ("id", "subreddit", "title", "post")}
     summaries = [
         {"text": one["text"], "policy": one["policy"], "note": None} for one in pair["summaries"]
     ]
     return {"info": {**info, "site": None, "article": None}, "summaries": summaries}
-
-
-def _digest(text: str) -> str:
-    """How a page's policy names an inline script or style that it allows."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def write_page(a: str, b: str, comparisons: str, count: int, seed: int) -> tuple[Path, int]:

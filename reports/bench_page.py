@@ -123,8 +123,10 @@ def publish_last() -> Path:
     if about["code_version"].endswith(publish.DIRTY):
         raise UserError("the bench was measured with code that was not committed: run it again")
     publish.GENERATED.mkdir(parents=True, exist_ok=True)
-    names = [*(one.name for one in page.files_of(folder, STEM)), f"{STEM}.json"]
+    written = page.files_of(folder, STEM)
+    names = [*(str(one.relative_to(folder)) for one in written), f"{STEM}.json"]
     for name in names:
+        (publish.GENERATED / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, publish.GENERATED / name)
     record = read_json(publish.GENERATED / publish.RECORD) or {"pages": {}}
     entry = {

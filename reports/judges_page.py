@@ -242,7 +242,7 @@ def write_page(found: Sequence[Calibrated], left_out: Sequence[str]) -> Path:
             str(one.folder.relative_to(settings.RUNS)): file_hash(one.folder / "manifest.json")
             for one in found
         },
-        "files": {one.name: file_hash(one) for one in written},
+        "files": {str(one.relative_to(path.parent)): file_hash(one) for one in written},
         "human_ceiling": list(HUMAN_CEILING),
         "sets": [
             {"source": source_of(one[0]), "pairs": len(one[0].pairs), "judges": rows_of(one)}

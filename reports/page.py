@@ -1,89 +1,50 @@
 """A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
 
-All text is plain text. It is escaped when the page is written, so a post may contain anything. The
-HTML holds its style and its plots; it loads nothing. The Markdown's plots are files beside it. A
-page's bytes depend on its blocks only.
+The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
+policy lets no other script run. The Markdown's plots are files beside it. So are the numbers of
+all tables: `<page>-numbers/` holds a CSV for each, and page.json with all. A page's bytes depend on
+its blocks only.
 """
 
-import html
+import base64
+import hashlib
+import json
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
-from stages.settings import config as settings
-from stages.system.files import write_text
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from reports import markdown, numbers
+from reports.blocks import (
+    NUMBERS,
+    Block,
+    Details,
+    Figure,
+    Heading,
+    Note,
+    Sample,
+    Table,
+    Text,
+    csv_of,
+)
+from reports.markdown import escape
+from stages.settings import config as settings
+from stages.system.files import write_json, write_text
+
+# Pages name the kinds of blocks and this module together.
+__all__ = ["Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
+
+TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 COLUMNS = 80
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A section's title."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    text: str
-    lead: bool = False
-    """Whether it is the paragraph that sums the page up."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """A caveat that nobody should miss."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells under a header; columns of numbers are set flush right."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    strong: bool = False
-    """Whether it is the page's main table."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Plots: one drawing for the Markdown page, one per panel for HTML, where they flow."""
-
-    name: str
-    caption: str
-    whole: str
-    parts: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One post with the summaries of it."""
-
-    title: str
-    post: str
-    summaries: Sequence[tuple[str, str, str]]
-    """Who wrote it, the summary, what was said of it."""
-
-
-@dataclass(frozen=True)
-class Details:
-    """What only some readers unfold."""
-
-    summary: str
-    blocks: Sequence["Block"]
-
-
-Block = Heading | Text | Note | Table | Figure | Sample | Details
-NUMERIC = re.compile(r"[-+[]?[\d.]|[-–]$")
+FEW_HEADINGS = 5  # a page with more has a list of contents
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
@@ -94,24 +55,42 @@ def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = files_of(folder, stem)
-    for figure in (block for block in blocks if isinstance(block, Figure)):
+    blocks = placed(blocks)
+    for figure in (block for block in _all(blocks) if isinstance(block, Figure)):
         write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
+    written = _write_numbers(folder, stem, title, blocks)
     write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
     path = folder / f"{stem}.html"
-    write_text(path, to_html(title, blocks))
-    for old in set(before) - set(files_of(folder, stem)):
+    write_text(path, to_html(title, blocks, stem))
+    after = [one for one in files_of(folder, stem) if one.parent == folder]
+    for old in set(before) - {*after, *written}:
         old.unlink()
     return path
 
 
-def files_of(folder: Path, stem: str) -> list[Path]:
-    """The files of a page in a folder: Markdown, HTML, and the plots that the Markdown shows."""
-    markdown = folder / f"{stem}.md"
-    if not markdown.exists():
+def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> list[Path]:
+    """Write each table as CSV and all of them as JSON; returns the files."""
+    tables = list(_tables(blocks))
+    if not tables:
         return []
-    plots = PLOT.findall(markdown.read_text(encoding="utf-8"))
+    (folder / f"{stem}-{NUMBERS}").mkdir(exist_ok=True)
+    for table, _ in tables:
+        write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
+    found = [numbers.as_record(table, section) for table, section in tables]
+    whole = folder / f"{stem}-{NUMBERS}" / "page.json"
+    write_json(whole, {"title": title, "tables": found})
+    return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """A page's files in a folder: Markdown, HTML, the plots that Markdown shows, the numbers."""
+    text = folder / f"{stem}.md"
+    if not text.exists():
+        return []
+    plots = PLOT.findall(text.read_text(encoding="utf-8"))
     names = [f"{stem}.md", f"{stem}.html", *(f"{stem}-{plot}.svg" for plot in plots)]
-    return [folder / name for name in names if (folder / name).exists()]
+    tables = sorted((folder / f"{stem}-{NUMBERS}").glob("*"))
+    return [*(folder / name for name in names if (folder / name).exists()), *tables]
 
 
 def for_terminal(texts: Sequence[str], path: Path) -> str:
@@ -133,127 +112,157 @@ def beside_the_runs() -> Path:
     return settings.RUNS / "reports"
 
 
-def to_html(title: str, blocks: Sequence[Block]) -> str:
-    """The page as one HTML file that needs nothing else."""
-    body = "\n".join(_html(block) for block in blocks)
+# -- names and anchors -----------------------------------------------------------------------------
+
+
+def placed(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with an anchor for each heading and a name for each table, all different.
+
+    An anchor is the one that GitHub gives the heading in Markdown. A table without a name gets that
+    of its section and of its first column.
+    """
+    return _placed(blocks, "page", set(), set())
+
+
+def _placed(
+    blocks: Sequence[Block], section: str, anchors: set[str], names: set[str]
+) -> list[Block]:
+    found: list[Block] = []
+    for block in blocks:
+        match block:
+            case Heading(text, anchor):
+                section = _different(anchor or slug(text), anchors)
+                found.append(replace(block, anchor=section))
+            case Table(header, name=name):
+                wanted = name or "-".join(filter(None, (section, slug(header[0]))))
+                found.append(replace(block, name=_different(wanted, names)))
+            case Details(summary, inner):
+                within = _placed(inner, slug(summary), anchors, names)
+                found.append(replace(block, blocks=within))
+            case _:
+                found.append(block)
+    return found
+
+
+def slug(text: str) -> str:
+    """A text as an anchor, by GitHub's rule."""
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def _different(wanted: str, taken: set[str]) -> str:
+    """A name that nothing has yet; GitHub counts from 1."""
+    name, count = wanted, 0
+    while name in taken:
+        count += 1
+        name = f"{wanted}-{count}"
+    taken.add(name)
+    return name
+
+
+def _all(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Every block, those inside others too."""
+    for block in blocks:
+        yield block
+        yield from _all(block.inside())
+
+
+def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
+    """Every table of the page, with the heading that it stands under."""
+    section = ""
+    for block in _all(blocks):
+        if isinstance(block, Heading):
+            section = block.text
+        if isinstance(block, Table):
+            yield block, section
+
+
+def contents(blocks: Sequence[Block]) -> list[Heading]:
+    """The headings, if there are so many that a reader wants a list of them."""
+    found = [block for block in blocks if isinstance(block, Heading)]
+    return found if len(found) > FEW_HEADINGS else []
+
+
+# -- HTML ------------------------------------------------------------------------------------------
+
+
+def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
+    """The page as one HTML file that needs nothing else.
+
+    `stem` names the files beside it; without it no table links to its numbers.
+    """
+    blocks = placed(blocks)
+    kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
+    styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
+    scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
+    first = next((at for at, one in enumerate(blocks) if isinstance(one, Heading)), len(blocks))
+    texts = [_file(name) for name in scripts]
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(title)}</title>\n"
-        f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{html.escape(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
+        _environment(stem)
+        .get_template("page.html")
+        .render(
+            title=title,
+            style=Markup(STYLE.read_text(encoding="utf-8") + "".join(_file(one) for one in styles)),
+            scripts=[Markup(text) for text in texts],
+            digests=[digest(text) for text in texts],
+            contents=contents(blocks),
+            before=blocks[:first],
+            after=blocks[first:],
+        )
     )
 
 
-def _html(block: Block) -> str:
-    match block:
-        case Heading(text):
-            return f"<h2>{html.escape(text)}</h2>"
-        case Text(text, lead):
-            mark = ' class="lead"' if lead else ""
-            return f"<p{mark}>{html.escape(text)}</p>"
-        case Note(text):
-            return f'<p class="note">{html.escape(text)}</p>'
-        case Table():
-            return _html_table(block)
-        case Figure(name, caption, _, parts):
-            drawn = "\n".join(f'<div class="panel">{part}</div>' for part in parts)
-            label = html.escape(caption)
-            return (
-                f'<figure id="{name}"><div class="panels n{min(len(parts), 3)}">{drawn}</div>\n'
-                f"<figcaption>{label}</figcaption></figure>"
-            )
-        case Sample():
-            return _html_sample(block)
-        case Details(summary, inner):
-            inside = "\n".join(_html(one) for one in inner)
-            return f"<details><summary>{html.escape(summary)}</summary>\n{inside}\n</details>"
+def digest(text: str) -> str:
+    """How a page's policy names an inline script or style that it allows."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _html_table(block: Table) -> str:
-    numeric = _numeric_columns(block)
+def as_data(value: object) -> Markup:
+    """JSON that may stand inside a script element, whatever the texts in it hold."""
+    text = json.dumps(value)  # ASCII, so half a character is spelled out too
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        marks = (' class="number"' if right else "" for right in numeric)
-        parts = (f"<{tag}{m}>{html.escape(c)}</{tag}>" for m, c in zip(marks, cells, strict=True))
-        return f"<tr>{''.join(parts)}</tr>"
 
-    caption = f'<p class="caption">{html.escape(block.caption)}</p>\n' if block.caption else ""
-    rows = "\n".join(line("td", cells) for cells in block.rows)
-    kind = " strong" if block.strong else ""
-    return (
-        f'<div class="table{kind}">{caption}<table><thead>{line("th", block.header)}</thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
+def _file(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment(stem: str) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
+    def rendered(blocks: Sequence[Block]) -> Markup:
+        """The blocks one after the other; neighbouring tables stand side by side."""
+        parts: list[str] = []
+        for narrow, group in groupby(blocks, lambda one: isinstance(one, Table) and not one.strong):
+            html = [environment.get_template(block.template).render(block=block) for block in group]
+            inside = "\n".join(html)
+            parts.append(f'<div class="tables">\n{inside}\n</div>' if narrow else inside)
+        return Markup("\n".join(parts))
 
-def _html_sample(block: Sample) -> str:
-    cards = "\n".join(
-        f'<div class="summary {who.lower()}"><h4>{html.escape(who)}</h4>'
-        f"<p>{html.escape(text)}</p><footer>{html.escape(facts)}</footer></div>"
-        for who, text, facts in block.summaries
-    )
-    return (
-        f'<article class="sample"><h3>{html.escape(block.title)}</h3>\n'
-        f'<div class="post" tabindex="0">{html.escape(block.post)}</div>\n'
-        f'<div class="summaries">\n{cards}\n</div></article>'
-    )
+    environment.filters |= {"rendered": rendered, "as_data": as_data}
+    environment.globals |= {"csv_of": lambda name: csv_of(stem, name) if stem else ""}
+    return environment
 
 
-def _numeric_columns(block: Table) -> list[bool]:
-    """Which columns hold numbers only (a dash is a number that is not there)."""
-    columns = list(zip(*block.rows, strict=True)) or [()] * len(block.header)
-    return [
-        index > 0 and bool(cells) and all(NUMERIC.match(cell) for cell in cells)
-        for index, cells in enumerate(columns)
-    ]
+# -- Markdown --------------------------------------------------------------------------------------
 
 
 def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
-    parts = [f"# {escape(title)}", *(_markdown(stem, block) for block in blocks)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(stem: str, block: Block) -> str:
-    match block:
-        case Heading(text):
-            return f"## {escape(text)}"
-        case Text(text):
-            return escape(text)
-        case Note(text):
-            return f"> **Note.** {escape(text)}"
-        case Table():
-            return _markdown_table(block)
-        case Figure(name, caption):
-            return f"![Plot: {name}]({stem}-{name}.svg)\n\n*{escape(caption)}*"
-        case Sample(title, post, summaries):
-            table = Table(("", "summary", "what was said of it"), summaries)
-            quote = "\n".join(f"> {line}".rstrip() for line in escape(post).split("\n"))
-            hard = quote.replace("\n> ", "  \n> ")
-            return f"### {escape(title)}\n\n{hard}\n\n{_markdown_table(table)}"
-        case Details(summary, inner):
-            inside = "\n\n".join(_markdown(stem, one) for one in inner)
-            label = html.escape(summary, quote=False)
-            return f"<details><summary>{label}</summary>\n\n{inside}\n\n</details>"
-
-
-def _markdown_table(block: Table) -> str:
-    def line(cells: Sequence[str]) -> str:
-        flat = (escape(" ".join(cell.split())) for cell in cells)
-        return f"| {' | '.join(flat)} |"
-
-    rule = "|".join("---:" if right else "---" for right in _numeric_columns(block))
-    caption = f"*{escape(block.caption)}*\n\n" if block.caption else ""
-    return caption + "\n".join((line(block.header), f"|{rule}|", *map(line, block.rows)))
-
-
-def escape(text: str) -> str:
-    """Plain text as Markdown that shows it: no markup, no HTML, no table or list by accident."""
-    text = re.sub(r"(?m)^[ \t]+", "", html.escape(text, quote=False))
-    text = re.sub(r"([\\`*|~])", r"\\\1", text)
-    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
-    text = re.sub(r"\](?=[(\[:])", r"\\]", text)
-    text = re.sub(r"(?m)^([#+=-])(?=[#+=\s-]|$)", r"\\\1", text)
-    return re.sub(r"(?m)^(\d+)([.)])(?=\s|$)", r"\1\\\2", text)
+    blocks = placed(blocks)
+    parts = [f"# {escape(title)}"]
+    links = [markdown.link(one.text, f"#{one.anchor}") for one in contents(blocks)]
+    for block in blocks:
+        if links and isinstance(block, Heading):
+            parts.append(f"Contents: {', '.join(links)}.")
+            links = []
+        parts.append(block.markdown(stem))
+    return "\n\n".join(filter(None, parts)) + "\n"

@@ -4,6 +4,7 @@ A panel is drawn twice: alone, to flow on the HTML page in the page's own colour
 together with its neighbours, as a picture file for the Markdown page.
 """
 
+import html
 import io
 import math
 import re
@@ -22,11 +23,13 @@ OTHER = "#8a8f3c"
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
+DARK_COLORS = {INK: "#a5afb9", GRID: "#353b42", GROUND: "#1d2125"}  # style.css has the same
 WIDTH, HEIGHT = 3.5, 2.35  # inches
 MOST_POINTS = 120
 LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "reports",
+    "text.parse_math": False,  # labels are plain text, names of systems among them
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
@@ -60,6 +63,8 @@ class Panel:
 
     title: str
     draw: Callable[[Axes], None]
+    about: str = ""
+    """What it shows, in words, for who cannot see it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,20 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
         if len(curves) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
-    return Panel(title, draw)
+    return Panel(title, draw, " ".join(_course(one, share) for one in curves))
+
+
+def _course(line: Line, share: bool) -> str:
+    """A curve in words: from where to where, and between which bounds."""
+    form = "{:.1%}" if share else "{:.4g}"
+    if not line.values:
+        return f"{line.label}: no points."
+    first, last, low, high = (
+        form.format(value)
+        for value in (line.values[0], line.values[-1], min(line.values), max(line.values))
+    )
+    steps = f"steps {line.steps[0]:g} to {line.steps[-1]:g}"
+    return f"{line.label}: from {first} to {last} over {steps}; lowest {low}, highest {high}."
 
 
 def calibration(
@@ -123,7 +141,8 @@ def calibration(
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         axes.legend(loc="lower right", handlelength=1.3)
 
-    return Panel("Right by score gap", draw)
+    about = " ".join(f"Gap {gap:.3g}: {share:.1%} right." for gap, share, *_ in points)
+    return Panel("Right by score gap", draw, about)
 
 
 def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
@@ -143,7 +162,11 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
         axes.xaxis.set_major_formatter(FuncFormatter(_percent))
         axes.grid(visible=False, axis="y")
 
-    return Panel("Win rate against the reference", draw)
+    about = " ".join(
+        f"{name}: {rate:.1%}, interval {low:.1%} to {high:.1%}."
+        for name, _, rate, low, high in rates
+    )
+    return Panel("Win rate against the reference", draw, about)
 
 
 def over_sizes(title: str, series: Sequence[dict[str, Any]], even: float | None = None) -> Panel:
@@ -171,7 +194,12 @@ def over_sizes(title: str, series: Sequence[dict[str, Any]], even: float | None 
         if len(series) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
-    return Panel(title, draw)
+    about = " ".join(
+        f"{one['label']} at {count(size)} parameters: {value:.1%}."
+        for one in series
+        for size, value in one["means"]
+    )
+    return Panel(title, draw, about)
 
 
 def count(number: float) -> str:
@@ -190,16 +218,41 @@ def alone(panel: Panel, name: str, wide: float = 1.0, high: float = 1.0) -> str:
     svg = re.sub(r"font: ([^;\"]*?)([\d.]+)px [^;\"]*", r"font: \1\2px var(--type)", svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg role="img" \1>', svg)
-    svg = svg.replace('<svg role="img"', f'<svg role="img" aria-label="{panel.title}"')
+    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf"<svg \1>{_said(panel, name)}", svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title {name}-desc" ', 1)
     for stand_in, color in PAGE_COLORS.items():
         svg = svg.replace(stand_in, color)
     return svg.strip()
 
 
+def _said(panel: Panel, name: str) -> str:
+    """What a panel is, for who cannot see it."""
+    about = html.escape(panel.about or "A plot.")
+    title = html.escape(panel.title)
+    return f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{about}</desc>'
+
+
 def together(panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0) -> str:
-    """Panels side by side, three in a row, as the text of an SVG file."""
-    return _draw(panels, min(len(panels), 3), wide, high)
+    """Panels side by side, three in a row, as the text of an SVG file, for light and dark."""
+    svg = _draw(panels, min(len(panels), 3), wide, high)
+    return re.sub(r"(<svg [^>]*>)", lambda tag: f"{tag[0]}{_heard(panels)}{_dark()}", svg, count=1)
+
+
+def _heard(panels: Sequence[Panel]) -> str:
+    """Titles and words of all panels, for who cannot see them."""
+    titles = html.escape("; ".join(panel.title for panel in panels))
+    about = html.escape(" ".join(f"{panel.title}: {panel.about}" for panel in panels))
+    return f"<title>{titles}</title><desc>{about}</desc>"
+
+
+def _dark() -> str:
+    """Style of a file that a page in the dark shows as a picture: ink, grid and ground change."""
+    rules = "".join(
+        f'[style*="{kind}: {stand_in}"]{{{kind}:{color} !important}}'
+        for stand_in, color in DARK_COLORS.items()
+        for kind in ("fill", "stroke")
+    )
+    return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
 
 def _draw(panels: Sequence[Panel], columns: int, wide: float, high: float) -> str:

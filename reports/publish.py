@@ -273,10 +273,13 @@ def replace_page(page: Page) -> dict[str, Any]:
     for old in files_of(GENERATED, page.stem):
         old.unlink()
     files = files_of(page.folder, page.stem)
-    for path in files:
-        partial = GENERATED / f"{path.name}.partial"
-        shutil.copyfile(path, partial)
-        partial.rename(GENERATED / path.name)
+    names = [path.relative_to(page.folder) for path in files]
+    for name in names:
+        target = GENERATED / name
+        target.parent.mkdir(exist_ok=True)
+        partial = target.with_name(f"{name.name}.partial")
+        shutil.copyfile(page.folder / name, partial)
+        partial.rename(target)
     manifests = page.manifests
     versions: dict[str, set[str]] = {}
     for manifest in manifests:
@@ -291,7 +294,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         "finished": max(one["finished"] for one in manifests),
         "devices": devices_of(manifests),
         "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
-        "files": {path.name: file_hash(GENERATED / path.name) for path in files},
+        "files": {str(name): file_hash(GENERATED / name) for name in names},
         "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
         "numbers": page.numbers,
         "headline": page.headline,
@@ -318,7 +321,8 @@ def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
     recorded = read_json(GENERATED / RECORD)["pages"].values()
     known = {RECORD, *(name for one in recorded for name in one["files"])}
-    return sorted(one.name for one in GENERATED.iterdir() if one.name not in known)
+    there = (str(one.relative_to(GENERATED)) for one in GENERATED.rglob("*") if one.is_file())
+    return sorted(one for one in there if one not in known)
 
 
 def main(argv: list[str] | None = None) -> None:

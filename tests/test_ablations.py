@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from reports import ablations_page, compared, page
+from reports.markdown import escape
 from stages.finished import stage_folder
 from stages.rl.credit import credit
 from stages.rl.episodes import Episodes
@@ -177,7 +178,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
     for name, one in ABLATIONS.items():
         setting, what = cells(text, "The switches", name)
         assert setting == one.settings
-        assert page.escape(one.what) == what
+        assert escape(one.what) == what
     *printed, path = capsys.readouterr().out.splitlines()
     said = " ".join(printed)
     assert all(f" {name}: +5.0 points" in said for name in ABLATIONS)

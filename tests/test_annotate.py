@@ -10,7 +10,8 @@ from eval.annotations import describe, pair_of, pairs_of_folder, pairs_of_sides,
 from eval.calibration import calibrate, sample_pairs
 from eval.verdict_analysis import analyse_folder
 from reports import annotate_page
-from reports.annotate_page import as_data, to_html
+from reports.annotate_page import to_html
+from reports.page import as_data
 from stages.posts.readers import check_comparison, format_post
 from stages.posts.toy import make_post
 from stages.runs import open_stage

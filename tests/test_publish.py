@@ -41,6 +41,10 @@ def finished(*seeds, name="tiny", **changes):
         run_page.write_report(config)
 
 
+def files_below(folder):
+    return {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
+
+
 def published():
     return json.loads((GENERATED / RECORD).read_text())["pages"]
 
@@ -80,9 +84,11 @@ def test_pages_of_every_kind_are_copied_with_true_hashes(place, capsys):
             assert file_hash(settings.RUNS / manifest) == hash_
         (markdown,) = [one for one in page["files"] if one.endswith(".md")]
         shown = PLOT.findall((GENERATED / markdown).read_text())
-        assert len(page["files"]) == 2 + len(shown)
+        of_numbers = [one for one in page["files"] if "-numbers/" in one]
+        assert len(page["files"]) == 2 + len(shown) + len(of_numbers)
+        assert {f"{markdown[:-3]}-numbers/page.json"} < set(of_numbers)
     listed = {file for page in pages.values() for file in page["files"]}
-    assert {one.name for one in GENERATED.iterdir()} == {*listed, RECORD}
+    assert files_below(GENERATED) == {*listed, RECORD}
     assert pages["tiny-seed1"]["runs"] == {"tiny": [1]}
     assert "tiny/seed1/calibration/facts/manifest.json" in pages["tiny-seed1"]["manifests"]
     assert pages["scaling-tiny"]["runs"] == {"tiny": [1, 2]}
@@ -271,7 +277,7 @@ def readme():
 
 def test_every_published_file_is_recorded_with_its_hash():
     recorded = {k: v for page in committed()["pages"].values() for k, v in page["files"].items()}
-    there = {one.name: file_hash(one) for one in (ROOT / GENERATED).iterdir()}
+    there = {one: file_hash(ROOT / GENERATED / one) for one in files_below(ROOT / GENERATED)}
     del there[RECORD]
     assert there == recorded
 

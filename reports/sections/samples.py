@@ -9,7 +9,6 @@ from reports.page import Block, Heading, Sample, Text
 from reports.verdict import number
 
 SAMPLES = 6
-NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 SCORES = "post_scores.jsonl"
 OUTCOMES = {1.0: "preferred to the reference", 0.5: "even", 0.0: "the reference is preferred"}
 
@@ -44,12 +43,7 @@ def blocks(record: Record) -> list[Block]:
 
 def without_the_data(page: Sequence[Block]) -> list[Block]:
     """A page as it may be published: posts and references, which others wrote, are left out."""
-    return [_own_words(block) if isinstance(block, Sample) else block for block in page]
-
-
-def _own_words(sample: Sample) -> Sample:
-    _, *ours = sample.summaries  # the first is the reference
-    return Sample(sample.title, NOT_OURS, ours)
+    return [block.without_the_data() for block in page]
 
 
 def _said_of_reference(post: dict[str, Any]) -> str:

@@ -1,0 +1,161 @@
+"""The form of a page: anchors, numbers beside it, templates that escape, files that go with it."""
+
+import csv
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from reports import numbers, page
+from reports.blocks import Block
+from reports.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
+
+SEVEN = [Heading(name) for name in ("Result", "Judge: who?", "Result", "A b", "C", "D", "E")]
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.reader(lines))
+
+
+def anchors_of(blocks):
+    return [one.anchor for one in page.placed(blocks) if isinstance(one, Heading)]
+
+
+def test_anchors_are_those_that_github_gives_the_headings():
+    # Lower case, no punctuation, a hyphen for a space; the second of two alike ends in -1.
+    assert anchors_of(SEVEN) == ["result", "judge-who", "result-1", "a-b", "c", "d", "e"]
+    assert page.placed(page.placed(SEVEN)) == page.placed(SEVEN)
+
+
+def test_a_page_of_many_headings_has_contents_that_lead_to_all_of_them():
+    html = page.to_html("x", [Text("first"), *SEVEN])
+    nav = html.index("<nav")
+    assert html.index("first") < nav < html.index('<h2 id="result"')
+    found = re.findall(r'<li><a href="#([^"]+)"', html)
+    assert found == anchors_of(SEVEN)
+    assert "[Judge: who?](#judge-who)" in page.to_markdown("x", "x", SEVEN)
+    assert "<nav" not in page.to_html("x", SEVEN[:5])
+    assert "Contents" not in page.to_markdown("x", "x", SEVEN[:5])
+
+
+def test_every_table_has_a_file_of_its_own_and_links_to_it(tmp_path):
+    table = Table(("", "n"), [["a", "1"]])
+    named = Table(("run", "n"), [["b", "2"]], name="sizes")
+    inner = Details("More of it", [Table(("run", "n"), [["c", "3"]])])
+    blocks = [Heading("Result"), table, table, Heading("Other"), named, inner]
+    path = write(tmp_path, "p", "Title", blocks)
+    names = ["result", "result-1", "sizes", "more-of-it-run"]
+    links = re.findall(r'href="(p-numbers/[^"]+)"', path.read_text())
+    assert links == [f"p-numbers/{name}.csv" for name in names]
+    assert re.findall(r"\[CSV\]\(([^)]+)\)", (tmp_path / "p.md").read_text()) == links
+    assert [rows_of(tmp_path / link)[1][1] for link in links] == ["1", "1", "2", "3"]
+    found = json.loads((tmp_path / "p-numbers/page.json").read_text())
+    assert found["title"] == "Title"
+    assert [(one["name"], one["section"]) for one in found["tables"]] == [
+        ("result", "Result"),
+        ("result-1", "Result"),
+        ("sizes", "Other"),
+        ("more-of-it-run", "Other"),
+    ]
+
+
+def test_a_page_that_is_written_again_leaves_no_file_of_the_earlier_one(tmp_path):
+    figure = Figure("plot", "c", "<svg></svg>", ["<svg></svg>"])
+    write(tmp_path, "p", "x", [figure, Table(("a",), [["b"]], name="one")])
+    (tmp_path / "p-two.svg").write_text("of nobody")
+    write(tmp_path, "p", "x", [Table(("a",), [["b"]], name="two")])
+    listed = {str(one.relative_to(tmp_path)) for one in files_of(tmp_path, "p")}
+    assert listed == {"p.md", "p.html", "p-numbers/two.csv", "p-numbers/page.json"}
+    there = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
+    assert there == {*listed, "p-two.svg"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "header", "expected"),
+    [
+        (["63.0% [60.0, 66.0]", "–"], ["rate, %", "rate low", "rate high"], [63, 60, 66]),
+        (["+1.5 points [-0.5, +3.5]"], ["rate, points", "rate low", "rate high"], [1.5, -0.5, 3.5]),
+        (["1,234", "-7"], ["rate [95%]"], [1234]),
+        (["[59.0, 61.5]"], ["rate", "rate low", "rate high"], [None, 59, 61.5]),
+        (["14.0% (12.0% to 16.0%)"], ["rate, %", "rate low", "rate high"], [14, 12, 16]),
+        (["1.5e-07"], ["rate [95%]"], [1.5e-7]),
+        (["0 (by definition)", "2"], ["rate [95%]"], ["0 (by definition)"]),
+        (["p < 0.001"], ["rate [95%]"], ["p < 0.001"]),
+        (["–", ""], ["rate [95%]"], ["–"]),
+    ],
+)
+def test_a_cell_becomes_its_numbers(cells, header, expected):
+    found = numbers.columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
+    assert list(found.header) == ["", *header]
+    assert found.rows[0][1:] == expected
+    if cells == ["63.0% [60.0, 66.0]", "–"]:
+        assert found.rows[1][1:] == [None, None, None]
+
+
+def test_no_text_of_a_csv_is_a_formula_in_a_spreadsheet():
+    table = Table(("system", "n"), [["=HYPERLINK(1)", "-3"], ["@x", "+4"]])
+    assert numbers.as_csv(table) == "system,n\n'=HYPERLINK(1),-3\n'@x,4\n"
+
+
+BAD = '</title><script>alert(1)</script>"><img src=x onerror=alert(1)>'
+
+
+def test_no_text_of_a_block_becomes_markup():
+    sample = Sample(BAD, BAD, [("SFT" + BAD, BAD, BAD)])
+    blocks = [Text(BAD), *[Heading(BAD)] * 6, Table((BAD,), [[BAD]], BAD, name="t"), sample]
+    html = page.to_html(BAD, [*blocks, Details(BAD, [Text(BAD)])], "p")
+    assert "<script" not in html
+    assert "<img" not in html
+    assert html.count("&lt;script&gt;") > 15
+    assert not re.search(r'="[^"]*"&gt;|="[^"]*<', html)
+
+
+@dataclass(frozen=True)
+class Counter(Block):
+    """A kind of block of its own: what another module brings."""
+
+    template = "counter.html"
+    style = "counter.css"
+    script = "counter.js"
+    data: dict
+
+    def markdown(self, stem):
+        return ""
+
+
+def test_a_kind_of_block_brings_its_template_style_and_script_once(tmp_path, monkeypatch):
+    for name in page.TEMPLATES.iterdir():
+        (tmp_path / name.name).write_text(name.read_text())
+    data = '<script type="application/json">{{ block.data | as_data }}</script>'
+    (tmp_path / "counter.html").write_text(data)
+    (tmp_path / "counter.css").write_text(".counter {}")
+    (tmp_path / "counter.js").write_text("let a = 1 < 2;")
+    monkeypatch.setattr(page, "TEMPLATES", tmp_path)
+    page._environment.cache_clear()
+    inner = Details("x", [Counter({"text": "</script>"})])
+    html = page.to_html("x", [Counter({"n": 1}), inner])
+    page._environment.cache_clear()
+    assert html.count("<script>let a = 1 < 2;</script>") == 1
+    assert html.count(".counter {}") == 1
+    assert '{"text": "\\u003c/script\\u003e"}' in html
+    # The policy lets this script run and no other: its name is the SHA-256 of its text.
+    assert f"script-src '{page.digest('let a = 1 < 2;')}';" in html
+    assert page.to_markdown("x", "x", [Counter({})]) == "# x\n"
+
+
+def test_a_page_without_scripts_lets_none_run():
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page.to_html("x", []))
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none';")
+    assert "script-src" not in policy[1]
+
+
+def test_what_others_wrote_is_left_out_inside_details_too():
+    sample = Sample("t", "their post", [("Reference", "theirs", ""), ("PPO", "ours", "")])
+    (block,) = [one.without_the_data() for one in [Details("x", [sample])]]
+    html = page.to_html("x", [block])
+    assert "ours" in html
+    assert "their post" not in html
+    assert "theirs" not in html
