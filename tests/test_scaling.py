@@ -29,7 +29,7 @@ def test_the_mean_over_seeds_is_the_mean(runs):
     found = {row[0]: row[1:] for row in table.rows}
     assert (list(table.header), left_out) == (["", "tiny-s, 100K", "tiny, 1M"], [])
     assert found["PPO: win rate"] == ["35.0% (30.0% to 40.0%)", "62.0% (60.0% to 64.0%)"]
-    assert found["PPO - SFT"][1] == "+37.0 points (+35.0 points to +39.0 points)"
+    assert found["PPO - SFT"][1] == "+37.0 points (+35.0 to +39.0)"
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "| 35.0% (30.0% to 40.0%) |" in text
     assert "64.0% [61.0, 67.0]" in text

@@ -55,18 +55,19 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
             one.verdict,
             pooled(one.win_rate),
             pooled(one.controlled),
-            f"{number(one.tokens, 1)} / {number(one.reference_tokens, 1)}",
+            number(one.tokens, 1),
+            number(one.reference_tokens, 1),
             _seeds(one),
         ]
         for one in verdicts
     ]
-    header = ("size", "PPO", "win rate", "at equal length", "tokens PPO / reference", "seeds")
+    header = ("size", "PPO", "win rate", "at equal length", "PPO tokens", "reference", "seeds")
     caption = (
         "Win rate against the reference: the mean over seeds, with a 95% interval that holds the"
         " doubt of seeds and of posts (of one seed: of posts alone). Beats, does not beat: the"
         " whole interval lies above, below 50%."
     )
-    return Table(header, rows, caption, strong=True)
+    return Table(header, rows, caption, strong=True, name="sizes")
 
 
 def pooled(found: Pooled | None) -> str:

@@ -70,22 +70,30 @@ def win_rates(frame: pd.DataFrame, beside: Sequence[Row]) -> Panel:
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         axes.legend(loc="best", handlelength=1.3)
 
-    return Panel("Win rate against the reference", draw)
+    return Panel("Win rate against the reference", draw, _about(drawn))
 
 
-def over_parameters(title: str, drawn: Sequence[Series], share: bool = True) -> Panel:
-    """Any numbers over parameters."""
+def shares(title: str, drawn: Sequence[Series]) -> Panel:
+    """Any shares over parameters."""
 
     def draw(axes: Axes) -> None:
         for one in drawn:
             _draw_series(axes, one)
         _log_sizes(axes, [size for one in drawn for size, _ in one.means])
-        if share:
-            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         if len(drawn) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
-    return Panel(title, draw)
+    return Panel(title, draw, _about(drawn))
+
+
+def _about(drawn: Sequence[Series]) -> str:
+    """Series of shares in words, size by size."""
+    return " ".join(
+        f"{one.label} at {plots.count(size)} parameters: {value:.1%}."
+        for one in drawn
+        for size, value in one.means
+    )
 
 
 def _paper_points(
@@ -157,9 +165,14 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
 
+    ends = " ".join(
+        f"{row['name']} seed {row['seed']}: KL {row['kl']:.1f}, win rate {row['ppo/win_rate']:.1%}."
+        for row in frame.to_dict("records")
+    )
+    about = "Each seed's proxy score over its KL, a line darker the larger the model."
     return [
-        Panel("Proxy score while PPO learns", draw_paths),
-        Panel("Win rate at its end (X: over-optimised)", draw_ends),
+        Panel("Proxy score while PPO learns", draw_paths, about),
+        Panel("Win rate at its end (X: over-optimised)", draw_ends, ends),
     ]
 
 

@@ -109,7 +109,7 @@ def measured_table(frame: pd.DataFrame) -> Table:
         rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
     header = ["", *(f"{name}, {plots.count(_parameters(seeds))}" for name, seeds in groups)]
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
-    return Table(header, rows, caption)
+    return Table(header, rows, caption, name="measured")
 
 
 def _parameters(seeds: pd.DataFrame) -> float:
@@ -119,8 +119,9 @@ def _parameters(seeds: pd.DataFrame) -> float:
 def _spread(values: Sequence[float], form: Form) -> str:
     if not values:
         return MISSING
-    mean = form(sum(values) / len(values))
-    return mean if len(values) < 2 else f"{mean} ({form(min(values))} to {form(max(values))})"
+    mean, low, high = (form(one) for one in (sum(values) / len(values), min(values), max(values)))
+    ends = f"{low} to {high}".replace(" points", "")
+    return mean if len(values) < 2 else f"{mean} ({ends})"
 
 
 def spreads_table(frame: pd.DataFrame) -> Table:
@@ -150,7 +151,7 @@ def spreads_table(frame: pd.DataFrame) -> Table:
         "Over seeds: Student's t interval of the mean, and the seeds' standard deviation. Over"
         " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
     )
-    return Table(header.split("|"), rows, caption)
+    return Table(header.split("|"), rows, caption, name="seeds-and-posts")
 
 
 def _within_limits(bounds: tuple[float, float]) -> str:
@@ -174,7 +175,8 @@ def seeds_table(frame: pd.DataFrame) -> Table:
             rows.append([name, str(one["seed"]), *rates, *numbers, accuracy])
     rated = [f"{policy.upper()} win rate" for policy in judged]
     header = ["run", "seed", *rated, "PPO - SFT", "KL", "PPO tokens", "RM accuracy"]
-    return Table(header, rows, "In brackets: 95% intervals over the posts, or the pairs.")
+    caption = "In brackets: 95% intervals over the posts, or the pairs."
+    return Table(header, rows, caption, name="seeds")
 
 
 # -- fits ------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
         " intervals; of the loss: the exponent of a power law. A line may hold between the sizes"
         " that were run, and nowhere else."
     )
-    return [heading, Table(header, rows, caption)]
+    return [heading, Table(header, rows, caption, name="fits")]
 
 
 def _fit_cells(found: Fit | str) -> list[str]:
@@ -239,7 +241,8 @@ def paper_blocks(beside: Sequence[Row]) -> list[Block]:
     labels = Details(
         "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
     )
-    return [heading, Table(header, rows, f"{beside_paper.RULE} {paper.caption()}"), labels]
+    caption = f"{beside_paper.RULE} {paper.caption()}"
+    return [heading, Table(header, rows, caption, name="paper"), labels]
 
 
 def _values(key: str, values: Sequence[float]) -> str:
@@ -255,7 +258,7 @@ GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies"
 def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
     """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
     names = [name for name, _ in sizes(frame)]
-    panel = curves.over_parameters(
+    panel = curves.shares(
         "Reward model's accuracy",
         [curves.series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
     )
@@ -307,7 +310,8 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
         f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
         " The longer one: on the same pairs, an equal length counting half."
     )
-    return Table([title, *names, "the longer one", "pairs"], rows, caption)
+    header = [title, *names, "the longer one", "pairs"]
+    return Table(header, rows, caption, name=f"reward-model-by-{key}")
 
 
 # -- code ------------------------------------------------------------------------------------------
