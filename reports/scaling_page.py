@@ -17,7 +17,7 @@ import pandas as pd
 from reports import page, verdict
 from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, note_sources
 from reports.page import Block, Heading, Note, Text
-from reports.scaling import answers, beside_paper, details
+from reports.scaling import answers, beside_paper, collapse, details
 from reports.scaling.rows import frame_of, sizes
 from reports.scaling.verdicts import size_verdicts
 from reports.sections import made_with
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         fail(error)
     title = args.title or "-".join(args.names)
     stem = "scaling-" + re.sub(r"[^A-Za-z0-9.-]+", "-", title.lower()).strip("-")
-    heading = args.title or f"Sizes side by side: {', '.join(args.names)}"
+    heading = f"Sizes side by side: {args.title or ', '.join(args.names)}"
     path = page.write(page.beside_the_runs(), stem, heading, blocks(records, left_out))
     note_sources(path, "scaling", args.names, records)
     frame = frame_of(records)
@@ -73,6 +73,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         details.measured_table(frame),
         *details.reward_model_blocks(records, frame),
         Heading("Seeds and posts apart"),
+        Text(collapse.RULE),
         details.spreads_table(frame),
         details.seeds_table(frame),
         Heading("What differs between the sizes"),

@@ -1,5 +1,6 @@
 """Sizes and seeds side by side: the means, the spreads, the verdict, and what is left out."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,20 @@ def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overl
     assert "does NOT rise" in flat
     frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
     assert "overlap, so the rise is not established" in details.conclusion(frame, "sft/win_rate")
+
+
+def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):
+    names = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
+    for step, name in enumerate(names):
+        for seed in (1, 2, 3):
+            rates = {"ppo": 0.3 + step / 10, "sft": 0.25, "accuracy": 0.6 + step / 25}
+            fabricate(make_config(name, seed=seed), size=10 ** (5 + step), **rates)
+    began = time.process_time()
+    scaling_page.main(["--names", *names])
+    assert time.process_time() - began < 20
+    markdown = (page.beside_the_runs() / f"scaling-{'-'.join(names)}.md").read_text()
+    assert "| PPO win rate | +10.0 points [+10.0, +10.0] | 1.00 | 5 |" in markdown
+    assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: it cannot be told
 
 
 def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):

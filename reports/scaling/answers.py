@@ -7,13 +7,13 @@ import pandas as pd
 from reports import plots
 from reports.collect import Record
 from reports.page import Block, Figure, Note, Table, Text
-from reports.scaling import collapse, curves, over_optimisation
+from reports.scaling import curves, over_optimisation
 from reports.scaling.beside_paper import Row
 from reports.scaling.pooled import Pooled
 from reports.scaling.verdicts import BEATS, DOES_NOT, UNKNOWN, SizeVerdict, size_verdicts
 from reports.verdict import MISSING, interval, number, percent
 
-WIDE, HIGH = 1.5, 1.35
+WIDE, HIGH = 1.6, 1.2
 
 
 def blocks(frame: pd.DataFrame, beside: Sequence[Row]) -> list[Block]:
@@ -78,20 +78,23 @@ def pooled(found: Pooled | None) -> str:
 
 
 def _seeds(one: SizeVerdict) -> str:
-    named = [
-        f"{bad.seed} {'COLLAPSED' if bad.collapsed else 'fell behind'}" for bad in one.called_out
-    ]
-    return f"{one.seeds}: {', '.join(named)}" if named else f"{one.seeds}, none failed"
+    collapsed = [str(bad.seed) for bad in one.called_out if bad.collapsed]
+    behind = [str(bad.seed) for bad in one.called_out if not bad.collapsed]
+    named = [f"COLLAPSED: {', '.join(collapsed)}"] if collapsed else []
+    named += [f"fell behind: {', '.join(behind)}"] if behind else []
+    return f"{'; '.join(named)} (of {one.seeds})" if named else f"none of {one.seeds} failed"
 
 
 def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
-    """One line that names every seed that collapsed or fell behind, with the rule; none if none."""
+    """One line that names every seed that collapsed or fell behind; no line if none did."""
     said = [
         f"{one.name} seed {bad.seed} {'COLLAPSED' if bad.collapsed else 'fell behind'} ({bad.why})"
         for one in verdicts
         for bad in one.called_out
     ]
-    return [f"{'; '.join(said)}. {collapse.RULE}"] if said else []
+    return (
+        [f"{'; '.join(said)}. The rule stands below, under Seeds and posts apart."] if said else []
+    )
 
 
 def win_rate_figure(frame: pd.DataFrame, beside: Sequence[Row]) -> Figure:

@@ -68,7 +68,7 @@ def win_rates(frame: pd.DataFrame, beside: Sequence[Row]) -> Panel:
         _log_sizes(axes, [size for one in drawn for size, _ in one.means])
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-        axes.legend(loc="best", handlelength=1.3)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.3)
 
     return Panel("Win rate against the reference", draw, _about(drawn))
 

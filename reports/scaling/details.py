@@ -237,7 +237,7 @@ def paper_blocks(beside: Sequence[Row]) -> list[Block]:
         ]
         for one in beside
     ]
-    header = ("size", "", "verdict", "ours, by seed", "the paper's, by seed", "source")
+    header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
         "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
     )
