@@ -9,6 +9,7 @@ from scipy import stats
 
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
 from reports.scaling.collapse import called_out
+from reports.scaling.curves import win_rates
 from reports.scaling.fits import Fit, fit
 from reports.scaling.over_optimisation import over_optimised
 from reports.scaling.pooled import pool
@@ -41,7 +42,7 @@ def test_both_kinds_of_doubt_are_added_by_hand():
     assert found.post_error == pytest.approx(0.02, rel=1e-3)
     within = pool([0.6, 0.7], [(0.5608, 0.6392), (0.6608, 0.7392)], (0.0, 1.0))
     assert within is not None
-    assert (within.low, within.high) == (pytest.approx(0.65 - half, rel=1e-3), 1.0)
+    assert (within.low, within.high) == pytest.approx((0.65 - half, 1.0), rel=1e-3)
 
 
 def test_one_seed_has_the_interval_of_its_posts_and_none_has_nothing():
@@ -182,3 +183,24 @@ def test_one_seed_of_ours_is_one_more_draw_from_theirs():
 )
 def test_verdicts_beside_a_number_of_0_72(difference, verdict):
     assert verdict_of(difference, 0.72) == verdict
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rate_is_left_out():
+    nan = float("nan")
+    frame = pd.DataFrame(
+        {"name": name, "parameters": size, "policies": ["sft", "ppo", "dpo"], "dpo/win_rate": dpo}
+        | {"sft/win_rate": 0.3, "ppo/win_rate": ppo, "preset": name}
+        for name, size, ppo, dpo in (
+            ("large", 4e6, 0.8, 0.6),
+            ("small", 1e5, 0.5, 0.4),
+            ("small", 1e5, 0.7, nan),
+        )
+    )
+    assert win_rates(frame, []).about == (
+        "SFT at 100K parameters: 30.0%. SFT at 4M parameters: 30.0%."
+        " PPO at 100K parameters: 60.0%. PPO at 4M parameters: 80.0%."
+        " DPO at 100K parameters: 40.0%. DPO at 4M parameters: 60.0%."
+    )

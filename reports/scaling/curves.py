@@ -101,7 +101,7 @@ def _paper_points(
 ) -> list[tuple[float, float]]:
     """The paper's seeds where our judge and data allow it, at the parameters of our own run."""
     places = {
-        preset.removeprefix("pythia-"): float(rows["parameters"].iloc[0])
+        str(preset).removeprefix("pythia-"): float(rows["parameters"].iloc[0])
         for preset, rows in frame.groupby("preset")
     }
     rows = [one for one in beside if one.key == key and one.verdict != NOT_COMPARABLE]

@@ -17,7 +17,7 @@ from stages.system.progress import progress
 def world_folder(config: Config) -> Path:
     """The built-in world as files in the real schemas, written once for each set of settings."""
     # Another generator writes another world: its source is part of the name.
-    sources = "".join(file_hash(Path(one.__file__)) for one in (toy, kinds))
+    sources = "".join(file_hash(Path(str(one.__file__))) for one in (toy, kinds))
     key = json.dumps(asdict(config.world), sort_keys=True) + sources
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():
