@@ -231,8 +231,8 @@ class Maker:
         environment = {**os.environ, "PATH": path}
         if self.says_stop:
             environment[CALLER_SAYS_STOP] = "1"
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if label else {}
-        process = subprocess.Popen(words, env=environment, **pipe)
+        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
+        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
         self.running.add(process)
         for line in process.stdout or ():
             print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)

@@ -356,9 +356,11 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
     tmp_path, monkeypatch, with_ppo_train
 ):
     monkeypatch.chdir(tmp_path)
-    sizes = {"train_posts": 24, "validation_posts": 4, "train_comparisons": 16}
     Path("data").mkdir()
-    write_world(Path("data"), World(validation_comparisons=4, **sizes), lambda items, *_: items)
+    world = World(
+        train_posts=24, validation_posts=4, train_comparisons=16, validation_comparisons=4
+    )
+    write_world(Path("data"), world, lambda items, *_: items)
     if with_ppo_train:
         posts = [make_post(f"toy9-more-{number}") | {"subreddit": "more"} for number in range(24)]
         for post in posts:

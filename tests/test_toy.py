@@ -312,8 +312,9 @@ def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
 
 
 def test_the_plain_world_is_to_the_byte_what_it_was_before_there_was_another(tmp_path):
-    sizes = {"train_posts": 200, "validation_posts": 40, "train_comparisons": 300}
-    world = World(**sizes, validation_comparisons=60)
+    world = World(
+        train_posts=200, validation_posts=40, train_comparisons=300, validation_comparisons=60
+    )
     write_world(tmp_path, world, lambda items, *_: iter(items))
     # SHA-256 of what the generator wrote at commit c09328c.
     assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {

@@ -273,15 +273,14 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
 
 
 def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[curves.Series]:
-    shares = {
-        (one.name, one.seed): (one.results("rm").get("length") or {}).get("longer")
-        for one in records
-    }
-    if not all(shares.values()):
-        return []
+    shares = {}
+    for one in records:
+        found = (one.results("rm").get("length") or {}).get("longer")
+        if found is None:
+            return []
+        shares[one.name, one.seed] = found["estimate"]
     keys = zip(frame["name"], frame["seed"], strict=True)
-    longer = [shares[name, seed]["estimate"] for name, seed in keys]
-    with_longer = frame.assign(longer=longer)
+    with_longer = frame.assign(longer=[shares[name, seed] for name, seed in keys])
     return [curves.series(with_longer, "longer", "the longer one", plots.OTHER)]
 
 
