@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stages.running.grid import LADDER
 from stages.settings import presets
 from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import (
@@ -117,23 +116,6 @@ def test_sizes_of_a_family_differ_in_nothing_but_base_and_memory(family):
             if getattr(one.base, item.name) != getattr(first.base, item.name)
         }
         assert differing <= size
-
-
-def test_the_ladder_spans_at_least_thirty_times_in_parameters():
-    def parameters(name: str, vocabulary: int) -> int:
-        base = make_config(name).base
-        width, layers = base.hidden_size, base.num_layers
-        layer = 12 * width**2 + 13 * width  # attention, MLP, their biases, two norms
-        return 2 * vocabulary * width + layers * layer + 2 * width
-
-    # Vocabularies of the plain and the hard world, 679 and 1,025, in multiples of 64. What runs of
-    # tiny and tiny-xs have recorded:
-    assert parameters("tiny", 704) == 973_568
-    assert parameters("tiny-xs", 1088) == 95_104
-    for vocabulary in (704, 1088):
-        counted = [parameters(name, vocabulary) for name in LADDER]
-        assert counted == sorted(counted)
-        assert counted[-1] / counted[0] > 30
 
 
 def test_a_preset_with_lora_differs_from_its_size_in_adapters_their_rate_and_memory_alone():

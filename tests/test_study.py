@@ -73,6 +73,23 @@ def test_a_named_study_calls_each_run_after_its_preset_and_passes_its_settings_t
         cells_of("tiny-xx")
 
 
+def test_the_ladder_spans_at_least_thirty_times_in_parameters():
+    def parameters(name: str, vocabulary: int) -> int:
+        base = make_config(name).base
+        width, layers = base.hidden_size, base.num_layers
+        layer = 12 * width**2 + 13 * width  # attention, MLP, their biases, two norms
+        return 2 * vocabulary * width + layers * layer + 2 * width
+
+    # Vocabularies of the plain and the hard world, 679 and 1,025, in multiples of 64. What runs of
+    # tiny and tiny-xs have recorded:
+    assert parameters("tiny", 704) == 973_568
+    assert parameters("tiny-xs", 1088) == 95_104
+    for vocabulary in (704, 1088):
+        counted = [parameters(name, vocabulary) for name in grid.LADDER]
+        assert counted == sorted(counted)
+        assert counted[-1] / counted[0] > 30
+
+
 def test_looking_lists_each_cell_with_what_it_lacks_and_makes_nothing(tmp_path):
     found = typed(tmp_path, "-n", "study", "PRESETS=tiny-xs tiny", "SEEDS=1", "JOB=sft")
     assert found.returncode == 0, found.stderr
