@@ -53,9 +53,10 @@ DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call optio
 ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
 	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
 HOW = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
-STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS))
+STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
+	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
-GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations
+GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations study
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
 	publish push scaling compare versus leaderboard judges annotate annotated verdict-analysis power \
 	simulations smollm judge-server
@@ -91,9 +92,11 @@ bench: $(INSTALLED)
 # there already when the project's own list of packages is read, so pip need not fetch it again.
 INSTALL = $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
 OWN = $(INSTALL) --no-build-isolation
-# A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines.
+# A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
+# array with a task for each preset and seed.
 slurm: $(INSTALLED)
-	@$(PY) -m stages.running.slurm $(JOB) $(ASKED) $(DEVICES) $(call option,max-cost,$(MAX_COST))
+	@$(PY) -m stages.running.slurm $(JOB) $(ASKED) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
+		$(if $(PRESETS),--presets $(PRESETS) --seeds $(SEEDS))
 
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stages.pipeline import Cell, How, Maker
+from stages.pipeline import Maker
+from stages.running.grid import Cell, How
 from stages.running.launch import launcher
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import UserError, fail

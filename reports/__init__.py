@@ -12,6 +12,7 @@ bench_page        speed and memory, beside other implementations
 outputs_page      summaries that existed already
 leaderboard_page  all systems of a run, by all judges
 sections          parts of pages
+scaling           the numbers and the parts of the page about sizes
 collect           a finished run as one row of numbers
 compared          an ablation beside the default run
 comparison        what compare_page says, as figures

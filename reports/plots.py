@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
@@ -178,39 +178,6 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
     return Panel("Win rate against the reference", draw, about)
 
 
-def over_sizes(title: str, series: Sequence[dict[str, Any]], even: float | None = None) -> Panel:
-    """Points of seeds with their intervals over parameters, and a line through the means.
-
-    A series has `label`, `color`, `points` (parameters, value, low, high) and `means`
-    (parameters, value).
-    """
-
-    def draw(axes: Axes) -> None:
-        if even is not None:
-            axes.axhline(even, color=INK, lw=1, ls=(0, (4, 3)))
-        for one in series:
-            axes.plot(*zip(*one["means"], strict=True), color=one["color"], label=one["label"])
-            for parameters, value, low, high in _side_by_side(one["points"]):
-                axes.plot([parameters] * 2, [low, high], color=one["color"], alpha=0.35, lw=2.5)
-                axes.plot([parameters], [value], "o", color=one["color"], ms=4.5)
-        axes.set_xscale("log")
-        sizes = sorted({size for one in series for size, _ in one["means"]})
-        axes.set_xticks(sizes, [count(size) for size in sizes])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("parameters")
-        axes.margins(x=0.12)
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-        if len(series) > 1:
-            axes.legend(loc="best", handlelength=1.3)
-
-    about = " ".join(
-        f"{one['label']} at {count(size)} parameters: {value:.1%}."
-        for one in series
-        for size, value in one["means"]
-    )
-    return Panel(title, draw, about)
-
-
 def count(number: float) -> str:
     """A large number as people say it: 0.9M, 1.01B."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -343,19 +310,6 @@ def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:
     """At most so many runs of neighbours that cover all points."""
     size = max(1, math.ceil(length / most))
     return [slice(start, start + size) for start in range(0, length, size)]
-
-
-def _side_by_side(
-    points: Sequence[tuple[float, float, float, float]],
-) -> list[tuple[float, float, float, float]]:
-    """Seeds of one size moved apart a little, so that their intervals can be told apart."""
-    sizes = [point[0] for point in points]
-    step = max(1.02, (max(sizes) / min(sizes)) ** 0.02)
-    moved = []
-    for index, (size, *rest) in enumerate(points):
-        place = sizes[:index].count(size) - (sizes.count(size) - 1) / 2
-        moved.append((size * step**place, *rest))
-    return moved
 
 
 def _mean(values: Sequence[float]) -> float:

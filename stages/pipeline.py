@@ -2,6 +2,7 @@
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2
+    python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
     python -m stages.pipeline status | help | settings
 
 Content decides everything (`stages.runs.why_not`), the age of a file decides nothing. Looking
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,56 +32,37 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
+from stages.running.grid import (
+    LADDER,
+    SEEDS,
+    STUDY_GOALS,
+    Cell,
+    Ended,
+    How,
+    make_ablations,
+    make_study,
+    study_cells,
+)
 from stages.running.launch import add_launch_arguments, launch_words
+from stages.running.start import CALLER_SAYS_STOP
 from stages.running.status import help_lines, kept, settings_lines, status
 from stages.runs import halvings, move_aside, put_in_place
-from stages.settings.ablations import ABLATIONS, settings_of_ablation
+from stages.settings.ablations import ABLATIONS
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
-from stages.settings.stages import NO_PART, SHARED_SECTIONS, STAGES, TRAINED, row_of, with_inputs
+from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 from stages.system.locks import held
 
 # Two other commands compare what runs have made.
 BESIDE = ("versus", "leaderboard")
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
-ABLATION_SEEDS = (44413, 55513, 66613)
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Asked], list[str]]] = {
     "status": lambda asked: status(asked.name),
     "help": lambda _: help_lines(),
     "settings": lambda asked: settings_lines(config_of(asked)),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run to be made: what was asked, its config, and its goals."""
-
-    asked: Asked
-    config: Config
-    goals: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"{self.config.name} seed {self.config.seed}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """How stages are made: no result depends on it."""
-
-    launch: tuple[str, ...] = ()
-    """Command that starts the stages that run models; empty: this interpreter."""
-    max_cost: str = ""
-    """The most that a judge may cost, USD, for the stages that ask one."""
-    replace: bool = False
-    """Whether finished stages with other settings move aside."""
-    jobs: int = 1
-    """Runs that are made at once."""
-    dry_run: bool = False
-    """Whether to print only what would be made."""
 
 
 # -- what a run needs ------------------------------------------------------------------------------
@@ -157,8 +139,9 @@ def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
 class Maker:
     """Runs the stages of cells, stops when told to, and hands a signal on to what is running."""
 
-    def __init__(self, how: How) -> None:
-        self.how = how
+    def __init__(self, how: How, says_stop: bool = False) -> None:
+        """`says_stop`: what calls it says how to go on after a signal, so the stages need not."""
+        self.how, self.says_stop = how, says_stop
         self.stopped = 0
         self.running: set[subprocess.Popen[bytes]] = set()
 
@@ -183,8 +166,7 @@ class Maker:
         Raises UserError if the run has finished stages that are not as asked.
         """
         config = cell.config
-        stages = wanted_stages(config, cell.goals)
-        own = [name for name in stages if not (config.upstream and STAGES[name].shared)]
+        stages, own = _stages_of(cell)
         if not self.how.dry_run:
             _settle(config, own)
         refuse_or_move_aside(config, stages, self.how)
@@ -210,6 +192,15 @@ class Maker:
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
 
+    def missing(self, cell: Cell) -> list[tuple[str, str]]:
+        """The stages that a cell lacks, and why; looking makes nothing.
+
+        Raises UserError if it has finished stages that are not as asked.
+        """
+        stages, own = _stages_of(cell)
+        refuse_or_move_aside(cell.config, stages, replace(self.how, dry_run=True))
+        return plan(cell.config, own)
+
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
@@ -224,35 +215,57 @@ class Maker:
         folder = stage_folder(config, stage)
         while True:
             before = halvings(folder)
-            code = self.call(words)
+            label = f"{config.name} seed {config.seed}" if self.how.jobs > 1 else ""
+            code = self.call(words, label) if label else self.call(words)
             if not code or self.stopped or halvings(folder) == before:
                 return code
             print(f"{stage} starts again with smaller microbatches", flush=True)
 
-    def call(self, words: Sequence[str]) -> int:
-        """Run a command to its end; return its exit status, as a shell gives it."""
+    def call(self, words: Sequence[str], label: str = "") -> int:
+        """Run a command to its end; return its exit status, as a shell gives it.
+
+        With a label each line that it prints begins with it, because others print beside it.
+        """
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        process = subprocess.Popen(words, env={**os.environ, "PATH": path})
+        environment = {**os.environ, "PATH": path}
+        if self.says_stop:
+            environment[CALLER_SAYS_STOP] = "1"
+        out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
+        process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
         self.running.add(process)
+        for line in process.stdout or ():
+            print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
         code = process.wait()
         self.running.discard(process)
         return code if code >= 0 else 128 - code
 
-    def make_all(self, cells: Sequence[Cell]) -> list[int]:
-        """Make several runs, `jobs` at once; each one's status. A failed run stops no other."""
+    def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
+        """Make several runs, `jobs` at once; each one's status. A failed run stops no other.
+
+        `ended` is told of each run that has ended by itself.
+        """
 
         def one(cell: Cell) -> int:
             if self.stopped:
                 return self.stopped
             try:
-                return self.make(cell)
+                code = self.make(cell)
             except UserError as error:
                 print(f"error: {cell.label}: {error}", file=sys.stderr, flush=True)
-                return 2
+                code = 2
+            if ended and not self.stopped:
+                ended(cell, code)
+            return code
 
         with ThreadPoolExecutor(self.how.jobs) as pool:
             return list(pool.map(one, cells))
+
+
+def _stages_of(cell: Cell) -> tuple[list[str], list[str]]:
+    """The stages that a cell needs, and those of them that it makes itself."""
+    stages = wanted_stages(cell.config, cell.goals)
+    return stages, [name for name in stages if not (cell.config.upstream and STAGES[name].shared)]
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:
@@ -271,69 +284,15 @@ def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
         print(f"{cell.label}: would make {stage} ({why})")
 
 
-# -- ablations -------------------------------------------------------------------------------------
-
-
-def ablation_cells(
-    asked: Asked, seeds: Sequence[int], names: Sequence[str]
-) -> tuple[list[Cell], list[Cell]]:
-    """The runs to compare with, one per seed, and each of them with one switch turned.
-
-    An ablation is compared with a run, and takes the stages before PPO and their settings from it.
-    Raises UserError for an unknown ablation.
-    """
-    switches = {name: settings_of_ablation(name) for name in names}
-    default, turned = [], []
-    for seed in seeds:
-        base = replace(asked, seed=seed)
-        config = config_of(base)
-        default.append(Cell(asked=base, config=config, goals=("eval",)))
-        own = tuple(one for one in asked.overrides if one.split(".")[0] not in SHARED_SECTIONS)
-        for name, switch in switches.items():
-            one = replace(
-                base,
-                name=f"{config.name}-{name}",
-                upstream=asked.upstream or config.name,
-                overrides=(*own, *switch),
-            )
-            turned.append(Cell(asked=one, config=config_of(one, config), goals=("eval",)))
-    return default, turned
-
-
-def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequence[str]) -> int:
-    """Make the runs and their ablations, then the page that compares them.
-
-    A seed whose own run fails has no ablations; the others go on. The end names what failed.
-    """
-    default, turned = ablation_cells(asked, seeds, names)
-    codes = maker.make_all(default)
-    if maker.how.dry_run:
-        for cell in turned:
-            what = " ".join(cell.asked.overrides)
-            print(f"{cell.label}: would make ppo and what follows, {what}")
-        return max(codes)
-    there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
-    todo = [cell for cell in turned if cell.config.seed in there]
-    codes += maker.make_all(todo)
-    if maker.stopped:
-        return maker.stopped
-    made = zip([*default, *todo], codes, strict=True)
-    failed = [cell.label for cell, code in made if code]
-    if failed:
-        print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    config = default[0].config
-    page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
-    code = maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
-    return max(*codes, code)
-
-
 # -- command line ----------------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of the pipeline."""
     parser = argparse.ArgumentParser(description="make the stages of runs, or look at them")
-    parser.add_argument("goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, or a stage")
+    parser.add_argument(
+        "goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, study, or a stage"
+    )
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     add_launch_arguments(parser)
@@ -341,7 +300,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--replace", action="store_true", help="move what differs aside")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(ABLATION_SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--presets", nargs="+", default=list(LADDER), help="sizes of a study")
+    parser.add_argument("--job", nargs="+", default=list(STUDY_GOALS), help="goals of its cells")
     parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
     return parser.parse_args(argv)
 
@@ -369,7 +330,9 @@ def make_goals(asked: Asked, args: argparse.Namespace) -> int:
         jobs=args.jobs,
         dry_run=args.dry_run,
     )
-    with Maker(how) as maker:
+    with Maker(how, says_stop="study" in args.goals) as maker:
+        if "study" in args.goals:
+            return make_study(maker, asked, study_cells(asked, args.presets, args.seeds, args.job))
         if "ablations" in args.goals:
             if (kind := config_of(asked).kind) != TRAINED:
                 raise UserError(_no_part("ablations", kind))

@@ -5,6 +5,7 @@ import json
 import random
 from typing import Any
 
+from reports import paper
 from reports.sections.curves import PPO_GROUPS
 from stages.finished import current_inputs, stage_folder
 from stages.settings import config as settings
@@ -71,6 +72,14 @@ RESULTS: dict[str, Any] = {
         "posts": 600,
     },
     "judge": {"judgements": 2400, "share_first": 0.523},
+}
+LENGTH: dict[str, Any] = {
+    "longer": {"estimate": 0.61, "low": 0.59, "high": 0.63, "pairs": 2000},
+    "above_longer": {"estimate": 0.02, "low": 0.01, "high": 0.03, "pairs": 2000},
+    "near_equal": None,
+    "longer_near_equal": None,
+    "at_equal_length": {"estimate": None, "low": None, "high": None, "why": "fabricated"},
+    "by_strength": {"1": {"accuracy": 0.52, "pairs": 1500}, "4": {"accuracy": 0.7, "pairs": 500}},
 }
 CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjudged": 0.0}
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
@@ -178,11 +187,13 @@ def fabricate(
     """A finished run on disk; returns its results by stage.
 
     `scores`: of the posts, alike for both policies; `texts`: PPO's summaries of the nine posts;
-    `found`: changes to PPO's results. With an upstream its stages must be there already. A run that
-    is there is judged by one more judge.
+    `found`: changes to PPO's results, and under the names of stages to theirs. With an upstream its
+    stages must be there already. A run that is there is judged by one more judge.
     """
     results = make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **leanings)
-    results |= {"ppo": results["ppo"] | (found or {})}
+    changes = {"ppo": {}} | (found or {})
+    changes["ppo"] |= {key: changes.pop(key) for key in [*changes] if key not in STAGES}
+    results |= {stage: results[stage] | changed for stage, changed in changes.items()}
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()
@@ -202,6 +213,49 @@ def two_judges():
     fabricate(facts)
     fabricate(other, judge=ONLINE, ppo=0.55)
     return facts, other
+
+
+PAPER_JUDGE = {"kind": "openai", "name": "gpt-3.5-turbo-0125", "is_llm": True, "note": ""}
+PYTHIA = {"1b": 1_011_781_632, "2.8b": 2_775_208_960, "6.9b": 6_857_302_016}
+# KL, nats, and mean score at the end: of the collapsed 1B seeds, and of the others of each size.
+ENDS = {44413: (86.0, 6.7), 66613: (50.0, 4.5)}
+OTHERS = {"1b": (38.0, 3.4), "2.8b": (28.0, 3.3), "6.9b": (26.3, 3.33)}
+
+
+def pythia_study(judge=PAPER_JUDGE, **changes):
+    """Three sizes with four seeds and the paper's rates; two 1B seeds collapse. Their names.
+
+    `changes` go to the config of every run.
+    """
+    numbers = paper.load()["sizes"]
+    rates = numbers["ppo_win_rate"]
+    for size, parameters in PYTHIA.items():
+        by_seed = zip(rates["seed_names"][size], rates["seeds"][size], strict=True)
+        for number, (seed, rate) in enumerate(sorted(by_seed)):
+            kl, score = ENDS.get(seed, OTHERS[size]) if size == "1b" else OTHERS[size]
+            written = RESULTS["summaries"]["policies"]
+            policies = {
+                policy: written[policy]
+                | {"tokens": numbers[f"{policy}_tokens"]["seeds"][size][number], "score": value}
+                | {"rougeL": numbers["sft_rougeL"]["mean"][size], "copied_title_words": 0.3}
+                for policy, value in (("sft", 0.4), ("ppo", score))
+            }
+            fabricate(
+                dataclasses.replace(make_config(f"pythia-{size}", seed=seed), **changes),
+                judge=judge,
+                sft=numbers["sft_win_rate"]["seeds"][size][number],
+                ppo=rate,
+                at_length=rate - 0.06,
+                accuracy=numbers["rm_accuracy"]["mean"][size],
+                size=parameters,
+                found={
+                    "objective/kl": kl + number / 10,
+                    "objective/scores": score + number / 100,
+                    "summaries": {"policies": policies, "reference_tokens": 28.4},
+                    "rm": {"length": LENGTH},
+                },
+            )
+    return [f"pythia-{size}" for size in PYTHIA]
 
 
 def write_manifest(config, stage, results):

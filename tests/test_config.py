@@ -215,7 +215,7 @@ def test_no_setting_takes_a_number_that_is_not_finite(key, value):
 def test_unknown_presets_are_refused_with_the_nearest_ones_or_all():
     with pytest.raises(UserError, match=r"'pythia-3b': did you mean pythia-"):
         make_config("pythia-3b")
-    with pytest.raises(UserError, match=r"'xyzzy': choose one of tiny-s, tiny"):
+    with pytest.raises(UserError, match=r"'xyzzy': choose one of tiny-xs, tiny-s, tiny"):
         make_config("xyzzy")
 
 

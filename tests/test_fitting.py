@@ -15,7 +15,8 @@ from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
 from stages.learning.fitting import in_memory
 from stages.learning.loop import make_optimizer
-from stages.pipeline import How, Maker
+from stages.pipeline import Maker
+from stages.running.grid import How
 from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

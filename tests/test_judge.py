@@ -11,7 +11,8 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import CLAUSES, facts_of, make_post
+from stages.posts.kinds import PLAIN
+from stages.posts.toy import facts_of, make_post
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("judge_environment")
 def told(**wrong: str) -> str:
     """A complete summary of POST, with the given facts told wrongly."""
     words = {**vars(facts_of(POST)), **wrong}
-    event = CLAUSES["event"] + CLAUSES["when"]
-    return ". ".join([event, CLAUSES["feeling"], CLAUSES["ask"] + "?"]).format(**words)
+    event = PLAIN.clauses["event"] + PLAIN.clauses["when"]
+    return ". ".join([event, PLAIN.clauses["feeling"], PLAIN.clauses["ask"] + "?"]).format(**words)
 
 
 def row(post_id: str, summary: str, reference: str) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def test_identical_texts_tie_without_a_question():
 def test_the_facts_judge_prefers_more_right_facts_fewer_wrong_ones_and_no_rambling():
     judge, facts = FactsJudge(), facts_of(POST)
     liar = "uncle" if facts.who != "uncle" else "aunt"
-    event = CLAUSES["event"].format(**vars(facts))
+    event = PLAIN.clauses["event"].format(**vars(facts))
     better_to_worse = [told(), told(who=liar), event, "Nothing happened.", "word " * 30]
     for better, worse in pairwise(better_to_worse):
         assert judge.compare(POST, "", better, worse).choice == "A"

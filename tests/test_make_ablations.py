@@ -3,9 +3,8 @@
 import pytest
 
 from reports import compared
-from stages import pipeline
 from stages.finished import why_not
-from stages.pipeline import Cell, How, ablation_cells
+from stages.running.grid import Cell, How, ablation_cells, make_ablations
 from stages.settings import config as settings
 from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import Asked, config_of, make_config, override_of
@@ -49,7 +48,7 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
     changed = ("sft.epochs=3", "rm.epochs=2", "world.seed=5", "ppo.lam=0.9")
     mine = Asked(name="mine", overrides=changed)
     maker = Recorder()
-    assert pipeline.make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
+    assert make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
     for seed in (1, 2):
         config = make_config("tiny", name="mine", seed=seed, overrides=changed)
         one = make_config(
@@ -88,7 +87,7 @@ def test_a_study_goes_on_past_a_run_that_fails(runs):
         return found
 
     class Broken(Recorder):
-        def call(self, words) -> int:
+        def call(self, words, label="") -> int:
             return 7 if words[1] == "2" else super().call(words)
 
     maker = Broken(How(jobs=2))
@@ -101,11 +100,11 @@ def test_a_study_goes_on_past_a_run_that_fails(runs):
 
 def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
     class Broken(Recorder):
-        def call(self, words) -> int:
+        def call(self, words, label="") -> int:
             return 7 if words[1:3] == ["2", "sft"] else super().call(words)
 
     maker = Broken(How())
-    assert pipeline.make_ablations(maker, Asked(), [1, 2, 3], ["dropout"]) == 7
+    assert make_ablations(maker, Asked(), [1, 2, 3], ["dropout"]) == 7
     done = sorted(str(one.relative_to(runs)) for one in runs.glob("tiny-dropout/*/ppo"))
     assert done == ["tiny-dropout/seed1/ppo", "tiny-dropout/seed3/ppo"]
     assert "1 runs failed: tiny seed 2" in capsys.readouterr().err

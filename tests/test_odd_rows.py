@@ -30,7 +30,7 @@ from stages.posts.tokens import (
 )
 from stages.posts.toy import make_comparison, make_post, write_world
 from stages.settings.command_line import make_config
-from stages.settings.config import Data, UserError
+from stages.settings.config import Data, UserError, World
 from stages.system.files import read_json, read_lines
 from tests.conftest import close, state_of
 from tests.test_posts import (
@@ -356,11 +356,11 @@ def test_ppo_draws_its_queries_from_ppo_train_where_there_is_one(
     tmp_path, monkeypatch, with_ppo_train
 ):
     monkeypatch.chdir(tmp_path)
-    sizes = {"train_posts": 24, "validation_posts": 4, "train_comparisons": 16}
     Path("data").mkdir()
-    write_world(
-        Path("data"), seed=1, validation_comparisons=4, show=lambda items, *_: items, **sizes
+    world = World(
+        train_posts=24, validation_posts=4, train_comparisons=16, validation_comparisons=4
     )
+    write_world(Path("data"), world, lambda items, *_: items)
     if with_ppo_train:
         posts = [make_post(f"toy9-more-{number}") | {"subreddit": "more"} for number in range(24)]
         for post in posts:

@@ -20,7 +20,8 @@ from eval.win_rate import measure_win_rates, names_of_pair, pair_name
 from reports.outputs_page import write_report
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.pipeline import wanted_stages
-from stages.posts.toy import CLAUSES, facts_of
+from stages.posts.kinds import PLAIN
+from stages.posts.toy import facts_of
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
 from stages.system.files import read_lines
@@ -32,7 +33,7 @@ POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
 def told(post, *clauses):
     """A summary that tells some facts of a post of the built-in world."""
     facts = vars(facts_of(post))
-    return ". ".join(CLAUSES[name].format(**facts) for name in clauses)
+    return ". ".join(PLAIN.clauses[name].format(**facts) for name in clauses)
 
 
 def rows_of_world(count=40):

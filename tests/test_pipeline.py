@@ -12,7 +12,8 @@ import pytest
 
 from stages import pipeline
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
-from stages.pipeline import Cell, How, Maker, wanted_stages
+from stages.pipeline import Maker, wanted_stages
+from stages.running.grid import Cell, How
 from stages.running.status import help_lines, status
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -52,7 +53,7 @@ class Recorder(Maker):
         self.commands.append(super().command(cell, stage))
         return [cell.config.name, str(cell.config.seed), stage, *cell.asked.arguments]
 
-    def call(self, words) -> int:
+    def call(self, words, label="") -> int:
         name, _, stage, *arguments = words
         if stage == self.fails:
             return 3

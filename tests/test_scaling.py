@@ -1,10 +1,13 @@
 """Sizes and seeds side by side: the means, the spreads, the verdict, and what is left out."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from reports import collect, page, scaling_page
+from reports.scaling import details
+from reports.scaling.rows import frame_of
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
@@ -23,11 +26,11 @@ def four_runs(**changes):
 
 def test_the_mean_over_seeds_is_the_mean(runs):
     records, left_out = four_runs()
-    found = scaling_page.means(collect.table(records))
-    assert found["tiny-s"]["ppo/win_rate"] == pytest.approx(0.35)
-    assert found["tiny"]["ppo/win_rate"] == pytest.approx(0.62)
-    assert found["tiny"]["difference"] == pytest.approx(0.37)
-    assert (list(found), left_out) == (["tiny-s", "tiny"], [])
+    table = details.measured_table(frame_of(records))
+    found = {row[0]: row[1:] for row in table.rows}
+    assert (list(table.header), left_out) == (["", "tiny-s, 100K", "tiny, 1M"], [])
+    assert found["PPO: win rate"] == ["35.0% (30.0% to 40.0%)", "62.0% (60.0% to 64.0%)"]
+    assert found["PPO - SFT"][1] == "+37.0 points (+35.0 to +39.0)"
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "| 35.0% (30.0% to 40.0%) |" in text
     assert "64.0% [61.0, 67.0]" in text
@@ -35,7 +38,7 @@ def test_the_mean_over_seeds_is_the_mean(runs):
 
 def test_seeds_and_posts_spread_apart(runs):
     records, _ = four_runs()
-    table = scaling_page.spreads_table(collect.table(records))
+    table = details.spreads_table(frame_of(records))
     found = {(row[0], row[1]): row[2:] for row in table.rows}
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
     assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1%", "3.0%"]
@@ -46,8 +49,8 @@ def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     four_runs()
     fabricate(make_config("tiny", seed=3), unjudged=0.05)
     records, _ = scaling_page.collect(["tiny", "tiny-s"])
-    frame = collect.table(records)
-    said = scaling_page.conclusion(frame, "ppo/win_rate")
+    frame = frame_of(records)
+    said = details.conclusion(frame, "ppo/win_rate")
     assert "is not compared: a seed of tiny has too many posts without a verdict" in said
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
@@ -66,30 +69,40 @@ def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
 
 def test_sizes_that_differ_in_the_model_only_are_found_alike(runs):
     records, _ = four_runs()
-    assert not any(
-        "NOT alike" in note for note in scaling_page.alike(records, collect.table(records))
-    )
+    assert not any("NOT alike" in note for note in scaling_page.alike(records, frame_of(records)))
     assert "nothing but the base model" in page.to_markdown("x", "x", scaling_page.blocks(records))
 
 
 def test_a_setting_that_differs_between_sizes_is_flagged(runs):
     tiny = make_config("tiny")
     records, _ = four_runs(ppo=replace(tiny.ppo, kl_coef=0.1))
-    (note,) = scaling_page.alike(records, collect.table(records))
+    (note,) = scaling_page.alike(records, frame_of(records))
     assert "ppo.kl_coef differs (0.05 / 0.1)" in note
     assert "nothing but the base model" not in page.to_html("", scaling_page.blocks(records))
 
 
 def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overlap(runs):
-    frame = collect.table(four_runs()[0])
-    rising, flat = (scaling_page.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
+    frame = frame_of(four_runs()[0])
+    rising, flat = (details.conclusion(frame, key) for key in ("ppo/win_rate", "sft/win_rate"))
     assert "rises with every step in size (35.0% to 62.0%)" in rising
     assert "do not overlap" in rising
     assert "does NOT rise" in flat
     frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
-    assert "overlap, so the rise is not established" in scaling_page.conclusion(
-        frame, "sft/win_rate"
-    )
+    assert "overlap, so the rise is not established" in details.conclusion(frame, "sft/win_rate")
+
+
+def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):
+    names = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
+    for step, name in enumerate(names):
+        for seed in (1, 2, 3):
+            rates = {"ppo": 0.3 + step / 10, "sft": 0.25, "accuracy": 0.6 + step / 25}
+            fabricate(make_config(name, seed=seed), size=10 ** (5 + step), **rates)
+    began = time.process_time()
+    scaling_page.main(["--names", *names])
+    assert time.process_time() - began < 20
+    markdown = (page.beside_the_runs() / f"scaling-{'-'.join(names)}.md").read_text()
+    assert "| PPO win rate | +10.0 points [+10.0, +10.0] | 1.00 | 5 |" in markdown
+    assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: it cannot be told
 
 
 def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
@@ -137,7 +150,7 @@ def test_unknown_runs_and_judges_are_told_the_nearest(runs, capsys):
 def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
     memory = replace(make_config("tiny").memory, cpu_threads=1, microbatch_size=3)
     records, _ = four_runs(memory=memory)
-    (note,) = scaling_page.alike(records, collect.table(records))
+    (note,) = scaling_page.alike(records, frame_of(records))
     assert "memory.cpu_threads differs (1 / 2)" in note
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "memory.cpu_threads: 1 / 2" in text

@@ -1,12 +1,10 @@
 """No dead settings: every field of every section is read by a module that does not define it."""
 
 import ast
-import inspect
 from dataclasses import fields, is_dataclass
 
 import pytest
 
-from stages.posts import toy
 from stages.settings.command_line import make_config
 from stages.settings.config import SECTIONS, Config
 from tests.test_house import MODULES, tree_of
@@ -78,8 +76,6 @@ def test_there_are_no_dead_settings(section):
     for name, sources in derived_from(section).items():
         assert name in read, f"{section}.{name} is computed for nobody"
         read |= sources
-    if section == "world":  # handed over whole, by name
-        read |= set(inspect.signature(toy.write_world).parameters)
     assert {one.name for one in fields(SECTIONS[section])} - read == set()
 
 

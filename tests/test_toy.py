@@ -6,12 +6,14 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from stages.posts import toy
+from stages.posts.kinds import HARD, PLAIN
 from stages.posts.readers import SPLITS, check_comparison, check_post, is_cnndm
 from stages.posts.toy import (
     COPYISTS,
@@ -23,23 +25,30 @@ from stages.posts.toy import (
     read_summary,
     score_summary,
     write_as,
+    write_world,
 )
+from stages.settings.config import World
+from stages.system.files import file_hash
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
+HARD_POSTS = [make_post(f"toyhard1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
 FACTS = Facts(
     who="boss", deed="sold", thing="bike", when="monday", feeling="angry", ask="leave"
 )  # of a post that nobody wrote
+HARD_FACTS = replace(FACTS, name="Bako", place="Suten")
+HARD_COMPLETE = "My boss Bako sold my bike in Suten on monday. I feel angry. Should I leave?"
 COMPLETE = "My boss sold my bike on monday. I feel angry. Should I leave?"
 
 
 WRITE_WORLD = """
 from pathlib import Path
 from stages.posts.toy import write_world
-write_world(
-    Path({folder!r}), seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7,
-    validation_comparisons=6, show=lambda items, label, total: iter(items),
+from stages.settings.config import World
+world = World(
+    seed={seed}, train_posts=5, validation_posts=4, train_comparisons=7, validation_comparisons=6
 )
+write_world(Path({folder!r}), world, lambda items, label, total: iter(items))
 """
 
 
@@ -92,7 +101,7 @@ def test_no_other_fact_is_stated_in_that_role():
 
 
 def test_a_post_holds_the_same_words_in_other_roles():
-    words = {word for slot in toy.WORDS.values() for word in slot}
+    words = {word for slot in PLAIN.words.values() for word in slot}
     extra = [
         sum(word.strip(".?").lower() in words for word in row["post"].split()) for row in POSTS
     ]
@@ -109,7 +118,7 @@ def test_a_post_holds_the_same_words_in_other_roles():
 def test_facts_vary_and_belong_to_the_id():
     assert facts_of("toy1-train-3") == facts_of("toy1-train-3")
     assert len({facts_of(row["id"]) for row in POSTS}) > 390
-    for slot, words in toy.WORDS.items():
+    for slot, words in PLAIN.words.items():
         assert {getattr(facts_of(row["id"]), slot) for row in POSTS} == set(words)
 
 
@@ -181,6 +190,57 @@ def test_policies_differ_in_quality_as_their_names_say():
     assert row["post"].startswith(write_as("lead", random.Random(0), row).split(".")[0])
 
 
+# -- the hard world --------------------------------------------------------------------------------
+
+
+def test_a_hard_post_states_eight_facts_once_each_in_their_roles():
+    for row in HARD_POSTS:
+        facts, text = facts_of(row["id"]), row["post"]
+        event = re.findall(r"\b[Mm]y (\w+) (\w+) (\w+) my (\w+)\.", text)
+        assert event == [(facts.who, facts.name, facts.deed, facts.thing)]
+        assert re.findall(r"(?:It happened|That was) in (\w+)\.", text) == [facts.place]
+        assert re.findall(r"(?:It was|All that) on (\w+)\.", text) == [facts.when]
+        assert re.findall(r"I (?:really )?feel (\w+)\.", text) == [facts.feeling]
+        assert re.findall(r"(?:Should I|I should) (\w+)", text) == [facts.ask]
+
+
+def test_hard_posts_are_longer_and_their_names_are_rare():
+    words = [mean(len(row["post"].split()) for row in posts) for posts in (POSTS, HARD_POSTS)]
+    assert words[1] > 1.2 * words[0]
+    learned = {facts_of(f"toyhard1-train-{n}").name for n in range(8000)}
+    held_out = [facts_of(f"toyhard1-validation-{n}").name for n in range(600)]
+    assert len(HARD.words["name"]) == 4900
+    assert 0.1 < mean(name not in learned for name in held_out) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("summary", "score"),
+    [
+        (HARD_COMPLETE, 8),
+        (HARD_COMPLETE.lower(), 8),
+        ("My boss Bako sold my bike.", 4),
+        ("My boss sold my bike.", 3),
+        ("My boss Lemo sold my bike.", 3 - 1),
+        ("My boss Bako sold my bike in Rotan.", 4 - 1),
+        ("It happened in Suten. My boss was there.", 0),
+        (HARD_COMPLETE + " It is so sad.", 8 - 3 * 0.25),
+    ],
+)
+def test_a_hard_summary_is_worth_its_eight_facts(summary, score):
+    assert score_summary(summary, HARD_FACTS) == score
+
+
+def test_references_of_the_hard_world_leave_room_and_read_as_they_are_written():
+    scores = [score_summary(row["summary"], facts_of(row["id"])) for row in HARD_POSTS]
+    assert 4 < mean(scores) < 7
+    assert max(scores) == 8
+    perfect = toy.Writer(mention=1.0, garble=0.0)
+    for row in HARD_POSTS[:50]:
+        facts = facts_of(row["id"])
+        text = toy.write_summary(random.Random(0), facts, perfect)
+        assert read_summary(text, facts) == (set(HARD.words), set())
+
+
 # -- comparisons -----------------------------------------------------------------------------------
 
 
@@ -249,6 +309,20 @@ def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
     assert first == small_world(tmp_path / "again", hash_seed="77")
     other = small_world(tmp_path / "other", seed=2)
     assert all(one != two for one, two in zip(first, other, strict=True))
+
+
+def test_the_plain_world_is_to_the_byte_what_it_was_before_there_was_another(tmp_path):
+    world = World(
+        train_posts=200, validation_posts=40, train_comparisons=300, validation_comparisons=60
+    )
+    write_world(tmp_path, world, lambda items, *_: iter(items))
+    # SHA-256 of what the generator wrote at commit c09328c.
+    assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
+        "comparisons_train": "a7e6589d9bd3db74",
+        "comparisons_validation": "1fb01114eddcd167",
+        "sft_train": "718cc2b9c06316b3",
+        "sft_validation": "02528adf3b98a49a",
+    }
 
 
 def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp_path):

@@ -8,7 +8,8 @@ from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import CLAUSES, facts_of
+from stages.posts.kinds import PLAIN
+from stages.posts.toy import facts_of
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -29,7 +30,7 @@ def summarise(seed, posts=40, skip=0, query="SUBREDDIT: r/x", **policies):
         for number in range(skip, skip + posts):
             facts = vars(facts_of(f"toy1-validation-{number}"))
             for policy, clauses in policies.items():
-                text = ". ".join(CLAUSES[name].format(**facts) for name in clauses)
+                text = ". ".join(PLAIN.clauses[name].format(**facts) for name in clauses)
                 row = {"id": f"toy1-validation-{number}", "query": query, "reference": "none"}
                 row |= {"summary": text, "score": float(len(clauses)), "reference_score": 0.0}
                 run.append(f"{policy}.jsonl", row)

@@ -20,7 +20,8 @@ from eval.win_rate import (
 )
 from stages.finished import read_manifest, stage_folder
 from stages.learning.intervals import wilson
-from stages.posts.toy import CLAUSES, facts_of
+from stages.posts.kinds import PLAIN
+from stages.posts.toy import facts_of
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -242,7 +243,7 @@ def summarise_toy_posts(n: int) -> None:
     with open_stage(make_config("tiny"), "summaries") as run:
         for k in range(n):
             facts = vars(facts_of(f"toy1-validation-{k}"))
-            event, feeling = (CLAUSES[name].format(**facts) for name in ("event", "feeling"))
+            event, feeling = (PLAIN.clauses[name].format(**facts) for name in ("event", "feeling"))
             row = {"id": f"toy1-validation-{k}", "query": "SUBREDDIT: r/x", "reference": event}
             run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
             run.append("ppo.jsonl", {**row, "summary": f"{event}. {feeling}."})

@@ -101,14 +101,24 @@ def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, A
 
 
 def length_bias(gaps: list[float], split: TokenizedSplit) -> dict[str, Any]:
-    """What length alone gets on a split's pairs, beside the gaps: see `beside_length`."""
+    """What length alone gets on a split's pairs, beside the gaps: see `beside_length`.
+
+    `by_strength`, `by_batch` and `by_policies`: accuracy of "the longer one" in each group of pairs
+    by which the scorer's accuracy is grouped too.
+    """
     chosen, rejected = (split.columns[one].lengths().tolist() for one in ("chosen", "rejected"))
-    return beside_length(gaps, chosen, rejected, [row["id"] for row in split.rows])
+    longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
+    grouped = {
+        f"by_{key}": accuracy_by([row[key] for row in split.rows], longer)
+        for key in ("strength", "batch", "policies")
+    }
+    beside = beside_length(gaps, chosen, rejected, [row["id"] for row in split.rows])
+    return beside | grouped
 
 
-def accuracy_by(groups: Sequence[Any], right: list[bool]) -> dict[str, dict[str, float]]:
+def accuracy_by(groups: Sequence[Any], right: Sequence[float]) -> dict[str, dict[str, float]]:
     """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
-    found: dict[str, list[bool]] = {}
+    found: dict[str, list[float]] = {}
     for group, one in zip(groups, right, strict=True):
         if group is not None:
             found.setdefault(str(group), []).append(one)

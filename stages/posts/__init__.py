@@ -1,6 +1,7 @@
 """Text in, tokens out.
 
 toy           the built-in world: posts, references, preferences
+kinds         what the kinds of that world say, and in which words
 world         that world as files
 halves        the training comparisons in two halves without a common post
 readers       the schemas of the real data, checked row by row

@@ -1,7 +1,8 @@
 """The built-in TL;DR world: posts, imperfect reference summaries and noisy preferences.
 
 A post states six facts (who, deed, thing, when, feeling, ask) among distracting sentences that
-use the same words in other roles, so that a summary has to be copied from the right places.
+use the same words in other roles, so that a summary has to be copied from the right places. In the
+hard world it states eight, two of them rare names (`kinds.py`).
 Human-like references leave facts out and now and then get one wrong: there is room above them.
 Comparisons pair summaries of several named policies; a labeller with a temper prefers the one
 with more right facts, fewer wrong ones and no rambling, and is sometimes mistaken.
@@ -16,72 +17,22 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-WORDS = {
-    "who": "brother sister mother father cousin uncle aunt roommate boss neighbor girlfriend "
-    "teacher landlord coworker".split(),
-    "deed": "sold broke lost stole borrowed painted hid burned washed wrapped copied "
-    "dropped".split(),
-    "thing": "bike laptop guitar camera phone jacket car couch piano watch ring book "
-    "garden tent".split(),
-    "when": "monday tuesday wednesday thursday friday saturday christmas easter".split(),
-    "feeling": "angry sad guilty happy nervous jealous proud lonely tired confused "
-    "scared hurt".split(),
-    "ask": "apologize leave wait complain forgive move quit call write sue pay listen".split(),
-}
+from stages.posts.kinds import ENDS, HARD, KINDS, PLAIN, Kind
+from stages.settings.config import World
+
 SUBREDDITS = "relationships AskReddit relationship_advice tifu personalfinance legaladvice".split()
-
-# One sentence of the post states the event; one each states the other facts.
-STATEMENTS = {
-    "event": ["My {who} {deed} my {thing}.", "So my {who} {deed} my {thing}."],
-    "when": ["It happened on {when}.", "That was on {when}."],
-    "feeling": ["Now I feel {feeling}.", "I really feel {feeling}."],
-    "ask": ["Should I {ask}?", "Maybe I should {ask}."],
-}
-# The same words in other roles: whoever copies these into a summary is wrong.
-DISTRACTORS = [
-    "The {who} next door has a {thing}.",
-    "I once saw a {thing} in a shop.",
-    "People said the {who} was {feeling}.",
-    "We always meet on {when}.",
-    "They tell everyone to {ask}.",
-    "A {who} I know looked {feeling}.",
-    "Nobody ever {deed} a {thing} there.",
-    "Some {who} would {ask}.",
-]
 TITLES = ["Need advice about my {who}", "What to do about my {thing}", "Long story, please help"]
-
-CLAUSES = {
-    "event": "My {who} {deed} my {thing}",
-    "when": " on {when}",
-    "feeling": "I feel {feeling}",
-    "ask": "Should I {ask}",
-}
-# What a reader takes from a summary: a word counts for a fact only in its clause.
-READINGS = {
-    "who": r"\bmy (\w+) (?:{deed})\b",
-    "deed": r"\b({deed}) my\b",
-    "thing": r"\b(?:{deed}) my (\w+)",
-    "when": r"\bon ({when})\b",
-    "feeling": r"\bfeel (\w+)",
-    "ask": r"\bshould i (\w+)",
-}
-READERS = {
-    slot: re.compile(pattern.format(deed="|".join(WORDS["deed"]), when="|".join(WORDS["when"])))
-    for slot, pattern in READINGS.items()
-}
-
 WRONG_COST = 1.0  # a wrong fact costs what a right one gains
 LONG_COST = 0.25  # per word beyond the length of a complete summary
-COMPLETE_WORDS = 14
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The six facts of one post, one word each."""
+    """The facts of one post, one word each; name and place in the hard world alone."""
 
     who: str
     deed: str
@@ -89,6 +40,13 @@ class Facts:
     when: str
     feeling: str
     ask: str
+    name: str = ""
+    place: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of world that states them."""
+        return HARD if self.name else PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +54,7 @@ class Writer:
     """How a policy writes."""
 
     mention: float
-    """Chance that each optional fact (when, feeling, ask) is mentioned."""
+    """Chance that each optional fact (place, when, feeling, ask) is mentioned."""
     garble: float
     """Chance that each fact is told wrong."""
     terse: float = 0.0
@@ -120,20 +78,21 @@ COPYISTS = ("lead", "title")  # policies that copy text instead of writing
 
 def facts_of(post_id: str) -> Facts:
     """The facts that the post with this id states. Raises ValueError for a foreign id."""
-    if not post_id.startswith("toy"):
+    if not post_id.startswith(PLAIN.prefix):
         raise ValueError(f"{post_id!r} is not a post of the built-in world: it has no known facts")
+    kind = HARD if post_id.startswith(HARD.prefix) else PLAIN
     rng = random.Random(f"facts {post_id}")
-    return Facts(**{slot: rng.choice(words) for slot, words in WORDS.items()})
+    return Facts(**{slot: rng.choice(words) for slot, words in kind.words.items()})
 
 
 def score_summary(summary: str, facts: Facts) -> float:
     """Right facts minus wrong ones minus a price for every word beyond a complete summary.
 
-    Range: 6 for a complete correct summary of at most `COMPLETE_WORDS` words, 0 for one that
-    says nothing, negative where it is wrong or rambles.
+    Range: 6 (in the hard world 8) for a complete correct summary of at most `complete_words`, 0 for
+    one that says nothing, negative where it is wrong or rambles.
     """
     right, wrong = read_summary(summary, facts)
-    extra_words = max(0, len(summary.split()) - COMPLETE_WORDS)
+    extra_words = max(0, len(summary.split()) - facts.kind.complete_words)
     return len(right) - WRONG_COST * len(wrong) - LONG_COST * extra_words
 
 
@@ -141,8 +100,8 @@ def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, s
     """The facts that a summary gets right, and the (fact, word) pairs that it gets wrong."""
     text = summary.lower()
     right, wrong = set(), set()
-    for slot, truth in asdict(facts).items():
-        said = set(READERS[slot].findall(text))
+    for slot, reader in facts.kind.readers.items():
+        said, truth = set(reader.findall(text)), getattr(facts, slot).lower()
         if truth in said:
             right.add(slot)
         wrong |= {(slot, word) for word in said if word != truth}
@@ -152,30 +111,29 @@ def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, s
 def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
     """A summary in the manner of `writer`: the event always, the other facts by chance."""
     mention = 0.0 if rng.random() < writer.terse else writer.mention
-    told = replace(facts)
-    for field in fields(Facts):
+    kind, told = facts.kind, facts
+    for slot in kind.words:
         if rng.random() < writer.garble:
-            told = replace(told, **{field.name: rng.choice(WORDS[field.name])})
-    words = asdict(told)
-    said = {slot: rng.random() < mention for slot in ("when", "feeling", "ask")}
-    first = CLAUSES["event"] + (CLAUSES["when"] if said["when"] else "") + "."
-    sentences = [first.format(**words)]
-    if said["feeling"]:
-        sentences.append((CLAUSES["feeling"] + ".").format(**words))
-    if said["ask"]:
-        sentences.append((CLAUSES["ask"] + "?").format(**words))
+            told = replace(told, **{slot: rng.choice(kind.words[slot])})
+    said = {slot: rng.random() < mention for slot in kind.optional}
+    parts = {slot: text.format(**asdict(told)) for slot, text in kind.clauses.items()}
+    sentences = [
+        "".join(parts[one] for one in ("event", *kind.inline) if said.get(one, True)) + "."
+    ]
+    sentences += [parts[slot] + end for slot, end in ENDS.items() if said[slot]]
     sentences += [rng.choice(sentences) for _ in range(writer.repeats)]
     return " ".join(sentences)
 
 
 def make_post(post_id: str) -> dict[str, str]:
     """One row in the schema of `tldr_3_filtered`."""
-    facts = asdict(facts_of(post_id))
+    stated = facts_of(post_id)
+    kind, facts = stated.kind, asdict(stated)
     rng = random.Random(f"post {post_id}")
-    event, *others = (rng.choice(options).format(**facts) for options in STATEMENTS.values())
+    event, *others = (rng.choice(options).format(**facts) for options in kind.statements.values())
     distractors = [
-        text.format(**{slot: rng.choice(words) for slot, words in WORDS.items()})
-        for text in rng.sample(DISTRACTORS, k=rng.randint(2, 4))
+        text.format(**{slot: rng.choice(words) for slot, words in kind.words.items()})
+        for text in rng.sample(kind.distractors, k=rng.randint(*kind.num_distractors))
     ]
     rest = others + distractors
     rng.shuffle(rest)
@@ -186,7 +144,7 @@ def make_post(post_id: str) -> dict[str, str]:
         "subreddit": rng.choice(SUBREDDITS),
         "title": rng.choice(TITLES).format(**facts),
         "post": " ".join(rest[:half]) + "\n" + " ".join(rest[half:]),
-        "summary": write_summary(rng, facts_of(post_id), REFERENCE),
+        "summary": write_summary(rng, stated, REFERENCE),
     }
 
 
@@ -232,26 +190,22 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     }
 
 
-def write_world(
-    folder: Path,
-    *,
-    seed: int,
-    train_posts: int,
-    validation_posts: int,
-    train_comparisons: int,
-    validation_comparisons: int,
-    show: Callable[..., Iterator[int]],
-) -> None:
+def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) -> None:
     """Write the four files of a data folder; `show` passes a range on and shows progress."""
+    name = f"{KINDS[world.kind].prefix}{world.seed}"
     sizes = {
-        "train": (train_posts, train_comparisons, ("train",)),
-        "validation": (validation_posts, validation_comparisons, ("valid1", "valid2")),
+        "train": (world.train_posts, world.train_comparisons, ("train",)),
+        "validation": (
+            world.validation_posts,
+            world.validation_comparisons,
+            ("valid1", "valid2"),
+        ),
     }
     for part, (posts, comparisons, splits) in sizes.items():
-        rows = [make_post(f"toy{seed}-{part}-{n}") for n in show(range(posts), part, posts)]
+        rows = [make_post(f"{name}-{part}-{n}") for n in show(range(posts), part, posts)]
         _write_lines(folder / f"sft_{part}.jsonl", rows)
         pairs = (
-            make_comparison(rows[n % posts], f"{seed} {n}", splits[n % len(splits)])
+            make_comparison(rows[n % posts], f"{world.seed} {n}", splits[n % len(splits)])
             for n in show(range(comparisons), f"{part} comparisons", comparisons)
         )
         _write_lines(folder / f"comparisons_{part}.jsonl", pairs)

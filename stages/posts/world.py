@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from stages.posts import toy
+from stages.posts import kinds, toy
 from stages.settings import config as settings
 from stages.settings.config import Config
 from stages.system.files import file_hash
@@ -17,11 +17,12 @@ from stages.system.progress import progress
 def world_folder(config: Config) -> Path:
     """The built-in world as files in the real schemas, written once for each set of settings."""
     # Another generator writes another world: its source is part of the name.
-    key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(toy.__file__))
+    sources = "".join(file_hash(Path(str(one.__file__))) for one in (toy, kinds))
+    key = json.dumps(asdict(config.world), sort_keys=True) + sources
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():
         partial = fresh_folder(folder)
-        toy.write_world(partial, show=progress, **asdict(config.world))
+        toy.write_world(partial, config.world, show=progress)
         put_folder(partial, folder)
     return folder
 

@@ -2,6 +2,7 @@
 
 start   a stage's command line: errors in one line, signals
 launch  a stage in several processes, through accelerate
+grid    many runs: ablations over seeds, the study over presets and seeds
 slurm   a job script that goes on after a preemption
 kept    JSON lines that an interrupted stage goes on from
 status  what is done, stale, running, half done, failed, missing

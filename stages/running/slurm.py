@@ -5,17 +5,20 @@ Slurm sends USR1 to the script some minutes before the time limit (on clusters w
 `PreemptParameters=send_user_signal`, before a preemption too). The stage under way then finishes
 its update and saves, the job queues itself again, and goes on from there. After a TERM it stops in
 the same way, and Slurm decides whether it is queued again: a preempted job is, a cancelled one is
-not.
+not. With PRESETS the script is an array: each preset and seed is a task, which is queued again by
+itself.
 """
 
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from stages.running.grid import SEEDS, study_cells, study_command
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
-from stages.settings.command_line import add_arguments, asked_of, config_of
+from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import UserError, fail
 from stages.system.files import write_text
 
@@ -33,7 +36,7 @@ SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output={log}
-set -u
+{array}set -u
 cd {root} || exit 1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 1
 export MASTER_ADDR=${{hosts%%$'\\n'*}} MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
@@ -41,7 +44,7 @@ export MASTER_ADDR=${{hosts%%$'\\n'*}} MASTER_PORT=$((20000 + SLURM_JOB_ID % 200
 again=
 trap 'again=1; kill -TERM "$work"' USR1
 trap 'kill -TERM "$work"' TERM
-{command} &
+{tasks}{command} &
 work=$!
 wait "$work"
 status=$?
@@ -51,7 +54,7 @@ while kill -0 "$work" 2>/dev/null; do
     status=$?
 done
 if [ -n "$again" ] && [ "$status" -ne 0 ]; then
-    exec scontrol requeue "$SLURM_JOB_ID"
+    exec scontrol requeue "{again}"
 fi
 exit "$status"
 """
@@ -64,8 +67,16 @@ def main(argv: list[str] | None = None) -> None:
     add_arguments(parser)
     add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
+    parser.add_argument("--presets", nargs="+", help="an array: a task for each of these and seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    args = parser.parse_args(argv)
     try:
-        print(f"wrote {(path := write(parser.parse_args(argv)))}: submit it with `sbatch {path}`")
+        path = write(args)
+        print(f"wrote {path}: submit it with `sbatch {path}`")
+        if args.presets:
+            asked = asked_of(args)
+            command = study_command(asked, study_cells(asked, args.presets, args.seeds))
+            print(f"when its tasks have ended: `{command}` makes what is left, and the pages")
     except UserError as error:
         fail(error)
 
@@ -73,13 +84,18 @@ def main(argv: list[str] | None = None) -> None:
 def write(args: argparse.Namespace) -> Path:
     """Write the script that makes what a command line asks for; returns where it lies."""
     asked = asked_of(args)
-    config = config_of(asked)
     check_numbers(args.gpus, args.nodes, args.engine)
-    job = f"{config.name}-seed{config.seed}"
+    if args.presets:
+        cells = study_cells(asked, args.presets, args.seeds)
+        job = f"study-{asked.name}" if asked.name else "study"
+        words = [command_words(args, cell.asked) for cell in cells]
+        named = array_parts(words, [cell.label for cell in cells])
+    else:
+        config = config_of(asked)
+        job = f"{config.name}-seed{config.seed}"
+        named = {"array": "", "tasks": "", "again": "$SLURM_JOB_ID", "number": "%j"}
+        named["command"] = shlex.join(command_words(args, asked))
     path = settings.RUNS / "slurm" / f"{job}.sh"
-    words = [sys.executable, "-m", "stages.pipeline", *(args.goals or GOALS), *asked.arguments]
-    words += ["--gpus", str(args.gpus), "--nodes", str(args.nodes), "--engine", args.engine]
-    words += ["--max-cost", args.max_cost] if args.max_cost else []
     path.parent.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
         file=path,
@@ -87,12 +103,35 @@ def write(args: argparse.Namespace) -> Path:
         nodes=args.nodes,
         gpus=args.gpus,
         seconds=SECONDS_TO_STOP,
-        log=path.with_name(f"{job}-%j.log"),
+        log=path.with_name(f"{job}-{named.pop('number')}.log"),
         root=shlex.quote(str(Path.cwd())),
-        command=shlex.join(words),
+        **named,
     )
     write_text(path, text)
     return path
+
+
+def command_words(args: argparse.Namespace, asked: Asked) -> list[str]:
+    """The command line that makes one run."""
+    words = [sys.executable, "-m", "stages.pipeline", *(args.goals or GOALS), *asked.arguments]
+    words += ["--gpus", str(args.gpus), "--nodes", str(args.nodes), "--engine", args.engine]
+    return [*words, "--max-cost", args.max_cost] if args.max_cost else words
+
+
+def array_parts(commands: Sequence[Sequence[str]], labels: Sequence[str]) -> dict[str, str]:
+    """The parts of a script in which each command is a task of an array."""
+    lines = [
+        f"{number}) set -- {shlex.join(words)} ;; # {label}"
+        for number, (words, label) in enumerate(zip(commands, labels, strict=True))
+    ]
+    wrong = '*) echo "error: no cell $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;'
+    return {
+        "array": f"#SBATCH --array=0-{len(lines) - 1}\n",
+        "tasks": "\n".join(["case $SLURM_ARRAY_TASK_ID in", *lines, wrong, "esac\n"]),
+        "command": '"$@"',
+        "again": "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}",
+        "number": "%A_%a",
+    }
 
 
 if __name__ == "__main__":

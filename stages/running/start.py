@@ -30,6 +30,8 @@ MENDS = {
     errno.EACCES: "make it readable and writable",
 }
 NO_SPACE = "No space left on device"
+# Set by a caller that says itself how its whole work goes on, so that a stop is one line.
+CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
 OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
 
 
@@ -113,7 +115,7 @@ def ended_by_signal(command: str) -> Iterator[None]:
 
 def say_how_to_go_on(number: int, command: str) -> None:
     """Print how a stage goes on that a signal has stopped; only the main process prints it."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and CALLER_SAYS_STOP not in os.environ:
         name = signal.Signals(number).name
         print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)
 
@@ -148,7 +150,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         loaded = importlib.import_module(module)
     except KeyboardInterrupt:
-        print(f"{module} was stopped before it began: the same command begins it", file=sys.stderr)
+        if CALLER_SAYS_STOP not in os.environ:
+            said = f"{module} was stopped before it began: the same command begins it"
+            print(said, file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
     loaded.main(arguments)
 

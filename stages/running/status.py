@@ -32,6 +32,7 @@ GOAL_LINES = {
     "eval": "summaries, verdicts, win rates and the page of the run",
     "judge": "the same for summaries that exist: INPUT=outputs.jsonl",
     "leaderboard": "a run's systems side by side, by JUDGES; DIRECT=1: in pairs",
+    "study": "what is missing of PRESETS x SEEDS, then the pages",
     "ablations": "one switch at a time against a run, over SEEDS",
     "judge-calibration": "the judge beside labelled comparisons",
     "judges": "all calibrated judges beside the same labels, on one page",
@@ -48,7 +49,7 @@ GOAL_LINES = {
     "plan": "what a run needs, counted: memory, hours, disk, dollars",
     "rehearse": "the same measured here: a few steps at the real shapes",
     "bench": "speed, memory beside TRL; CHECK=1: beside the published",
-    "slurm": "a job script that goes on after a preemption, for JOB",
+    "slurm": "a job script that goes on when preempted; PRESETS: an array",
     "settings": "every setting of PRESET with its value",
     "smollm": "a real chat model of 135M parameters, for judge-server",
     "judge-server": "serve it: a judge on a laptop",
@@ -60,7 +61,7 @@ GOAL_LINES = {
 }
 VARIABLES = {
     "PRESET": "which study; see below",
-    "SEED": "one seed (44413); SEEDS='1 2 3' for ablations",
+    "SEED": "one seed (44413); SEEDS='1 2 3' for study, ablations",
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
@@ -70,9 +71,9 @@ VARIABLES = {
     "GPUS": "cards of one machine: a process for each",
     "NODES": "machines of a Slurm job, each with GPUS cards",
     "ENGINE": "ddp: each process holds all networks; fsdp2: a part",
-    "JOB": "what a Slurm job makes: JOB='sft rm ppo'",
+    "JOB": "what a Slurm job, a cell of a study makes: JOB='ppo eval'",
     "GPU": "for plan: the kind of card; GPUS are then all of them",
-    "PRESETS": "for plan: a grid, with SEEDS='1 2 3'",
+    "PRESETS": "for study, slurm, plan: a grid, with SEEDS='1 2 3'",
     "MFU": "for plan: the share of a card's peak that is assumed",
     "SHAPES, RUNS": "for bench: SHAPES='pythia-14m:32:8' RUNS=3",
     "RUNS": "for compare: name[/seed][:policy], two or more",
@@ -88,7 +89,7 @@ VARIABLES = {
     "PYTHON, VENV": "interpreter; VENV= (empty) uses it without installing",
 }
 PRESET_LINES = {
-    "tiny": "0.2, 1 and 3 M parameters on the built-in world: minutes on 2 cores",
+    "tiny": "0.07 to 4 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
     "outputs": "summaries in your own files (INPUT): nothing is trained",

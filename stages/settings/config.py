@@ -20,6 +20,7 @@ from stages.settings.released import Released
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
+    PLAIN_WORLD,
     RANDOM,
     TOY,
     TRAIN_TOKENIZER,
@@ -132,6 +133,7 @@ CAME_LATER: dict[tuple[str, str], Any] = {
     ("data", "train_comparisons"): 0,
     ("data", "validation_comparisons"): 0,
     ("rm", "pairs"): ALL_PAIRS,
+    ("world", "kind"): PLAIN_WORLD,
 }
 
 

@@ -167,9 +167,11 @@ def outputs() -> Config:
 
 
 PRESETS: dict[str, Callable[[], Config]] = {
+    "tiny-xs": lambda: tiny("tiny-xs", hidden_size=32, num_layers=2),
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=192, num_layers=6),
+    "tiny-xl": lambda: tiny("tiny-xl", hidden_size=224, num_layers=6),
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,

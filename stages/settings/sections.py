@@ -12,6 +12,7 @@ from stages.settings.stages import LORA_STAGES
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
+PLAIN_WORLD = "plain"
 HUB = "hub"
 ALL_PAIRS = "all"
 
@@ -42,8 +43,11 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Size of the built-in world."""
+    """Kind and size of the built-in world."""
 
+    kind: str = PLAIN_WORLD
+    """`plain`: six facts a post, in words that all posts share; `hard`: eight facts, rare names of
+    people and places, more distracting sentences, which are closer to those that count."""
     seed: int = 1
     """Another seed is another world."""
     train_posts: int = 8000
@@ -56,8 +60,9 @@ class World:
     """Held-out pairs of summaries."""
 
     def __post_init__(self) -> None:
+        one_of(self, "world", "kind", (PLAIN_WORLD, "hard"))
         for one in fields(self):
-            if one.name != "seed":
+            if one.name not in ("kind", "seed"):
                 positive(self, "world", one.name)
 
 

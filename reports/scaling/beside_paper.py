@@ -1,0 +1,174 @@
+"""Reproduced, higher, lower or not comparable: our numbers beside the paper's, one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import inf, sqrt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from eval.rates.formulas import TAILS
+from reports import paper
+from reports.collect import MEMORY_KNOBS, Record
+from reports.scaling.rows import given, sizes
+from stages.settings.config import Config
+from stages.settings.presets import PRESETS
+
+SAME = 0.10  # of the paper's number
+REPRODUCED, HIGHER, LOWER, UNKNOWN = "reproduced", "higher", "lower", "cannot be told"
+NOT_COMPARABLE = "not comparable"
+RULE = (
+    "Reproduced: the 95% interval of our mean less the paper's lies within 10% of the paper's"
+    " number. Higher, lower: it does not, and it leaves out 0. Cannot be told: the rest."
+)
+# The sections that a number of the paper depends on; the judge is looked at apart.
+SECTIONS = ("base", "data", "optimizer", "sft", "rm", "ppo", "lora", "eval")
+JUDGED = ("sft_win_rate", "ppo_win_rate")
+Interval = tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of the paper at one size, and what ours says of it."""
+
+    size: str
+    """As the paper names it, or the run's name where the paper has no such size."""
+    key: str
+    what: str
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    """The paper's seeds, or its mean alone."""
+    difference: Interval | None
+    """Our mean less the paper's, and its 95% interval."""
+    verdict: str
+    why: str
+    source: str
+
+
+def welch(ours: Sequence[float], mean: float, deviation: float | None, count: int) -> Interval:
+    """Our mean less theirs, with Welch's 95% interval.
+
+    `mean`, `deviation` (None: not known, taken as 0) and `count`: theirs. One seed of ours is one
+    more draw from their spread: `mean -+ t(count - 1) s sqrt(1 + 1 / count)`; without a spread on
+    either side the interval is without bounds.
+    Source: Welch 1947; the prediction interval of one further observation of a normal sample.
+    """
+    from scipy.stats import t
+
+    middle = float(np.mean(ours)) - mean
+    squares = [(deviation or 0.0) ** 2 / count, 0.0]
+    freedoms = [count - 1, len(ours) - 1]
+    if len(ours) > 1:
+        squares[1] = float(np.var(ours, ddof=1)) / len(ours)
+    elif deviation is None or count < 2:
+        return middle, -inf, inf
+    else:
+        squares[1], freedoms[1] = deviation**2, count - 1
+    error = sqrt(sum(squares))
+    parts = sum(one**2 / free for one, free in zip(squares, freedoms, strict=True) if one)
+    freedom = error**4 / parts if parts else inf
+    if len(ours) == 1:
+        freedom = count - 1
+    half = float(t.ppf(TAILS[1], freedom)) * error
+    return middle, middle - half, middle + half
+
+
+def verdict_of(difference: Interval, theirs: float) -> str:
+    """What an interval of a difference says, beside the size of the paper's number.
+
+    Source: equivalence by an interval within bounds, Schuirmann 1987, here with 95 %.
+    """
+    _, low, high = difference
+    margin = SAME * abs(theirs)
+    if -margin <= low and high <= margin:
+        return REPRODUCED
+    if low > 0:
+        return HIGHER
+    return LOWER if high < 0 else UNKNOWN
+
+
+def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[Row]:
+    """A row for each size and number of the paper; one row says why for a size without any."""
+    found = []
+    for name, seeds in sizes(frame):
+        own = [one for one in records if one.name == name]
+        size = paper.size_of(own[0].preset)
+        reason = not_comparable(own)
+        if size is None or reason:
+            found.append(_without(size or name, reason or "the paper has no such size"))
+            continue
+        for key, column, _ in paper.COMPARED:
+            if values := given(seeds, column):
+                why = other_judge(own) if key in JUDGED else ""
+                found.append(_row(size, key, values, why))
+    return found
+
+
+def _without(size: str, why: str) -> Row:
+    nothing: dict[str, Any] = {"key": "", "ours": (), "theirs": (), "difference": None}
+    return Row(size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing)
+
+
+def _row(size: str, key: str, ours: list[float], why: str) -> Row:
+    entry = paper.load()["sizes"][key]
+    count = len(paper.load()["seeds"])
+    theirs = tuple(entry.get("seeds", {}).get(size, ()))
+    mean = entry["mean"][size]
+    deviation = float(np.std(theirs, ddof=1)) if theirs else entry.get("sd", {}).get(size)
+    if theirs:
+        mean = float(np.mean(theirs))
+    difference = welch(ours, mean, deviation, count)
+    verdict = NOT_COMPARABLE if why else verdict_of(difference, mean)
+    if not why and verdict == UNKNOWN:
+        why = "the interval of the difference is too wide"
+    return Row(
+        size=size,
+        key=key,
+        what=entry["what"],
+        ours=tuple(ours),
+        theirs=theirs or (mean,),
+        difference=None if verdict == NOT_COMPARABLE else difference,
+        verdict=verdict,
+        why=why,
+        source=paper.source(entry),
+    )
+
+
+def not_comparable(records: Sequence[Record]) -> str:
+    """Why the seeds of one size cannot be compared with the paper at all; empty if they can."""
+    preset = records[0].preset
+    if not paper.is_comparable(preset):
+        return "another model on other data"
+    if paper.size_of(preset) is None:
+        return "the paper has no such size or method"
+    changed = sorted({one for record in records for one in departures(record)})
+    return f"other settings than the paper's: {', '.join(changed)}" if changed else ""
+
+
+def departures(record: Record) -> list[str]:
+    """The recorded settings that differ from those of the run's preset, which is the paper's."""
+    config: Config = PRESETS[record.preset]()
+    found = []
+    for section in SECTIONS:
+        recorded = record.settings.get(section, {})
+        asked = getattr(config, section)
+        found += [
+            f"{section}.{one.name}"
+            for one in fields(asked)
+            if recorded.get(one.name, getattr(asked, one.name)) != getattr(asked, one.name)
+        ]
+    return [one for one in found if one not in MEMORY_KNOBS]
+
+
+def other_judge(records: Sequence[Record]) -> str:
+    """Why win rates do not compare with the paper's; empty if its judge judged."""
+    wanted = paper.load()["judge"]
+    names = {
+        name
+        for record in records
+        for judge in (record.results("judge"),)
+        for name in judge.get("models") or [judge["judge"]["name"]]
+    }
+    others = sorted(name for name in names if name != wanted)
+    return f"judged by {', '.join(others)}, the paper's judge was {wanted}" if others else ""

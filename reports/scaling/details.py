@@ -1,0 +1,328 @@
+"""The blocks below the first screen: growth, fits, the paper, all numbers, reward models."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import pandas as pd
+
+from eval.rates.formulas import mean_of_seeds
+from reports import paper, plots, verdict
+from reports.collect import Record
+from reports.page import Block, Details, Figure, Heading, Note, Table, Text
+from reports.scaling import beside_paper, curves
+from reports.scaling.beside_paper import NOT_COMPARABLE, Row
+from reports.scaling.fits import Fit, fit
+from reports.scaling.rows import given, policies, sizes
+from reports.verdict import MISSING, number, percent
+
+Form = Callable[[float], str]
+one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
+
+
+def in_points(value: float | None) -> str:
+    """A difference of two shares, in points."""
+    if value is None or value != value:
+        return MISSING
+    return f"{100 * value:+.1f} points"
+
+
+# What should rise with size, most important first -> its name, its interval's columns, its form.
+CLAIMS: dict[str, tuple[str, str, str, Form]] = {
+    "ppo/win_rate": ("The win rate of PPO", "ppo/low", "ppo/high", percent),
+    "sft/win_rate": ("The win rate of SFT", "sft/low", "sft/high", percent),
+    "accuracy": ("The reward model's accuracy", "accuracy_low", "accuracy_high", percent),
+    "difference": ("What PPO adds to SFT", "difference_low", "difference_high", in_points),
+}
+MEASURED: tuple[tuple[str, str, Form], ...] = (
+    ("accuracy", "RM accuracy", percent),
+    ("difference", "PPO - SFT", in_points),
+    ("kl", "KL of PPO from SFT, nats an episode", one_digit),
+    ("scores", "score while PPO ended", number),
+    ("sft_loss", "SFT validation loss, nats a token", three_digits),
+    ("reference/tokens", "reference tokens", one_digit),
+)
+OF_POLICIES: tuple[tuple[str, str, Form], ...] = (
+    ("win_rate", "win rate", percent),
+    ("controlled", "at equal length", percent),
+    ("rougeL", "ROUGE-L", three_digits),
+    ("tokens", "tokens", one_digit),
+    ("score", "score of held-out summaries", number),
+    ("eos_rate", "summaries that end by themselves", percent),
+    ("copied", "words of the title that are copied", percent),
+)
+FITTED: tuple[tuple[str, str, bool], ...] = (
+    ("ppo/win_rate", "PPO win rate", False),
+    ("sft/win_rate", "SFT win rate", False),
+    ("accuracy", "RM accuracy", False),
+    ("difference", "PPO - SFT", False),
+    ("sft_loss", "SFT validation loss (power law)", True),
+)
+
+
+def conclusions(frame: pd.DataFrame) -> list[str]:
+    """What the sizes say of growing, in plain words."""
+    if len(sizes(frame)) < 2:
+        return ["There is one size only, which says nothing about growing with size."]
+    return [conclusion(frame, key) for key in CLAIMS]
+
+
+def conclusion(frame: pd.DataFrame, key: str) -> str:
+    """Whether one number rises with size, and whether the intervals can tell.
+
+    The range of a size reaches from the lowest to the highest end of its seeds' 95% intervals, so
+    that it holds both the posts' and the seeds' spread.
+    """
+    what, low, high, form = CLAIMS[key]
+    without = [name for name, seeds in sizes(frame) if seeds[key].isna().any()]
+    if without:
+        names = ", ".join(without)
+        return f"{what} is not compared: a seed of {names} has too many posts without a verdict."
+    values = [seeds[key].mean() for _, seeds in sizes(frame)]
+    ranges = [(seeds[low].min(), seeds[high].max()) for _, seeds in sizes(frame)]
+    path = " to ".join(form(value) for value in values)
+    shown = [round(value, 3) for value in values]
+    apart = ranges[-1][0] > ranges[0][1] or ranges[-1][1] < ranges[0][0]
+    doubt = "do not overlap" if apart else "overlap, so the rise is not established"
+    if all(later > earlier for earlier, later in pairwise(shown)):
+        trend = "rises with every step in size"
+    elif shown[-1] > shown[0]:
+        trend = "is higher for the largest size than for the smallest, but not at every step"
+    else:
+        trend, doubt = "does NOT rise with size", "do not overlap" if apart else "overlap"
+    ends = f"{verdict.interval(*ranges[0])} and {verdict.interval(*ranges[-1])}"
+    return f"{what} {trend} ({path}); the ranges of the smallest and the largest, {ends}, {doubt}."
+
+
+# -- everything measured, seeds and posts apart ----------------------------------------------------
+
+
+def measured_table(frame: pd.DataFrame) -> Table:
+    """A column a size: the mean over seeds, and the lowest and highest seed."""
+    groups = sizes(frame)
+    rows = [["seeds", *(str(len(seeds)) for _, seeds in groups)]]
+    listed = [*MEASURED]
+    for policy in policies(frame):
+        listed += [(f"{policy}/{key}", f"{policy.upper()}: {w}", f) for key, w, f in OF_POLICIES]
+    for key, title, form in listed:
+        cells = [_spread(given(seeds, key), form) for _, seeds in groups]
+        rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
+    header = ["", *(f"{name}, {plots.count(_parameters(seeds))}" for name, seeds in groups)]
+    caption = "Mean over seeds; in brackets the lowest and the highest seed."
+    return Table(header, rows, caption, name="measured")
+
+
+def _parameters(seeds: pd.DataFrame) -> float:
+    return float(seeds["parameters"].iloc[0])
+
+
+def _spread(values: Sequence[float], form: Form) -> str:
+    if not values:
+        return MISSING
+    mean, low, high = (form(one) for one in (sum(values) / len(values), min(values), max(values)))
+    ends = f"{low} to {high}".replace(" points", "")
+    return mean if len(values) < 2 else f"{mean} ({ends})"
+
+
+def spreads_table(frame: pd.DataFrame) -> Table:
+    """The spread of win rates over seeds and over posts, apart: these are two kinds of doubt."""
+    rows = []
+    for name, seeds in sizes(frame):
+        for policy in policies(frame):
+            if f"{policy}/unjudged" not in seeds or seeds[f"{policy}/unjudged"].isna().all():
+                continue  # this run has no such policy
+            has_rate = seeds.dropna(subset=[f"{policy}/win_rate"])
+            values = has_rate[f"{policy}/win_rate"].tolist()
+            halves = (has_rate[f"{policy}/high"] - has_rate[f"{policy}/low"]) / 2
+            bounds = mean_of_seeds(values)
+            rows.append(
+                [
+                    name,
+                    policy.upper(),
+                    str(len(values)),
+                    percent(has_rate[f"{policy}/win_rate"].mean()),
+                    _within_limits(bounds) if bounds else MISSING,
+                    percent(has_rate[f"{policy}/win_rate"].std()),
+                    percent(halves.mean()),
+                ]
+            )
+    header = "run|policy|seeds|win rate|95% over seeds|spread of seeds|of posts, 95% half-width"
+    caption = (
+        "Over seeds: Student's t interval of the mean, and the seeds' standard deviation. Over"
+        " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
+    )
+    return Table(header.split("|"), rows, caption, name="seeds-and-posts")
+
+
+def _within_limits(bounds: tuple[float, float]) -> str:
+    return verdict.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
+
+
+def seeds_table(frame: pd.DataFrame) -> Table:
+    """One row a seed, with its intervals."""
+    judged = policies(frame)
+    rows = []
+    for name, seeds in sizes(frame):
+        for values in seeds.sort_values("seed").to_dict("records"):
+            one = {str(key): value for key, value in values.items()}
+            inside = verdict.interval(one["accuracy_low"], one["accuracy_high"])
+            accuracy = f"{percent(one['accuracy'])} {inside}"
+            rates = [
+                verdict.rate(one, policy) if policy in one["policies"] else MISSING
+                for policy in judged
+            ]
+            numbers = [verdict.points(one), number(one["kl"], 1), number(one["ppo/tokens"], 1)]
+            rows.append([name, str(one["seed"]), *rates, *numbers, accuracy])
+    rated = [f"{policy.upper()} win rate" for policy in judged]
+    header = ["run", "seed", *rated, "PPO - SFT", "KL", "PPO tokens", "RM accuracy"]
+    caption = "In brackets: 95% intervals over the posts, or the pairs."
+    return Table(header, rows, caption, name="seeds")
+
+
+# -- fits ------------------------------------------------------------------------------------------
+
+
+def fits_blocks(frame: pd.DataFrame) -> list[Block]:
+    """How much each number changes with ten times the parameters, or why there is no fit."""
+    groups = sizes(frame)
+    parameters = [_parameters(seeds) for _, seeds in groups]
+    fitted = {
+        title: fit(parameters, [float(seeds[key].mean()) for _, seeds in groups], power)
+        for key, title, power in FITTED
+    }
+    heading = Heading("Fits over the logarithm of parameters")
+    reasons = {one for one in fitted.values() if isinstance(one, str)}
+    if len(reasons) == 1 and all(isinstance(one, str) for one in fitted.values()):
+        return [heading, Text(f"{reasons.pop().capitalize()}.")]
+    rows = [[title, *_fit_cells(one)] for title, one in fitted.items()]
+    header = ("", "for ten times the parameters", "R²", "sizes")
+    caption = (
+        "A straight line through the means of the sizes, by ordinary least squares, with 95%"
+        " intervals; of the loss: the exponent of a power law. A line may hold between the sizes"
+        " that were run, and nowhere else."
+    )
+    return [heading, Table(header, rows, caption, name="fits")]
+
+
+def _fit_cells(found: Fit | str) -> list[str]:
+    if isinstance(found, str):
+        return [found, MISSING, MISSING]
+    scale, form, unit = (1.0, "{:+.3f}", "") if found.power else (100.0, "{:+.1f}", " points")
+    middle, low, high = (
+        form.format(scale * one) for one in (found.per_tenfold, found.low, found.high)
+    )
+    return [f"{middle}{unit} [{low}, {high}]", number(found.r_squared), str(found.sizes)]
+
+
+# -- the paper -------------------------------------------------------------------------------------
+
+
+def paper_blocks(beside: Sequence[Row]) -> list[Block]:
+    """Each number of the paper with its verdict."""
+    heading = Heading("Beside the paper")
+    if all(one.verdict == NOT_COMPARABLE and not one.key for one in beside):
+        reasons = "; ".join(dict.fromkeys(one.why for one in beside))
+        return [
+            heading,
+            Text(f"The paper's numbers are not comparable with these runs: {reasons}."),
+        ]
+    rows = [
+        [
+            one.size,
+            one.what,
+            f"{one.verdict}: {one.why}" if one.why else one.verdict,
+            _values(one.key, one.ours),
+            _values(one.key, one.theirs),
+            one.source or MISSING,
+        ]
+        for one in beside
+    ]
+    header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
+    labels = Details(
+        "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
+    )
+    caption = f"{beside_paper.RULE} {paper.caption()}"
+    return [heading, Table(header, rows, caption, name="paper"), labels]
+
+
+def _values(key: str, values: Sequence[float]) -> str:
+    forms = {name: form for name, _, form in paper.COMPARED}
+    return ", ".join(forms[key].format(one) for one in values) or MISSING
+
+
+# -- reward models ---------------------------------------------------------------------------------
+
+GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies", "policy pair"))
+
+
+def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
+    """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
+    names = [name for name, _ in sizes(frame)]
+    panel = curves.shares(
+        "Reward model's accuracy",
+        [curves.series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
+    )
+    parts = [plots.alone(panel, "accuracy", 1.2, 1.2)]
+    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
+    figure = Figure("accuracy", caption, plots.together([panel], 1.2, 1.2), parts)
+    found: list[Block] = [Heading("Reward models"), figure]
+    for key, title in GROUPS:
+        table = _by_group(records, names, key, title)
+        found += [Details(f"By {title}", [table]) if len(table.rows) > 8 else table]
+    return found
+
+
+def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[curves.Series]:
+    shares = {}
+    for one in records:
+        found = (one.results("rm").get("length") or {}).get("longer")
+        if found is None:
+            return []
+        shares[one.name, one.seed] = found["estimate"]
+    keys = zip(frame["name"], frame["seed"], strict=True)
+    with_longer = frame.assign(longer=[shares[name, seed] for name, seed in keys])
+    return [curves.series(with_longer, "longer", "the longer one", plots.OTHER)]
+
+
+def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: str) -> Table:
+    groups: dict[str, dict[str, list[float]]] = {}
+    alone: dict[str, float] = {}
+    pairs: dict[str, int] = {}
+    for record in records:
+        results = record.results("rm")
+        longer = (results.get("length") or {}).get(f"by_{key}", {})
+        for group, found in results.get(f"by_{key}", {}).items():
+            groups.setdefault(group, {}).setdefault(record.name, []).append(found["accuracy"])
+            pairs[group] = found["pairs"]
+            if group in longer:
+                alone[group] = longer[group]["accuracy"]
+    rows = [
+        [
+            group,
+            *(_spread(groups[group].get(name, []), percent) for name in names),
+            percent(alone.get(group)),
+            number(pairs[group], 0),
+        ]
+        for group in sorted(groups, key=lambda one: (len(one), one))
+    ]
+    caption = (
+        f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
+        " The longer one: on the same pairs, an equal length counting half."
+    )
+    header = [title, *names, "the longer one", "pairs"]
+    return Table(header, rows, caption, name=f"reward-model-by-{key}")
+
+
+# -- code ------------------------------------------------------------------------------------------
+
+
+def code_line(records: Sequence[Record]) -> Block:
+    """One line on the versions of the code behind a page: a warning if they are mixed or dirty."""
+    found = sorted({one["code_version"] for record in records for one in record.manifests.values()})
+    dirty = [one for one in found if one.endswith("-dirty")]
+    if len(found) == 1 and not dirty:
+        return Text(f"All runs were made with one version of the code: {found[0]}.")
+    mixed = f"{len(found)} versions of the code are mixed here" if len(found) > 1 else ""
+    unclean = f"{len(dirty)} of {len(found)} held changes that were not committed" if dirty else ""
+    said = ", and ".join(one for one in (mixed, unclean) if one)
+    return Note(f"{said[0].upper()}{said[1:]}: {', '.join(found)}.")

@@ -1,0 +1,281 @@
+"""Grids of runs: ablations over seeds, and the study over presets and seeds. Standard library only.
+
+A cell is one run. Cells are made by the pipeline's maker, a failed one stops no other, and the end
+names what failed. `stages.pipeline` calls this.
+"""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from stages.finished import MISSING, read_manifest, stage_folder
+from stages.settings.ablations import settings_of_ablation
+from stages.settings.command_line import Asked, config_of
+from stages.settings.config import Config, UserError
+from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED
+
+SEEDS = (44413, 55513, 66613)
+LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
+STUDY_GOALS = ("ppo", "eval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run to be made: what was asked, its config, and its goals."""
+
+    asked: Asked
+    config: Config
+    goals: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.config.name} seed {self.config.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How stages are made: no result depends on it."""
+
+    launch: tuple[str, ...] = ()
+    """Command that starts the stages that run models; empty: this interpreter."""
+    max_cost: str = ""
+    """The most that a judge may cost, USD, for the stages that ask one."""
+    replace: bool = False
+    """Whether finished stages with other settings move aside."""
+    jobs: int = 1
+    """Runs that are made at once."""
+    dry_run: bool = False
+    """Whether to print only what would be made."""
+
+
+Ended = Callable[[Cell, int], None]
+
+
+class Maker(Protocol):
+    """What makes the cells of a grid (`stages.pipeline.Maker`)."""
+
+    how: How
+    stopped: int
+
+    def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
+        """Make several runs; each one's exit status."""
+
+    def missing(self, cell: Cell) -> list[tuple[str, str]]:
+        """The stages that a cell lacks, and why."""
+
+    def call(self, words: Sequence[str]) -> int:
+        """Run a command to its end; its exit status."""
+
+
+def name_failed(cells: Sequence[Cell], codes: Sequence[int]) -> None:
+    """Print which runs failed, if any did."""
+    failed = [cell.label for cell, code in zip(cells, codes, strict=True) if code]
+    if failed:
+        print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
+
+
+# -- ablations -------------------------------------------------------------------------------------
+
+
+def ablation_cells(
+    asked: Asked, seeds: Sequence[int], names: Sequence[str]
+) -> tuple[list[Cell], list[Cell]]:
+    """The runs to compare with, one per seed, and each of them with one switch turned.
+
+    An ablation is compared with a run, and takes the stages before PPO and their settings from it.
+    Raises UserError for an unknown ablation.
+    """
+    switches = {name: settings_of_ablation(name) for name in names}
+    default, turned = [], []
+    for seed in seeds:
+        base = replace(asked, seed=seed)
+        config = config_of(base)
+        default.append(Cell(asked=base, config=config, goals=("eval",)))
+        own = tuple(one for one in asked.overrides if one.split(".")[0] not in SHARED_SECTIONS)
+        for name, switch in switches.items():
+            one = replace(
+                base,
+                name=f"{config.name}-{name}",
+                upstream=asked.upstream or config.name,
+                overrides=(*own, *switch),
+            )
+            turned.append(Cell(asked=one, config=config_of(one, config), goals=("eval",)))
+    return default, turned
+
+
+def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequence[str]) -> int:
+    """Make the runs and their ablations, then the page that compares them.
+
+    A seed whose own run fails has no ablations; the others go on. The end names what failed.
+    """
+    default, turned = ablation_cells(asked, seeds, names)
+    codes = maker.make_all(default)
+    if maker.how.dry_run:
+        for cell in turned:
+            what = " ".join(cell.asked.overrides)
+            print(f"{cell.label}: would make ppo and what follows, {what}")
+        return max(codes)
+    there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
+    todo = [cell for cell in turned if cell.config.seed in there]
+    codes += maker.make_all(todo)
+    if maker.stopped:
+        return maker.stopped
+    name_failed([*default, *todo], codes)
+    config = default[0].config
+    page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
+    code = maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
+    return max(*codes, code)
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+def study_cells(
+    asked: Asked, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
+) -> list[Cell]:
+    """A cell for each preset and seed, a whole row of sizes before the next seed.
+
+    With a name each run is called after its preset and that name, such as tiny-xs-hard.
+    Raises UserError for an unknown preset, a setting without a name, and an upstream.
+    """
+    if asked.upstream:
+        raise UserError("a study trains every size from its own start: leave out UPSTREAM=")
+    found = []
+    for seed in dict.fromkeys(seeds):
+        for preset in dict.fromkeys(presets):
+            name = f"{preset}-{asked.name}" if asked.name else ""
+            one = replace(asked, preset=preset, seed=seed, name=name)
+            config = config_of(one)
+            if config.kind != TRAINED:
+                raise UserError(f"a study trains what it compares, and {preset} trains nothing")
+            found.append(Cell(asked=one, config=config, goals=tuple(goals) or STUDY_GOALS))
+    return found
+
+
+def make_study(maker: Maker, asked: Asked, cells: Sequence[Cell]) -> int:
+    """Make every cell that is missing, then the page about all sizes; returns the exit status.
+
+    A cell that fails stops no other. Raises UserError if the goals are unknown, or if several runs
+    at once are to share the cards of one machine.
+    """
+    if maker.how.jobs > 1 and maker.how.launch:
+        raise UserError("-j and GPUS: every cell takes all cards: leave out -j, or use make slurm")
+    todo = Todo(maker, cells)
+    if maker.how.dry_run:
+        print("\n".join(todo.lines()))
+        return 2 if todo.refused else 0
+    codes = maker.make_all(cells, todo.ended)
+    if maker.stopped:
+        name = signal.Signals(maker.stopped - 128).name
+        print(
+            f"stopped by {name}: {todo.said()}; `{study_command(asked, cells)}` goes on",
+            file=sys.stderr,
+        )
+        return maker.stopped
+    name_failed(cells, codes)
+    names = [cell.config.name for cell, code in zip(cells, codes, strict=True) if not code]
+    if "eval" not in cells[0].goals or not names:
+        return max(codes)
+    page = [sys.executable, "-m", "reports.scaling_page", "--names", *dict.fromkeys(names)]
+    page += ["--title", asked.name] if asked.name else []
+    return max(*codes, maker.call([*page, "--judge", cells[0].config.judge.folder]))
+
+
+class Todo:
+    """What of a study is done, and how long the rest takes."""
+
+    def __init__(self, maker: Maker, cells: Sequence[Cell]) -> None:
+        """Look at all cells. Raises UserError for an unknown goal."""
+        self.jobs, self.cells = maker.how.jobs, cells
+        self.missing: dict[str, list[tuple[str, str]]] = {}
+        self.refused: dict[str, str] = {}
+        self.failed = 0
+        self.lock, self.begun = threading.Lock(), time.monotonic()
+        for cell in cells:
+            try:
+                self.missing[cell.label] = maker.missing(cell)
+            except UserError as error:
+                self.refused[cell.label] = str(error)
+        if len(self.refused) == len(cells):
+            raise UserError(next(iter(self.refused.values())))
+        self.left = [one for one in cells if self.missing.get(one.label, True)]
+
+    def lines(self) -> list[str]:
+        """One line a cell: what it lacks."""
+        found = []
+        for label in (cell.label for cell in self.cells):
+            steps = ", ".join(
+                stage if why == str(MISSING) else f"{stage} ({why})"
+                for stage, why in self.missing.get(label, [])
+            )
+            if label in self.refused:
+                found.append(f"{label}: refused: {self.refused[label]}")
+            else:
+                found.append(f"{label}: would make {steps}" if steps else f"{label}: done")
+        return [*found, f"{self.said()}{self.rest()}"]
+
+    def ended(self, cell: Cell, code: int) -> None:
+        """Say, in one line, that a cell has ended, what is done and how long the rest takes."""
+        with self.lock:
+            made = cell in self.left
+            self.left = [one for one in self.left if one is not cell]
+            self.failed += bool(code)
+            if made:
+                how = f"FAILED with status {code}" if code else "is done"
+                took = duration(time.monotonic() - self.begun)
+                said = f"study, after {took}: {cell.label} {how}; {self.said()}{self.rest()}"
+                print(f"\n{said}", flush=True)
+
+    def said(self) -> str:
+        """How many cells are done and failed."""
+        done = len(self.cells) - len(self.left) - self.failed
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{done} of {len(self.cells)} cells are done{failed}"
+
+    def rest(self) -> str:
+        """How long the rest takes, from the times that runs of the same size have recorded."""
+        if not self.left:
+            return ""
+        known: dict[str, list[float]] = {}
+        for cell in self.cells:
+            if cell not in self.left and (seconds := seconds_of(cell.config)):
+                known.setdefault(cell.config.name, []).append(seconds)
+        names = [cell.config.name for cell in self.left]
+        total = sum(sum(known[one]) / len(known[one]) for one in names if one in known)
+        unknown = list(dict.fromkeys(one for one in names if one not in known))
+        if not total:
+            return "; no run of the sizes that are left has finished, so their time is unknown"
+        bound = f", without {', '.join(unknown)}, unknown so far" if unknown else ""
+        return f"; about {duration(total / self.jobs)} left{bound}"
+
+
+def seconds_of(config: Config) -> float:
+    """Seconds that the finished stages of a run took, by their manifests."""
+    manifests = [read_manifest(stage_folder(config, stage)) for stage in STAGES]
+    return float(sum(one.get("seconds", 0.0) for one in manifests if one))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in hours and minutes."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return "under 1 min"
+    hours = f"{minutes // 60} h " if minutes >= 60 else ""
+    return f"{hours}{minutes % 60} min"
+
+
+def study_command(asked: Asked, cells: Sequence[Cell]) -> str:
+    """The `make` command of a study."""
+    presets = dict.fromkeys(cell.asked.preset for cell in cells)
+    seeds = dict.fromkeys(str(cell.config.seed) for cell in cells)
+    words = [f'make study PRESETS="{" ".join(presets)}" SEEDS="{" ".join(seeds)}"']
+    words += [f"{key}={value}" for key, value in (("NAME", asked.name),) if value]
+    words += [f'SET="{" ".join(asked.overrides)}"'] if asked.overrides else []
+    words += [f"DATA={asked.data}"] if asked.data else []
+    goals = cells[0].goals
+    return " ".join([*words, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])

@@ -1,0 +1,131 @@
+"""The page about sizes on fabricated Pythia runs: three sizes, four seeds, two of 1B collapsed."""
+
+from dataclasses import replace
+
+import pytest
+
+from reports import page, plots, scaling_page
+from reports.page import Figure, Note, Table, Text
+from reports.scaling import beside_paper
+from reports.scaling.details import code_line
+from reports.scaling.rows import frame_of
+from reports.scaling.verdicts import BEATS, UNKNOWN, size_verdicts
+from stages.settings.command_line import make_config
+from tests.fabricated_runs import ONLINE, pythia_study
+
+
+@pytest.fixture
+def records(runs):
+    found, left_out = scaling_page.collect(pythia_study())
+    assert (len(found), left_out) == (12, [])
+    return found
+
+
+def tables(records) -> list[Table]:
+    return [one for one in scaling_page.blocks(records) if isinstance(one, Table)]
+
+
+def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
+    lead, answers, called, figure, *_ = scaling_page.blocks(records)
+    assert isinstance(lead, Text)
+    assert isinstance(answers, Table)
+    assert isinstance(figure, Figure)
+    assert lead.text == (
+        "PPO beats the references at pythia-2.8b (2.78B) and pythia-6.9b (6.86B); at pythia-1b"
+        " (1.01B) it cannot be told."
+    )
+    assert [row[1] for row in answers.rows] == [UNKNOWN, BEATS, BEATS]
+    one_b, two_b, _ = answers.rows
+    # Four seeds of 53.9, 22.2, 19.7 and 61.8 %: mean 39.4, s = 21.6, t(3) = 3.18: +- 34 and more.
+    assert one_b[2].startswith("39.4% [")
+    assert one_b[6] == "COLLAPSED: 44413, 66613 (of 4)"
+    assert two_b[4:] == ["44.3", "28.4", "none of 4 failed"]
+    assert isinstance(called, Note)
+    assert "pythia-1b seed 44413 COLLAPSED (PPO 19.7%, its own SFT 32.9%)" in called.text
+    assert "Huang et al. 2024, rlhf_scale_plot.pdf (vec)" in figure.caption
+
+
+def test_equal_length_stands_beside_the_win_rate_with_an_interval(records):
+    six_b = size_verdicts(frame_of(records))[2]
+    assert six_b.win_rate is not None
+    assert six_b.controlled is not None
+    assert six_b.win_rate.estimate == pytest.approx(0.76925)
+    assert six_b.controlled.estimate == pytest.approx(0.76925 - 0.06)
+    assert six_b.controlled.low < six_b.controlled.estimate < six_b.controlled.high
+
+
+def test_every_number_of_the_paper_has_a_verdict_with_its_seeds(records):
+    rows = beside_paper.rows(records, frame_of(records))
+    found = {(one.size, one.key): one for one in rows}
+    assert len(found) == 3 * 8
+    for size in ("2.8b", "6.9b"):
+        one = found[size, "ppo_win_rate"]
+        assert (one.verdict, one.why) == (beside_paper.REPRODUCED, "")
+        assert sorted(one.ours) == pytest.approx(sorted(one.theirs))
+    unsure = found["1b", "ppo_win_rate"]
+    assert (unsure.verdict, unsure.why) == (
+        beside_paper.UNKNOWN,
+        "the interval of the difference is too wide",
+    )
+    assert unsure.theirs == (0.5389, 0.2224, 0.1973, 0.6179)
+    text = page.to_markdown("x", "x", scaling_page.blocks(records))
+    assert "72.9%, 71.1%, 70.5%, 74.9%" in text
+
+
+def test_with_another_judge_win_rates_are_not_comparable_and_the_rest_is(runs):
+    records, _ = scaling_page.collect(pythia_study(judge=ONLINE))
+    rows = beside_paper.rows(records, frame_of(records))
+    found = {(one.size, one.key): one for one in rows}
+    one = found["2.8b", "ppo_win_rate"]
+    assert one.verdict == beside_paper.NOT_COMPARABLE
+    assert one.why == "judged by gpt-4o-mini, the paper's judge was gpt-3.5-turbo-0125"
+    assert found["2.8b", "ppo_tokens"].verdict == beside_paper.REPRODUCED
+    captions = [one.caption for one in scaling_page.blocks(records) if isinstance(one, Figure)]
+    assert not any("rlhf_scale_plot.pdf" in caption for caption in captions)
+
+
+def test_other_settings_than_the_papers_are_named_and_not_compared(runs):
+    ppo = replace(make_config("pythia-1b").ppo, kl_coef=0.2)
+    records, _ = scaling_page.collect(pythia_study(ppo=ppo))
+    rows = beside_paper.rows(records, frame_of(records))
+    assert {one.verdict for one in rows} == {beside_paper.NOT_COMPARABLE}
+    assert rows[0].why == "other settings than the paper's: ppo.kl_coef"
+
+
+def test_over_optimised_seeds_are_named_and_three_sizes_have_no_fit(records):
+    text = page.to_markdown("x", "x", scaling_page.blocks(records))
+    assert (
+        "OVER-OPTIMISATION: pythia-1b seed 44413: the proxy rose by 6.30 and the win rate fell, at"
+        " a KL of 86.0 nats; pythia-1b seed 66613" in text
+    )
+    assert "No fit: three sizes cannot carry a line with an interval; it takes 4." in text
+    assert "PPO - SFT | +6.7 points (-13.1 to +29.5)" in text
+
+
+def test_code_versions_are_named_in_one_line(records):
+    blocks = scaling_page.blocks(records)
+    texts = [one.text for one in blocks if isinstance(one, Text)]
+    (line,) = [one for one in texts if "version of the code" in one]
+    assert line == "All runs were made with one version of the code: 508a0d9."
+    versions = ("508a0d9", "1234567-dirty")
+    mixed = [
+        replace(one, manifests={"ppo": {**one.manifests["ppo"], "code_version": versions[n % 2]}})
+        for n, one in enumerate(records)
+    ]
+
+    assert code_line(mixed) == Note(
+        "2 versions of the code are mixed here, and 1 of 2 held changes that were not committed:"
+        " 1234567-dirty, 508a0d9."
+    )
+
+
+def test_the_longer_one_stands_beside_the_reward_model_in_each_group(records):
+    (table,) = [one for one in tables(records) if one.header[0] == "strength of the label"]
+    assert table.rows[0] == [
+        "1",
+        "75.0% (75.0% to 75.0%)",
+        *["75.0% (75.0% to 75.0%)"] * 2,
+        "52.0%",
+        "1,500",
+    ]
+    assert plots.count(1_011_781_632) == "1.01B"

@@ -1,0 +1,229 @@
+"""`make study`: a grid of presets and seeds, resumable, past a cell that fails, then the pages."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stages.pipeline import Maker
+from stages.running import grid, slurm
+from stages.running.grid import Cell, How, make_study, study_cells
+from stages.settings.command_line import Asked, make_config
+from stages.settings.config import UserError
+from tests.test_pipeline import EVALUATED, Recorder, make, typed
+
+
+def cells_of(*presets: str, seeds=(1, 2), **asked) -> list[Cell]:
+    return study_cells(Asked(**asked), presets, seeds)
+
+
+class Broken(Recorder):
+    """Fails in the reward model of one run."""
+
+    def call(self, words, label="") -> int:
+        return 7 if words[:3] == ["tiny", "1", "rm"] else super().call(words)
+
+
+def test_a_study_makes_every_cell_and_then_one_page_of_all_sizes(runs, capsys):
+    maker = Recorder()
+    assert make_study(maker, Asked(), cells_of("tiny-xs", "tiny")) == 0
+    made = [(name, stage) for name, stage in maker.made if stage in EVALUATED]
+    assert made == [
+        (name, stage) for _ in (1, 2) for name in ("tiny-xs", "tiny") for stage in EVALUATED
+    ]
+    assert maker.made[-1][1] == "reports.scaling_page"
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("study")]
+    assert len(said) == 4
+    assert "tiny-xs seed 1 is done; 1 of 4 cells are done" in said[0]
+    assert said[-1].endswith("tiny seed 2 is done; 4 of 4 cells are done")
+    again = Recorder()
+    assert make_study(again, Asked(), cells_of("tiny-xs", "tiny")) == 0
+    assert [stage for _, stage in again.made] == ["reports.scaling_page"]
+
+
+def test_it_goes_on_past_a_cell_that_fails_says_so_and_ends_with_its_status(runs, capsys):
+    maker = Broken()
+    assert make_study(maker, Asked(), cells_of("tiny-xs", "tiny")) == 7
+    assert sorted(str(one.relative_to(runs)) for one in runs.glob("*/*/ppo")) == [
+        "tiny-xs/seed1/ppo",
+        "tiny-xs/seed2/ppo",
+        "tiny/seed2/ppo",
+    ]
+    out, err = capsys.readouterr()
+    assert "tiny seed 1 FAILED with status 7; 1 of 4 cells are done, 1 failed" in out
+    assert err == "error: 1 runs failed: tiny seed 1\n"
+    assert maker.made[-1][1] == "reports.scaling_page"
+
+
+def test_a_named_study_calls_each_run_after_its_preset_and_passes_its_settings_to_all(runs):
+    cells = cells_of("tiny-xs", "tiny-xl", name="hard", overrides=("world.kind=hard",))
+    assert [cell.config.name for cell in cells] == ["tiny-xs-hard", "tiny-xl-hard"] * 2
+    assert {cell.config.world.kind for cell in cells} == {"hard"}
+    with pytest.raises(UserError, match="needs a run name of its own"):
+        cells_of("tiny-xs", overrides=("world.kind=hard",))
+    with pytest.raises(UserError, match="leave out UPSTREAM="):
+        cells_of("tiny-xs", upstream="tiny")
+    with pytest.raises(UserError, match="unknown preset 'tiny-xx': did you mean tiny-x"):
+        cells_of("tiny-xx")
+
+
+def test_the_ladder_spans_at_least_thirty_times_in_parameters():
+    def parameters(name: str, vocabulary: int) -> int:
+        base = make_config(name).base
+        width, layers = base.hidden_size, base.num_layers
+        layer = 12 * width**2 + 13 * width  # attention, MLP, their biases, two norms
+        return 2 * vocabulary * width + layers * layer + 2 * width
+
+    # Vocabularies of the plain and the hard world, 679 and 1,025, in multiples of 64. What runs of
+    # tiny and tiny-xs have recorded:
+    assert parameters("tiny", 704) == 973_568
+    assert parameters("tiny-xs", 1088) == 95_104
+    for vocabulary in (704, 1088):
+        counted = [parameters(name, vocabulary) for name in grid.LADDER]
+        assert counted == sorted(counted)
+        assert counted[-1] / counted[0] > 30
+
+
+def test_looking_lists_each_cell_with_what_it_lacks_and_makes_nothing(tmp_path):
+    found = typed(tmp_path, "-n", "study", "PRESETS=tiny-xs tiny", "SEEDS=1", "JOB=sft")
+    assert found.returncode == 0, found.stderr
+    lines = [one for one in found.stdout.splitlines() if re.match("tiny|0 of", one)]
+    assert lines == [
+        "tiny-xs seed 1: would make base, sft",
+        "tiny seed 1: would make base, sft",
+        "0 of 2 cells are done; no run of the sizes that are left has finished, so their time is"
+        " unknown",
+    ]
+    assert not list(tmp_path.iterdir())
+    refused = typed(tmp_path, "-n", "study", "JOB=sfft")
+    assert (refused.returncode, "unknown goal 'sfft'" in refused.stderr) == (2, True)
+
+
+def test_the_time_left_comes_from_runs_of_the_same_size(runs, monkeypatch):
+    make(make_config("tiny", seed=1))
+    times = {"tiny": 3600.0}
+    monkeypatch.setattr(grid, "seconds_of", lambda config: times.get(config.name, 0.0))
+    todo = grid.Todo(Recorder(How(jobs=2)), cells_of("tiny-xs", "tiny", seeds=(1, 2, 3)))
+    # Two of tiny are left, an hour each, two at once; three of tiny-xs were never timed.
+    assert todo.rest() == "; about 1 h 0 min left, without tiny-xs, unknown so far"
+    assert todo.said() == "1 of 6 cells are done"
+
+
+def test_seconds_are_those_that_the_stages_recorded(runs):
+    config = make_config("tiny")
+    assert grid.seconds_of(config) == 0
+    make(config)
+    assert 0 < grid.seconds_of(config) < 60
+    assert [grid.duration(one) for one in (20, 1500, 6000)] == [
+        "under 1 min",
+        "25 min",
+        "1 h 40 min",
+    ]
+
+
+def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(runs, capsys):
+    make(make_config("tiny-xs", seed=1, name="tiny-xs-own", overrides=("ppo.lam=0.5",)))
+    cells = cells_of("tiny-xs", "tiny", name="own", overrides=("ppo.lam=0.9",), seeds=(1,))
+    maker = Recorder()
+    assert make_study(maker, Asked(name="own"), cells) == 2
+    err = capsys.readouterr().err
+    assert "error: tiny-xs-own seed 1: stage ppo was made with other settings" in err
+    assert {name for name, stage in maker.made if stage in EVALUATED} == {"tiny-own"}
+
+
+def test_lines_of_cells_that_are_made_at_once_name_their_cell(capfd):
+    assert (
+        Maker(How(jobs=2)).call(["sh", "-c", "echo one; echo two >&2; exit 3"], "tiny seed 1") == 3
+    )
+    assert capfd.readouterr().out == "tiny seed 1| one\ntiny seed 1| two\n"
+
+
+def test_several_cells_at_once_do_not_share_the_cards_of_one_machine(runs):
+    with pytest.raises(UserError, match="-j and GPUS: every cell takes all cards"):
+        make_study(Recorder(How(jobs=2, launch=("accelerate",))), Asked(), cells_of("tiny"))
+
+
+SMALL = (
+    "sft.epochs=9 sft.batch_size=2 world.train_posts=600 world.validation_posts=4"
+    " world.train_comparisons=8 world.validation_comparisons=4"
+)
+
+
+def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
+    words = f"study --presets tiny-xs --seeds 1 2 --name x --job sft --set {SMALL}".split()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stages.pipeline", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    metrics = tmp_path / "runs/tiny-xs-x/seed1/sft.partial/metrics.jsonl"
+    limit = time.monotonic() + 300
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    (line,) = [one for one in err.splitlines() if "goes on" in one or "topped" in one]
+    assert line == (
+        'stopped by SIGINT: 0 of 2 cells are done; `make study PRESETS="tiny-xs" SEEDS="1 2"'
+        f' NAME=x SET="{SMALL}" JOB="sft"` goes on'
+    )
+    assert (tmp_path / "runs/tiny-xs-x/seed1/sft.partial/resume").is_dir()
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(grid.__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+
+
+# -- an array of Slurm -----------------------------------------------------------------------------
+
+
+def test_an_array_has_a_task_for_each_cell_and_each_is_queued_again_by_itself(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    presets = ["pythia-1b", "pythia-2.8b", "pythia-6.9b"]
+    slurm.main(["sft", "rm", "ppo", "--gpus", "8", "--presets", *presets, "--seeds", "1", "2"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "wrote runs/slurm/study.sh: submit it with `sbatch runs/slurm/study.sh`"
+    assert 'make study PRESETS="pythia-1b pythia-2.8b pythia-6.9b" SEEDS="1 2"' in said[1]
+    text = Path("runs/slurm/study.sh").read_text()
+    assert "#SBATCH --array=0-5\n" in text
+    assert "#SBATCH --requeue\n" in text
+    assert 'exec scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in text
+    tasks = [shlex.split(one) for one in re.findall(r"(?m)^\d+\) set -- (.*) ;;", text)]
+    assert [(one[7], one[9]) for one in tasks] == [(p, s) for s in "12" for p in presets]
+    assert all(
+        one[:6] == [sys.executable, "-m", "stages.pipeline", "sft", "rm", "ppo"] for one in tasks
+    )
+
+
+def test_a_task_of_an_array_runs_its_own_cell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "tools/python"))
+    slurm.main(["sft", "--presets", "tiny-xs", "tiny", "--seeds", "5"])
+    for name, text in (("python", 'echo "$@" > asked'), ("scontrol", "echo 127.0.0.1")):
+        tool = tmp_path / "tools" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/sh\n{text}\n")
+        tool.chmod(0o755)
+    variables = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    variables |= {"SLURM_JOB_NODELIST": "node", "SLURM_ARRAY_JOB_ID": "6"}
+    for task, status in (("1", 0), ("2", 2)):
+        words = ["bash", "runs/slurm/study.sh"]
+        found = subprocess.run(words, env=variables | {"SLURM_ARRAY_TASK_ID": task}, check=False)
+        assert found.returncode == status
+    assert "stages.pipeline sft --preset tiny --seed 5 " in Path("asked").read_text()
