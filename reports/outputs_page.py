@@ -13,7 +13,7 @@ from eval.standings import standings
 from eval.win_rate import summary_texts
 from reports import page, verdict
 from reports.collect import Record, hashes, judged_row, load_run
-from reports.page import Block, Heading, Note, Text, wrapped
+from reports.page import PUBLIC, Block, Heading, Note, Text, wrapped
 from reports.sections import judge, made_with, samples, systems
 from reports.verdict import whole
 from stages.finished import inputs_now
@@ -44,7 +44,11 @@ def write_report(config: Config) -> str:
         numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
         numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
         found = standing_of(record)
-        page.write(run.partial, stem, f"Judged: {record.name}", blocks(record, numbers, found))
+        title, shown = f"Judged: {record.name}", blocks(record, numbers, found)
+        page.write(run.partial, stem, title, shown)
+        public = run.partial / PUBLIC  # nobody says that the posts are not others' words
+        public.mkdir(exist_ok=True)
+        page.write(public, stem, title, samples.without_the_data(shown))
         text = headline(numbers, found, run.folder / f"{stem}.html")
         write_text(run.partial / "headline.txt", text)
         write_json(run.partial / "numbers.json", numbers | {"standings": found})

@@ -325,7 +325,7 @@ def test_a_page_to_be_published_holds_no_post_reference_or_word_of_the_judge(tmp
 def test_the_samples_of_a_page_are_the_first_that_fit():
     rows = posts()
     assert fitting(rows, most=4) == rows[:4]
-    size = len(json.dumps(rows[0])) + len(json.dumps(rows[1])) + 1
+    size = len(page.as_data(rows[0])) + len(page.as_data(rows[1])) + 1
     assert fitting(rows, size=size) == rows[:2]
     assert len(fitting(posts(300))) == 200
 
