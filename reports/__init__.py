@@ -18,7 +18,12 @@ comparison        what compare_page says, as figures
 bench             a bench as figures and ratios
 verdict           numbers in plain words
 paper             the paper's numbers
+opening           a run in four sentences
+lineage           what a run was made from, as a picture
+seeds             what a run's other seeds logged
+run_report        the stage that writes a run's page
 plots             plots as SVG
+panels            plots of score against distance, and of spreads
 blocks            what pages are made of
 markdown          plain text as Markdown
 numbers           tables as CSV and JSON

@@ -55,18 +55,18 @@ def main(argv: list[str] | None = None) -> None:
 def blocks(
     name: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: conclusions, the switches, means, each seed, what it does and does not show."""
+    """The page: conclusions, means, each seed, the switches, what it does and does not show."""
     rows = [numbers(one) for one in default]
     return [
         Text(summary(others), lead=True),
         *(Text(conclusion(one)) for one in others),
         *(Note(note) for note in (*caveats(rows, others), *left_out)),
-        Heading("The switches"),
-        switches_table(others),
         Heading("Means over seeds"),
         means_table(rows, others),
         Heading("Each seed"),
         seeds_table(rows, others),
+        Heading("The switches"),
+        switches_table(others),
         Heading("What this does and does not show"),
         *(Text(one) for one in limits(name, default, others)),
     ]
@@ -115,14 +115,14 @@ def switches_table(others: list[Compared]) -> Table:
 def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     """A row a switch: means with 95% intervals over seeds, and the difference in win rate."""
     titles = [title for _, title, _ in MEASURED]
-    header = ["switch", *titles, "changed", "less default", "posts", "seeds"]
-    rows = [[DEFAULT, *_means(default), *[MISSING] * 4]]
+    header = ["switch", "less default", "over posts", "over seeds", "changed", *titles]
+    rows = [[DEFAULT, *[MISSING] * 4, *_means(default)]]
     for one in others:
-        cells = ["none", *[MISSING] * 3]
+        cells = [*[MISSING] * 3, "none"]
         if one.changed:
             share = percent(one.changed / one.written)
-            cells = [share, f"{100 * one.mean:+.1f}", points(one.posts), points(one.seeds)]
-        rows.append([one.name, *_means(one.rows), *cells])
+            cells = [f"{100 * one.mean:+.1f}", points(one.posts), points(one.seeds), share]
+        rows.append([one.name, *cells, *_means(one.rows)])
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
         " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"

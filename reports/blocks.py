@@ -16,7 +16,7 @@ from typing import ClassVar
 from reports import markdown
 from reports.markdown import escape
 
-NUMERIC = re.compile(r"[-+[]?[\d.]|[-–]$")
+NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
 NUMBERS = "numbers"  # <page>-numbers/ is the folder of a page's CSV files
 NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 

@@ -11,25 +11,19 @@ from typing import Any
 
 from eval.standings import standings
 from eval.win_rate import summary_texts
-from reports import page, verdict
-from reports.collect import Record, hashes, judged_row, load_run
-from reports.page import PUBLIC, Block, Heading, Note, Text, wrapped
+from reports import run_report, verdict
+from reports.collect import Record, hashes, judged_row
+from reports.page import Block, Heading, Note, Text, wrapped
+from reports.run_report import Report
 from reports.sections import judge, made_with, samples, systems
 from reports.verdict import whole
-from stages.finished import inputs_now
-from stages.runs import open_stage
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
-from stages.system.files import read_lines, write_json, write_text
+from stages.settings.config import Config
+from stages.system.files import read_lines
 
 
 def main(argv: list[str] | None = None) -> None:
     """Write and print the report."""
-    try:
-        config = config_from_arguments(argv, "report summaries that existed already")
-        print(write_report(config), end="")
-    except UserError as error:
-        fail(error)
+    run_report.print_report(argv, "report summaries that existed already", report)
 
 
 def write_report(config: Config) -> str:
@@ -37,23 +31,21 @@ def write_report(config: Config) -> str:
 
     Raises UserError, with the make command to run, if a stage is missing or stale.
     """
-    record = load_run(config)
-    with open_stage(config, "report") as run:
-        run.inputs = inputs_now(config, "report")
-        stem = f"{record.name}-seed{record.seed}"
-        numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-        numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
-        found = standing_of(record)
-        title, shown = f"Judged: {record.name}", blocks(record, numbers, found)
-        page.write(run.partial, stem, title, shown)
-        public = run.partial / PUBLIC  # nobody says that the posts are not others' words
-        public.mkdir(exist_ok=True)
-        page.write(public, stem, title, samples.without_the_data(shown))
-        text = headline(numbers, found, run.folder / f"{stem}.html")
-        write_text(run.partial / "headline.txt", text)
-        write_json(run.partial / "numbers.json", numbers | {"standings": found})
-        run.finish({})
-    return text
+    return run_report.write_report(config, report)
+
+
+def report(record: Record, path: Path) -> Report:
+    """The report of given summaries."""
+    numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+    numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
+    found = standing_of(record)
+    return Report(
+        title=f"Judged: {record.name}",
+        blocks=blocks(record, numbers, found),
+        numbers=numbers | {"standings": found},
+        headline=headline(numbers, found, path),
+        without_the_data=True,  # nobody says that the posts are not others' words
+    )
 
 
 def standing_of(record: Record) -> dict[str, Any]:

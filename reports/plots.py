@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import matplotlib
@@ -25,7 +26,10 @@ INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
 DARK_COLORS = {INK: "#a5afb9", GRID: "#353b42", GROUND: "#1d2125"}  # style.css has the same
 WIDTH, HEIGHT = 3.5, 2.35  # inches
+POINTS = 72  # in an inch
+ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 MOST_POINTS = 120
+EDGE = 0.005  # room for a line that lies on 0 or 100%
 LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "reports",
@@ -77,6 +81,8 @@ class Line:
     values: Sequence[float]
     dots: bool = False
     """Whether the points are few and exact, so that each is marked."""
+    faint: bool = False
+    """Whether it is there to compare with: thin, without a band."""
 
 
 def curve(rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False) -> Line:
@@ -98,10 +104,12 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
         axes.margins(x=0.02)
         if share:
             axes.yaxis.set_major_formatter(FuncFormatter(_percent))
-        if len(curves) > 1:
+            low, high = axes.get_ylim()
+            axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
+        if sum(bool(one.label) for one in curves) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
-    return Panel(title, draw, " ".join(_course(one, share) for one in curves))
+    return Panel(title, draw, " ".join(_course(one, share) for one in curves if one.label))
 
 
 def _course(line: Line, share: bool) -> str:
@@ -212,17 +220,20 @@ def count(number: float) -> str:
 
 def alone(panel: Panel, name: str, wide: float = 1.0, high: float = 1.0) -> str:
     """A panel as SVG to stand inside the HTML page, whose colours and type it takes."""
-    svg = _draw([panel], 1, wide, high)
-    svg = re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)
+    svg = _with_ids(_drawn(panel, wide, high), f"{name}-")
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r"font: ([^;\"]*?)([\d.]+)px [^;\"]*", r"font: \1\2px var(--type)", svg)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
-    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf"<svg \1>{_said(panel, name)}", svg)
+    svg = ROOT.sub(rf"<svg \1>{_said(panel, name)}", svg, count=1)
     svg = svg.replace("<svg ", f'<svg role="img" aria-labelledby="{name}-title {name}-desc" ', 1)
     for stand_in, color in PAGE_COLORS.items():
         svg = svg.replace(stand_in, color)
     return svg.strip()
+
+
+def _with_ids(svg: str, prefix: str) -> str:
+    """A drawing whose ids are those of no other drawing."""
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    return re.sub(r'(href="#|url\(#)', rf"\1{prefix}", svg)
 
 
 def _said(panel: Panel, name: str) -> str:
@@ -234,8 +245,21 @@ def _said(panel: Panel, name: str) -> str:
 
 def together(panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0) -> str:
     """Panels side by side, three in a row, as the text of an SVG file, for light and dark."""
-    svg = _draw(panels, min(len(panels), 3), wide, high)
-    return re.sub(r"(<svg [^>]*>)", lambda tag: f"{tag[0]}{_heard(panels)}{_dark()}", svg, count=1)
+    columns = min(len(panels), 3)
+    across, down = POINTS * WIDTH * wide, POINTS * HEIGHT * high
+    size = f"{across * columns:g} {down * math.ceil(len(panels) / columns):g}"
+    width, height = size.split()
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        f' width="{width}pt" height="{height}pt" viewBox="0 0 {size}" role="img">'
+        f'{_heard(panels)}{dark_style()}<path d="M0 0H{width}V{height}H0z" style="fill: {GROUND}"/>'
+    ]
+    for place, panel in enumerate(panels):
+        x, y = across * (place % columns), down * (place // columns)
+        where = f'x="{x:g}" y="{y:g}" width="{across:g}" height="{down:g}"'
+        svg = _with_ids(_drawn(panel, wide, high), f"p{place}-")
+        parts.append(ROOT.sub(rf"<svg {where} \1>", svg, count=1).strip())
+    return "\n".join([*parts, "</svg>\n"])
 
 
 def _heard(panels: Sequence[Panel]) -> str:
@@ -245,7 +269,7 @@ def _heard(panels: Sequence[Panel]) -> str:
     return f"<title>{titles}</title><desc>{about}</desc>"
 
 
-def _dark() -> str:
+def dark_style() -> str:
     """Style of a file that a page in the dark shows as a picture: ink, grid and ground change."""
     rules = "".join(
         f'[style*="{kind}: {stand_in}"]{{{kind}:{color} !important}}'
@@ -255,24 +279,32 @@ def _dark() -> str:
     return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
 
-def _draw(panels: Sequence[Panel], columns: int, wide: float, high: float) -> str:
-    rows = math.ceil(len(panels) / columns)
+@lru_cache(maxsize=128)
+def _drawn(panel: Panel, wide: float, high: float) -> str:
+    """The SVG of one panel: both pages show the same drawing."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's own style would change the page's bytes
         matplotlib.rcParams.update(LOOK)
-        figure = Figure(
-            figsize=(WIDTH * wide * columns, HEIGHT * high * rows), layout="constrained"
-        )
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for panel, axes in zip(panels, grid, strict=False):
-            axes.set_title(panel.title)
-            axes.tick_params(length=0)
-            panel.draw(axes)
-        for axes in grid[len(panels) :]:
-            axes.set_axis_off()
+        figure = Figure(figsize=(WIDTH * wide, HEIGHT * high))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set_title(panel.title)
+        axes.tick_params(length=0)
+        panel.draw(axes)
+        _make_room(axes, POINTS * WIDTH * wide, POINTS * HEIGHT * high)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return _tidy(text.getvalue())
+    return _tidy(re.sub(r"^.*?(?=<svg)", "", text.getvalue(), flags=re.DOTALL))
+
+
+def _make_room(axes: Axes, width: float, height: float) -> None:
+    """Leave room for title, labels and the ticks' texts; much quicker than to draw twice."""
+    axis = axes.yaxis
+    texts = axis.get_major_formatter().format_ticks(list(axis.get_major_locator()()))
+    left = 9 + 5.8 * max(map(len, texts), default=0) + (13 if axes.get_ylabel() else 0)
+    bottom = 19 + (13 if axes.get_xlabel() else 0)
+    right, top = 13, 21
+    sides = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+    axes.set_position(sides)
 
 
 def _tidy(svg: str) -> str:
@@ -283,22 +315,32 @@ def _tidy(svg: str) -> str:
 
 
 def _draw_line(axes: Axes, line: Line) -> None:
+    if line.faint:
+        steps, values = smoothed(line)
+        axes.plot(steps, values, color=line.color, alpha=0.45, lw=0.9, label=line.label or None)
+        return
     if line.dots:
         axes.plot(line.steps, line.values, "o:", color=line.color, label=line.label, ms=4, lw=1.2)
         return
     groups = _groups(len(line.steps))
-    steps = [_mean(line.steps[one]) for one in groups]
+    steps, values = smoothed(line)
     if len(groups) < len(line.steps):
         lows = [min(line.values[one]) for one in groups]
         highs = [max(line.values[one]) for one in groups]
         axes.fill_between(steps, lows, highs, color=line.color, alpha=0.18, lw=0)
-    values = [_mean(line.values[one]) for one in groups]
     axes.plot(steps, values, color=line.color, label=line.label)
 
 
-def _groups(length: int) -> list[slice]:
-    """At most MOST_POINTS runs of neighbours that cover all points."""
-    size = max(1, math.ceil(length / MOST_POINTS))
+def smoothed(line: Line, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
+    """Steps and values of a curve, as means of neighbours: at most so many points."""
+    groups = _groups(len(line.steps), most)
+    steps, values = line.steps, line.values
+    return [_mean(steps[one]) for one in groups], [_mean(values[one]) for one in groups]
+
+
+def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:
+    """At most so many runs of neighbours that cover all points."""
+    size = max(1, math.ceil(length / most))
     return [slice(start, start + size) for start in range(0, length, size)]
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports import page, paper, plots, verdict
-from reports.collect import Record, hashes, is_released, judged_row, load_run, row
-from reports.page import PUBLIC, Block, Details, Figure, Heading, Note, Table, Text, wrapped
+from reports import lineage, opening, paper, plots, run_report, verdict
+from reports.collect import Record, hashes, is_released, judged_row, row
+from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
+from reports.run_report import Report
 from reports.sections import (
+    curves,
     dpo,
     judge,
     length,
@@ -22,33 +24,13 @@ from reports.sections import (
     released,
     samples,
     scores,
+    spread,
     training_samples,
 )
 from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
-from stages.finished import inputs_now
-from stages.runs import open_stage
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import TOY, Config, UserError, fail
-from stages.system.files import write_json, write_text
+from stages.settings.config import TOY, Config
 
 MOST_GROUPS = 12
-PPO_PANELS = (
-    ("objective/scores", "Reward-model score"),
-    ("objective/kl", "KL from SFT, nats per summary"),
-    ("objective/rlhf_reward", "RLHF reward: score less KL penalty"),
-    ("policy/response_length", "Length, tokens"),
-    ("policy/eos_rate", "Summaries that end by themselves"),
-    ("policy/clipfrac_avg", "Clipped policy ratios"),
-    ("loss/value_avg", "Value loss"),
-    ("objective/entropy", "Entropy, nats"),
-    ("policy/approxkl_avg", "Approximate KL per update"),
-)
-DPO_PANELS = (
-    ("loss/train", "DPO loss"),
-    ("rewards/accuracies", "DPO accuracy on training pairs"),
-    ("rewards/margins", "DPO margin, reward units"),
-)
-SHARES = ("policy/eos_rate", "policy/clipfrac_avg", "rewards/accuracies")
 RM_GROUPS = (
     ("by_split", "split"),
     ("by_strength", STRENGTH),
@@ -59,11 +41,7 @@ RM_GROUPS = (
 
 def main(argv: list[str] | None = None) -> None:
     """Write and print the report of one finished run."""
-    try:
-        config = config_from_arguments(argv, "report one run")
-        print(write_report(config), end="")
-    except UserError as error:
-        fail(error)
+    run_report.print_report(argv, "report one run", report)
 
 
 def write_report(config: Config) -> str:
@@ -71,40 +49,41 @@ def write_report(config: Config) -> str:
 
     Raises UserError, with the make command to run, if a stage is missing or stale.
     """
-    record = load_run(config)
-    with open_stage(config, "report") as run:
-        run.inputs = inputs_now(config, "report")
-        stem = f"{record.name}-seed{record.seed}"
-        title = f"Run {record.name}, seed {record.seed}"
-        if is_released(record):
-            numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-            shown = released_blocks(record, numbers)
-            text = released_headline(numbers, run.folder / f"{stem}.html")
-        else:
-            numbers, shown = row(record), blocks(record)
-            text = headline(numbers, run.folder / f"{stem}.html")
-        page.write(run.partial, stem, title, shown)
-        if config.data.source != TOY:
-            public = run.partial / PUBLIC
-            public.mkdir(exist_ok=True)
-            page.write(public, stem, title, samples.without_the_data(shown))
-        write_text(run.partial / "headline.txt", text)
-        write_json(run.partial / "numbers.json", numbers)
-        run.finish({})
-    return text
+    return run_report.write_report(config, report)
+
+
+def report(record: Record, path: Path) -> Report:
+    """The report of a run, or of a policy that others trained."""
+    if is_released(record):
+        numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+        shown, text = released_blocks(record, numbers), released_headline(numbers, path)
+    else:
+        numbers = row(record)
+        shown, text = blocks(record), headline(numbers, path)
+    return Report(
+        title=f"Run {record.name}, seed {record.seed}",
+        blocks=shown,
+        numbers=numbers,
+        headline=text,
+        without_the_data=record.settings["data"]["source"] != TOY,
+    )
 
 
 def blocks(record: Record) -> list[Block]:
     """The page, from the result down to the hashes."""
     numbers = row(record)
     return [
-        Text(verdict.summary(numbers), lead=True),
+        Text(" ".join(opening.sentences(numbers)), lead=True),
         *(Note(caveat) for caveat in verdict.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
         *scores.blocks(record),
+        *spread.blocks(record),
         *judge.blocks(record, numbers),
-        *_curves(record),
+        Heading("What was trained"),
+        Text(verdict.what_was_trained(numbers)),
+        _lineage(record),
+        *curves.blocks(record),
         *_reward_model(record),
         *dpo.blocks(record),
         *samples.blocks(record),
@@ -258,54 +237,9 @@ def _beside_the_paper(numbers: dict[str, Any]) -> list[Block]:
     return [*found, Details("How far to trust the paper's numbers", [labels])]
 
 
-def _curves(record: Record) -> list[Block]:
-    sft, reward, ppo = (record.rows(stage) for stage in ("sft", "rm", "ppo"))
-    loss = [
-        plots.curve(sft, "loss/train", "train", plots.SFT),
-        plots.curve(sft, "loss/validation", "validation", plots.INK, dots=True),
-    ]
-    reward_panels = [
-        plots.lines("RM loss", [plots.curve(reward, "loss/train", "train", plots.RM)]),
-        plots.lines(
-            "RM accuracy on training pairs",
-            [plots.curve(reward, "accuracy/train", "train", plots.RM)],
-            share=True,
-        ),
-    ]
-    ppo_panels = [
-        plots.lines(title, [plots.curve(ppo, key, key, plots.PPO)], share=key in SHARES)
-        for key, title in PPO_PANELS
-        if any(key in one for one in ppo)
-    ]
-    lines = "The line is the mean of neighbouring updates, the band their range."
-    return [
-        Heading("Learning curves"),
-        _figure(
-            "supervised",
-            f"Supervised fine-tuning and the reward model. {lines}",
-            [plots.lines("SFT loss, nats per token", loss), *reward_panels],
-        ),
-        _figure("ppo", f"PPO, update by update{_queries(record)}. {lines}", ppo_panels),
-        *_dpo_curves(record),
-    ]
-
-
-def _queries(record: Record) -> str:
-    """Where PPO's queries came from, if not from the posts of SFT."""
-    split = record.results("ppo").get("queries_from", "sft_train")
-    return "" if split == "sft_train" else f"; queries from {split.replace('_', ' ')}"
-
-
-def _dpo_curves(record: Record) -> list[Block]:
-    if "dpo" not in record.manifests:
-        return []
-    rows = record.rows("dpo")
-    panels = [
-        plots.lines(title, [plots.curve(rows, key, key, plots.PAPER)], share=key in SHARES)
-        for key, title in DPO_PANELS
-    ]
-    caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
-    return [_figure("dpo", caption, panels)]
+def _lineage(record: Record) -> Figure:
+    inputs = {stage: list(one["inputs"]) for stage, one in record.manifests.items()}
+    return lineage.figure(inputs, hashes(record))
 
 
 def _figure(

@@ -53,6 +53,27 @@ def estimate(found: dict[str, Any] | None) -> str:
     return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
 
 
+def clipped(found: dict[str, Any] | None) -> str:
+    """A mark on a corrected rate that lies at the edge of what a share can be."""
+    if found is None or found["estimate"] not in (0.0, 1.0):
+        return ""
+    return f"CLIPPED at {percent(found['estimate'])}: the correction goes beyond it"
+
+
+def turned_by_length(found: dict[str, Any]) -> str:
+    """Why the rate at equal length lies on the other side of even than the raw one, if it does."""
+    raw, equal = (found[key]["estimate"] for key in ("raw", "length_controlled"))
+    if equal is None or (raw - NO_GUESS) * (equal - NO_GUESS) >= 0:
+        return ""
+    ratio = found["median_length_ratio"]
+    return (
+        f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
+        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in length"
+        f" (these have a median of {number(ratio)} times the words). A summary that leaves out what"
+        " matters is shorter, too, so this does not make it the better one."
+    )
+
+
 def kappa(found: dict[str, Any] | None) -> str:
     """Cohen's kappa with its interval; a dash for None."""
     if found is None:
@@ -132,22 +153,8 @@ def beats_sft(row: Row) -> str:
     return f"PPO did not significantly beat SFT: {points(row)}, which includes no change"
 
 
-def against_references(row: Row) -> str:
-    """How PPO stands against the reference summaries."""
-    said = f"it is preferred to the reference on {rate(row, 'ppo')} of the posts"
-    if row["ppo/low"] > NO_GUESS:
-        return f"{said}, more often than not"
-    if row["ppo/high"] < NO_GUESS:
-        return f"{said}, so it does not reach the references"
-    return f"{said}, which does not tell it from the references"
-
-
-def summary(row: Row) -> str:
-    """What was trained, who judged and how it ended, in one paragraph."""
-    return " ".join((_what_was_trained(row), _how_it_ended(row)))
-
-
-def _what_was_trained(row: Row) -> str:
+def what_was_trained(row: Row) -> str:
+    """Model, data and episodes, in one sentence."""
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
     count = row["parameters"] / 1e6
     size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
@@ -157,19 +164,6 @@ def _what_was_trained(row: Row) -> str:
         f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
         f" (it gets {percent(row['accuracy'])} of {whole(row['pairs'])} held-out pairs right), and"
         f" optimised the summariser against it with PPO for {whole(row['episodes'])} episodes."
-    )
-
-
-def _how_it_ended(row: Row) -> str:
-    asked = (
-        f"The judge, {judge(row)}, compared the summaries of {whole(row['posts'])} held-out posts"
-        f" with the references, in both orders."
-    )
-    if too_many_unjudged(row):
-        return f"{asked} Too many comparisons had no verdict for a conclusion; see below."
-    return (
-        f"{asked} SFT wins {rate(row, 'sft')} of them; {beats_sft(row)}, and"
-        f" {against_references(row)}."
     )
 
 

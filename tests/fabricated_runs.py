@@ -5,7 +5,7 @@ import json
 import random
 from typing import Any
 
-from reports import run_page
+from reports.sections.curves import PPO_GROUPS
 from stages.finished import current_inputs, stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -24,7 +24,7 @@ def curves(stage):
     keys = {
         "sft": ["loss/train"],
         "rm": ["loss/train", "accuracy/train"],
-        "ppo": [key for key, _ in run_page.PPO_PANELS],
+        "ppo": [key for _, group in PPO_GROUPS.values() for keys in group.values() for key in keys],
     }[stage]
     rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
     return [{"step": 0, "loss/validation": 6.0}, *rows] if stage == "sft" else rows

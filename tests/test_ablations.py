@@ -83,7 +83,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    rate, kl, tokens, eos, changed, less, posts, seeds = cells(text, "Means", "dropout")
+    less, posts, seeds, changed, rate, kl, tokens, eos = cells(text, "Means", "dropout")
     shown = "{:.1f}% [{:.1f}%, {:.1f}%]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
@@ -104,7 +104,7 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
     for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
         config = turned("dropout", seed)
         fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
-    assert cells(text_of("dropout"), "Means", "dropout")[3] == "59.0% [0.0%, 100.0%]"
+    assert cells(text_of("dropout"), "Means", "dropout")[7] == "59.0% [0.0%, 100.0%]"
 
 
 def test_changed_summaries_are_counted_by_their_text(places):
@@ -112,7 +112,7 @@ def test_changed_summaries_are_counted_by_their_text(places):
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
     found = compared.collect("tiny", ["dropout"])[1][0]
     assert (found.changed, found.written) == (9, 27)
-    assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
+    assert cells(text_of("dropout"), "Means", "dropout")[3] == "33.3%"
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     (one,) = compared.collect("tiny", ["dropout"])[1]
     assert not one.is_clear
     text = text_of("dropout")
-    assert cells(text, "Means", "dropout")[-1] == "–"
+    assert cells(text, "Means", "dropout")[2] == "–"  # over seeds
     assert "No switch of 1 moved the win rate by more than seeds could explain." in text
     assert "+5.0 points of win rate (seeds: +5.0, +5.0, +5.0); no difference is established" in text
 
@@ -153,7 +153,7 @@ def test_one_seed_says_nothing_about_seeds(places):
     text = text_of("dropout")
     assert "+75.0 points of win rate (seeds: +75.0); one seed only, which says nothing" in text
     assert "One seed only: whether a switch matters (1 were tried) is not known." in text
-    assert cells(text, "Means", "dropout")[-1] == "–"
+    assert cells(text, "Means", "dropout")[2] == "–"  # over seeds
     assert "more than seeds could" not in text
 
 
@@ -164,9 +164,9 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places
     text = text_of("no-eos-trick", "dropout")
     assert "no-eos-trick: changed no summary; all 27 are the default's, word for word." in text
     assert "No summary at all was changed by no-eos-trick." in text
-    assert cells(text, "Means", "no-eos-trick")[-4:] == ["none", "–", "–", "–"]
+    assert cells(text, "Means", "no-eos-trick")[:4] == ["–", "–", "–", "none"]
     assert "+0.0, +0.0]" not in text
-    assert cells(text, "Means", "no-eos-trick")[:2] == ["63.0%", "7.31"]  # all seeds agree
+    assert cells(text, "Means", "no-eos-trick")[4:6] == ["63.0%", "7.31"]  # all seeds agree
 
 
 def test_every_switch_is_explained_on_the_page(places, capsys):

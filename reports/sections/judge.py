@@ -10,11 +10,12 @@ from eval.rates.correction import SHIFT, Corrected
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
-from reports.collect import Record
+from reports.collect import Record, policies_of
 from reports.page import Block, Details, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
     STRENGTH,
+    clipped,
     difference,
     estimate,
     interval,
@@ -23,6 +24,7 @@ from reports.verdict import (
     number,
     p_value,
     percent,
+    turned_by_length,
     whole,
 )
 
@@ -41,7 +43,9 @@ RATES_CAPTION = (
     " Order-balanced: mean of the rates when shown first and second, bootstrap over posts. At equal"
     " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
     " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
-    " more, too, so it stands beside the raw rate and not in its place."
+    " more, too, so it stands beside the raw rate and not in its place. The first two are one rate"
+    " where every post has both verdicts; only the way to its interval differs. The result table"
+    " shows the second interval."
 )
 
 
@@ -120,7 +124,9 @@ def rates(found: dict[str, Row]) -> list[Block]:
     said: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
     for one in found:
         note = _about_the_model(found[one].get("length_controlled"))
-        said += [Text(f"{one} at equal length: {note}")] if note else []
+        said += (
+            [Text(f"{one} at equal length: {note}{turned_by_length(found[one])}")] if note else []
+        )
     bins = [
         [
             one,
@@ -176,7 +182,14 @@ def _leanings_table(numbers: Row) -> Table:
 
 def _differences(numbers: Row) -> Table:
     rows = []
-    for pair, found in numbers["differences"].items():
+    places = {policy: place for place, policy in enumerate(numbers["policies"])}
+
+    def order(pair: str) -> list[int]:
+        """First those against the first policy; each group in the order of the result table."""
+        return [places.get(name, len(places)) for name in reversed(names_of_pair(pair))]
+
+    for pair in sorted(numbers["differences"], key=order):
+        found = numbers["differences"][pair]
         p = p_value(found["p_value"] if found["headline"] else None)
         names = " less ".join(names_of_pair(pair)).upper()
         rows.append([names, difference(found), p])
@@ -254,8 +267,9 @@ def _given_scores(record: Record) -> dict[str, dict[str, float]]:
             scores.setdefault(row["policy"], {})[row["id"]] = row["score"]
     judged = record.results("win_rate")["policies"]
     return {
-        policy: of_posts if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
-        for policy, of_posts in scores.items()
+        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
+        for policy in policies_of(record)
+        if policy in scores
     }
 
 
@@ -363,7 +377,7 @@ def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[
     if not corrected:
         return []
     shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
-    rows = [[policy.upper(), estimate(one)] for policy, one in corrected.items()]
+    rows = [[policy.upper(), estimate(one), clipped(one)] for policy, one in corrected.items()]
     which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
     caption = (
         "Win rate corrected for the judge's errors (Rogan and Gladen):"
@@ -375,4 +389,4 @@ def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[
         " allowance would span every rate, the judge cannot tell, or too many posts have no"
         " verdict."
     )
-    return [Table(("", "corrected win rate [95%]"), rows, caption)]
+    return [Table(("", "corrected win rate [95%]", ""), rows, caption)]

@@ -1,0 +1,187 @@
+"""The pages in a real browser: nothing scrolls sideways, nothing planted runs, all can be read.
+
+The pages are those of fabricated runs. axe-core, which looks at contrast and names, comes with the
+developers' packages.
+"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from eval import versus
+from reports import ablations_page, run_page, scaling_page, versus_page
+from reports.page import beside_the_runs
+from stages.finished import stage_folder
+from stages.settings import config as settings
+from stages.settings.command_line import make_config
+from tests.browser import Browser, find_chromium
+from tests.fabricated_runs import fabricate
+
+CHROMIUM = find_chromium()
+AXE = find_spec("axe_core_python")
+WIDTHS = (360, 768, 1400)
+KINDS = ("run", "scaling", "ablations", "versus")
+PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
+RULES = ("color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title")
+RULES += ("scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Kind -> the page of fabricated runs, in whose posts and summaries scripts are planted."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(settings, "RUNS", tmp_path_factory.mktemp("pages") / "runs")
+        texts = [f"{PLANTED} summary {index}" for index in range(9)]
+        for seed in (1, 2):
+            fabricate(make_config("tiny", seed=seed), texts=texts)
+            fabricate(make_config("tiny-s", seed=seed), size=350_000)
+        switch = {"name": "tiny-dropout", "upstream": "tiny", "overrides": ("ppo.dropout=0.1",)}
+        fabricate(make_config("tiny", seed=1, **switch), ppo=0.6, texts=texts[::-1])
+        run_page.write_report(make_config("tiny", seed=1))
+        scaling_page.main(["--names", "tiny-s", "tiny"])
+        ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
+        sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo", "--set", "judge.kind=reward_model"]
+        versus.main(sides)
+        versus_page.main(sides)
+        (compared,) = settings.RUNS.glob("versus-*/seed1/report/*/*.html")
+        yield {
+            "run": stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.html",
+            "scaling": beside_the_runs() / "scaling-tiny-s-tiny.html",
+            "ablations": beside_the_runs() / "ablations-tiny.html",
+            "versus": compared,
+        }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    found = Browser(str(CHROMIUM), folder / "profile", folder)
+    yield found
+    found.close()
+
+
+def look(browser, path, width, scheme="light"):
+    """Open a page in a window so wide, with or without the dark."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.seen.clear()
+    browser.open(path)
+
+
+# What is beyond the window's edge and in no box of its own that scrolls.
+BEYOND = """
+JSON.stringify([...document.querySelectorAll("main *")]
+  .filter(one => !one.closest("svg, .scroll, .post") || one.matches("svg, .scroll, .post"))
+  .filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .slice(0, 5).map(one => one.outerHTML.slice(0, 80)))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_page_scrolls_sideways_or_complains_or_loads_anything(browser, pages, kind):
+    for width in WIDTHS:
+        look(browser, pages[kind], width)
+        assert json.loads(browser.value(BEYOND)) == [], width
+        whole, window = (f"document.documentElement.{one}Width" for one in ("scroll", "client"))
+        assert browser.value(whole) <= browser.value(window), width
+        assert browser.wrong() == []
+        assert {one for one in browser.asked() if not one.startswith("data:")} == {
+            pages[kind].as_uri()
+        }
+
+
+def test_the_result_column_of_the_ablations_is_in_sight_in_every_window(browser, pages):
+    cell = '[...document.querySelectorAll("th")].find(one => one.textContent == "less default")'
+    for width in WIDTHS:
+        look(browser, pages["ablations"], width)
+        assert browser.value(f"{cell}.getBoundingClientRect().right") <= width
+
+
+def test_a_wide_table_scrolls_in_its_own_box_by_keyboard(browser, pages):
+    look(browser, pages["run"], 360)
+    box = 'window.box = [...document.querySelectorAll(".scroll")].find(one =>'
+    box += " one.scrollWidth > one.clientWidth + 50)"
+    assert browser.value(f"{box}; box.tabIndex") == 0
+    browser.value("box.focus()")
+    about = {"key": "ArrowRight", "code": "ArrowRight", "windowsVirtualKeyCode": 39}
+    browser.call("Input.dispatchKeyEvent", type="keyDown", **about)
+    scrolled = "new Promise(done => setTimeout(() => done(box.scrollLeft), 400))"
+    found = browser.call(
+        "Runtime.evaluate", expression=scrolled, awaitPromise=True, returnByValue=True
+    )
+    assert found["result"]["value"] > 0
+
+
+def test_a_script_planted_in_a_post_or_a_summary_does_not_run(browser, pages):
+    text = pages["run"].read_text(encoding="utf-8")
+    assert "planted" in text
+    look(browser, pages["run"], 1400)
+    assert browser.value("document.title") == "Run tiny, seed 1"
+    assert browser.value("document.querySelectorAll('img').length") == 0
+
+
+def test_the_policy_of_a_page_stops_a_script_even_where_markup_came_through(
+    browser, pages, tmp_path
+):
+    open_to = pages["scaling"].read_text(encoding="utf-8").replace("<h1>", f"{PLANTED}<h1>")
+    path = tmp_path / "page.html"
+    path.write_text(open_to, encoding="utf-8")
+    look(browser, path, 1400)
+    assert browser.value("document.querySelectorAll('script').length") >= 1
+    assert browser.value("document.title") != "planted"
+
+
+def test_every_link_of_the_contents_leads_to_its_heading_by_keyboard(browser, pages):
+    look(browser, pages["run"], 1400)
+    links = 'document.querySelectorAll("nav.contents a")'
+    headings = 'document.querySelectorAll("main h2")'
+    assert browser.value(f"{links}.length") == browser.value(f"{headings}.length") > 5
+    targets = "[...nav].every(one => document.getElementById(one.hash.slice(1)).matches('h2'))"
+    assert browser.value(f"nav = {links}; {targets}")
+    browser.value("nav[3].focus({focusVisible: true})")
+    assert browser.value("getComputedStyle(nav[3]).outlineStyle") == "solid"
+    browser.press("Enter")
+    assert browser.value("location.hash") == browser.value("nav[3].hash")
+
+
+def faults(browser, before="0"):
+    """What axe-core finds wrong with the open page; `before` is run first."""
+    browser.value(f"document.querySelectorAll('details').forEach(one => one.open = true); {before}")
+    (folder,) = AXE.submodule_search_locations
+    browser.value((Path(folder) / "axe.min.js").read_text(encoding="utf-8") + ";0")
+    asked = f"axe.run(document, {{runOnly: {json.dumps(RULES)}, resultTypes: ['violations']}})"
+    told = "found => JSON.stringify(found.violations.map(one => [one.id,"
+    told += " one.nodes.slice(0, 3).map(node => node.html.slice(0, 160) + node.failureSummary)]))"
+    found = browser.call(
+        "Runtime.evaluate",
+        expression=f"{asked}.then({told})",
+        awaitPromise=True,
+        returnByValue=True,
+    )
+    return json.loads(found["result"]["value"])
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [("run", "light"), ("run", "dark"), ("scaling", "dark"), ("versus", "light")],
+)
+def test_axe_finds_no_fault_of_contrast_names_or_regions(browser, pages, kind, scheme):
+    look(browser, pages[kind], 768, scheme)
+    assert faults(browser) == []
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
+def test_axe_finds_a_fault_that_is_there(browser, pages):
+    look(browser, pages["scaling"], 768)
+    faint = "document.querySelector('p').style.color = 'rgb(200, 200, 200)'"
+    nameless = "document.querySelector('.numbers a').replaceChildren()"
+    silent = "document.querySelector('.numbers a').removeAttribute('aria-label')"
+    found = faults(browser, f"{faint}; {nameless}; {silent}; 0")
+    assert sorted(name for name, _ in found) == ["color-contrast", "link-name"]
