@@ -29,6 +29,7 @@ WIDTH, HEIGHT = 3.5, 2.35  # inches
 POINTS = 72  # in an inch
 ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 MOST_POINTS = 120
+ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks, times a power of ten
 EDGE = 0.005  # room for a line that lies on 0 or 100%
 LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -99,8 +100,8 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
         for one in curves:
             _draw_line(axes, one)
         axes.set_xlabel(x)
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]))
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
         axes.margins(x=0.02)
         if share:
             axes.yaxis.set_major_formatter(FuncFormatter(_percent))

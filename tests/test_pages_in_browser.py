@@ -24,8 +24,8 @@ AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)
 KINDS = ("run", "scaling", "ablations", "versus", "compare")
 PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
-RULES = ("color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title")
-RULES += ("scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region")
+RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
+RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
@@ -155,7 +155,7 @@ def test_every_link_of_the_contents_leads_to_its_heading_by_keyboard(browser, pa
 def faults(browser, before="0"):
     """What axe-core finds wrong with the open page; `before` is run first."""
     browser.value(f"document.querySelectorAll('details').forEach(one => one.open = true); {before}")
-    (folder,) = AXE.submodule_search_locations
+    (folder,) = (AXE and AXE.submodule_search_locations) or []
     browser.value((Path(folder) / "axe.min.js").read_text(encoding="utf-8") + ";0")
     asked = f"axe.run(document, {{runOnly: {json.dumps(RULES)}, resultTypes: ['violations']}})"
     told = "found => JSON.stringify(found.violations.map(one => [one.id,"

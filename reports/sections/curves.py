@@ -128,7 +128,9 @@ def _ppo(record: Record, others: dict[int, list[Row]]) -> list[Block]:
     rows = record.rows("ppo")
     known = {key for _, group in PPO_GROUPS.values() for keys in group.values() for key in keys}
     groups = dict(PPO_GROUPS)
-    rest = {key: (key,) for key in _logged(rows) if key not in known | COUNTS}
+    rest: dict[str, tuple[str, ...]] = {
+        key: (key,) for key in _logged(rows) if key not in known | COUNTS
+    }
     if rest:
         groups["ppo-more"] = ("Everything else that was logged", rest)
     found: list[Figure] = []

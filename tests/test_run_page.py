@@ -1,0 +1,245 @@
+"""A run's page: four sentences, lineage, curves of all that was logged, spreads, other seeds."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from reports import collect, lineage, opening, panels, plots, seeds, verdict
+from reports.page import Details
+from reports.sections import curves, judge, spread
+from stages.finished import stage_folder
+from stages.settings import config as settings
+from stages.settings.command_line import make_config
+from tests.fabricated_runs import calibrated, fabricate, interval, statistics, write_rows
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A folder for runs, and empty plots."""
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+
+
+def record_of(seed=1, **changes):
+    config = make_config("tiny", seed=seed)
+    fabricate(config, **changes)
+    return collect.load_run(config)
+
+
+# -- the first screen ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ppo", "said"),
+    [
+        (0.63, "PPO BEATS the references: preferred on 63.0% [60.0, 66.0] of the posts, SFT on 41"),
+        (0.52, "PPO CANNOT be told from the references: preferred on 52.0% [49.0, 55.0] of"),
+        (0.40, "PPO does NOT reach the references: preferred on 40.0% [37.0, 43.0] of the posts"),
+    ],
+)
+def test_four_sentences_say_who_judged_who_won_at_what_length_and_what_to_mind(places, ppo, said):
+    judged, won, length, caveat = opening.sentences(collect.row(record_of(ppo=ppo)))
+    assert judged.startswith("The judge, facts rule (not an LLM), compared the summaries of 600")
+    assert said in won
+    equal = 100 * (ppo - 0.04)  # as it is fabricated
+    assert length == (
+        "PPO writes 19.8 tokens where the references have 18.6; at equal length it would be"
+        f" preferred on {equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]."
+    )
+    for mind in ("not an LLM", "never pretrained", "toy world", "this is one seed"):
+        assert mind in caveat
+    assert "checks" not in caveat
+    assert all(one.endswith(".") for one in (judged, won, length, caveat))
+
+
+# -- lineage ---------------------------------------------------------------------------------------
+
+CHAIN = {
+    "base": [],
+    "sft": ["base"],
+    "rm": ["base", "sft"],
+    "dpo": ["base", "sft"],
+    "ppo": ["base", "sft", "rm"],
+    "summaries": ["base", "sft", "ppo", "dpo", "unknown"],
+}
+
+
+def test_a_stage_is_joined_to_its_nearest_inputs_only():
+    # sft and base are behind rm, and base is behind sft: their lines would say nothing more.
+    assert lineage.direct(CHAIN) == {
+        "base": [],
+        "sft": ["base"],
+        "rm": ["sft"],
+        "dpo": ["sft"],
+        "ppo": ["rm"],
+        "summaries": ["ppo", "dpo"],
+    }
+
+
+def test_the_picture_of_the_lineage_names_every_stage_and_hash_in_words_too():
+    hashes = {stage: f"{number}abcdef12345" for number, stage in enumerate(CHAIN)}
+    figure = lineage.figure(CHAIN, hashes)
+    for svg in (figure.whole, *figure.parts):
+        assert re.findall(r">(\dabcdef1)<", svg) == [digits[:8] for digits in hashes.values()]
+        assert "summaries (5abcdef1) is made from ppo, dpo." in svg
+        assert 'role="img"' in svg
+        assert svg.count("stroke-linecap") == len(CHAIN)  # a box each
+        assert svg.count("fill: none") == 6  # lines
+    heights = [int(one) for one in re.findall(r'<rect x="\d+" y="(\d+)"', figure.whole)]
+    assert heights[2] == heights[3]  # rm and dpo stand side by side
+    assert heights == sorted(heights[:2]) + [heights[2]] * 2 + sorted(heights[4:])
+
+
+# -- curves ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The panels that are drawn, with their lines."""
+    found = {}
+
+    def lines(title, curves, x="update", share=False):
+        found[title] = list(curves)
+        return plots.Panel(title, lambda axes: None)
+
+    monkeypatch.setattr(plots, "lines", lines)
+    return found
+
+
+def test_every_number_that_ppo_logs_has_a_curve(places, drawn):
+    record = record_of()
+    rows = [row | {"mine/new_metric": row["step"] / 2} for row in record.rows("ppo")]
+    write_rows(record.folders["ppo"] / "metrics.jsonl", rows)
+    curves.blocks(record)
+    logged = set(rows[0]) - curves.COUNTS
+    assert len(logged) > 20
+    shown = {
+        key
+        for key in logged
+        for lines in drawn.values()
+        for one in lines
+        if one.values == [row[key] for row in rows]
+    }
+    assert shown == logged
+    assert "mine/new_metric" in drawn
+    wanted = {"Explained variance", "Ratio of new to old probability", "Title words copied"}
+    wanted |= {"Gradient norm of the policy", "KL estimates k1 and k3, nats"}
+    assert wanted <= drawn.keys()
+
+
+def test_other_seeds_with_the_same_settings_lie_beneath_and_others_do_not(places, drawn):
+    first, second = record_of(1), record_of(2)
+    path = stage_folder(make_config("tiny", seed=3), "ppo") / "manifest.json"
+    record_of(3)
+    found = json.loads(path.read_text())
+    found["settings"]["ppo"]["kl_coef"] = 0.9
+    path.write_text(json.dumps(found))
+    assert list(seeds.rows_of_seeds(first, "ppo")) == [2]
+    assert list(seeds.rows_of_seeds(second, "ppo")) == [1]
+    blocks = curves.blocks(first)
+    kl = drawn["KL from SFT, nats per summary"]
+    assert [(one.faint, bool(one.label)) for one in kl] == [(True, False), (False, True)]
+    assert "with the same settings: 2." in blocks[1].markdown("x")
+    assert any(isinstance(block, Details) for block in blocks)
+
+
+def test_an_axis_of_shares_ends_at_100_percent():
+    ones = [{"step": step, "eos": 1.0 - 0.02 * (step == 3)} for step in range(9)]
+    panel = plots.lines("EOS", [plots.curve(ones, "eos", "eos", plots.PPO)], share=True)
+    svg = plots.alone(panel, "x")
+    shown = {float(one) for one in re.findall(r">(\d+(?:\.\d+)?)%</text>", svg)}
+    assert 100.0 in shown
+    assert max(shown) == 100.0
+    assert "eos: from 100.0% to 100.0% over steps 0 to 8; lowest 98.0%" in svg
+
+
+def test_the_frontier_says_where_training_went():
+    kl, score = [0.0, 1.0, 2.0, 4.0], [0.1, 0.9, 1.4, 1.2]
+    line = plots.Line("seed 1", plots.PPO, kl, score)
+    panel = panels.frontier("Score against distance", [line], "KL", "score")
+    assert panel.about == "seed 1: from 0.1 at 0 to 1.2 at 4; the highest, 1.4, at 2."
+    svg = plots.alone(panel, "x")
+    assert ">start</text>" in svg
+    assert ">end</text>" in svg
+
+
+# -- spreads ---------------------------------------------------------------------------------------
+
+
+def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_numbers_each(
+    places, monkeypatch
+):
+    found = {}
+
+    def remember(title, groups, x):
+        found[title] = {name: values for name, _, values in groups}
+        return plots.Panel(title, lambda axes: None)
+
+    monkeypatch.setattr(panels, "spread", remember)
+    spread.blocks(record_of())
+    assert found["Length, tokens"] == {"reference": [6.0] * 9, "SFT": [7.0] * 9, "PPO": [7.0] * 9}
+    assert set(found["Reward-model score"]) == {"reference", "SFT", "PPO"}
+    edges = panels._edges([float(one) for one in range(60)])
+    widths = {b - a for a, b in pairwise(edges)}
+    assert widths == {2.0}  # 60 numbers in some 24 bins
+    assert edges[0] == -0.5
+
+
+# -- what was unexplained --------------------------------------------------------------------------
+
+
+def test_a_rate_that_changes_sides_at_equal_length_is_explained():
+    said = verdict.turned_by_length(statistics(0.341, 0.0, at_length=0.555))
+    assert "other side of 50% than the raw rate, 34.1%" in said
+    assert "deficit" in said
+    assert "1.07 times the words" in said
+    assert verdict.turned_by_length(statistics(0.63, 0.0, at_length=0.555)) == ""
+
+
+def test_a_corrected_rate_at_the_edge_is_marked_as_clipped(places):
+    record = record_of(scores=(1.0,) * 40)
+    calibrated(make_config("tiny", seed=1), flags=[])
+    record = collect.load_run(make_config("tiny", seed=1))
+    text = "\n".join(block.markdown("x") for block in judge._calibration(record))
+    # All 40 posts won, and a judge right on 9 of 10: (1 + 0.9 - 1) / 0.8 is beyond 100%.
+    assert re.search(r"\| PPO \| 100\.0% \[[\d.]+, 100\.0\] \| CLIPPED at 100\.0%", text)
+    assert verdict.clipped(interval(0.5)) == ""
+
+
+def test_policies_stand_in_one_order_everywhere(places):
+    record = record_of()
+    rows = record.rows("win_rate", "post_scores.jsonl")
+    write_rows(record.folders["win_rate"] / "post_scores.jsonl", rows[::-1])
+    calibrated(make_config("tiny", seed=1), flags=[])
+    record = collect.load_run(make_config("tiny", seed=1))
+    assert list(judge.corrected_rates(record)) == ["sft", "ppo"]
+    numbers = collect.row(record)
+    gap = numbers["differences"]["ppo-sft"]
+    pairs = ("dpo-sft", "ppo-dpo", "ppo-sft")
+    numbers |= {"policies": ["sft", "ppo", "dpo"], "differences": dict.fromkeys(pairs, gap)}
+    table = judge._differences(numbers)
+    assert [row[0] for row in table.rows] == ["PPO LESS SFT", "DPO LESS SFT", "PPO LESS DPO"]
+
+
+# -- drawings --------------------------------------------------------------------------------------
+
+
+def test_a_picture_for_markdown_has_colours_for_the_dark_and_words_for_who_cannot_see():
+    rows = [{"step": step, "a": step} for step in range(4)]
+    panel = plots.lines("A & B", [plots.curve(rows, "a", "a", plots.PPO)])
+    svg = plots.together([panel, replace(panel, title="Other")])
+    assert "prefers-color-scheme: dark" in svg
+    style = Path(plots.__file__).with_name("style.css").read_text()
+    dark = style.split("prefers-color-scheme: dark")[1]
+    for color in plots.DARK_COLORS.values():
+        assert color in dark
+    assert "<title>A &amp; B; Other</title>" in svg
+    assert "from 0 to 3 over steps 0 to 3" in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids)) > 10
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
