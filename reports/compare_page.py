@@ -52,7 +52,7 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {
         ("objective/kl", "PPO: KL from SFT, nats per summary"),
         ("objective/rlhf_reward", "PPO: score less KL penalty"),
         ("policy/response_length", "PPO: length, tokens"),
-        ("policy/eos_rate", "PPO: summaries that end by themselves"),
+        ("policy/eos_rate", "PPO: responses that end"),
         ("objective/entropy", "PPO: entropy, nats"),
         ("loss/value_avg", "PPO: value loss"),
         ("val/explained_variance", "PPO: explained variance"),

@@ -16,7 +16,7 @@ from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.collect import Record, find_runs, policies_of
 from reports.compared import mean_scores, over_seeds
 from reports.sample_rows import BETTER, WORSE, Row, change, post_rows
-from reports.verdict import shown
+from reports.verdict import MISSING, shown
 from stages.settings.config import UserError
 
 Posts = dict[str, Row]
@@ -237,21 +237,29 @@ def flipped(side: Row) -> bool:
 
 
 def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """The settings that are not alike -> their values, one an entry; a dash where it has none."""
+    """The settings that are not alike -> their values, one an entry; a dash where it has none.
+
+    A section is compared between the entries that have it: not every run has an optional stage.
+    """
     held = [values_of(entry) for entry in entries]
-    names = list(dict.fromkeys(name for values in held for name in values))
-    rows = {name: [values.get(name, "–") for values in held] for name in names}
-    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+    names = dict.fromkeys(name for values in held for name in values)
+    sections = [{section for section, _ in values} for values in held]
+    found = {}
+    for section, key in names:
+        values = [one.get((section, key), MISSING) for one in held]
+        told = {value for value, own in zip(values, sections, strict=True) if section in own}
+        if len(told) > 1:
+            found[f"{section}.{key}"] = values
+    return found
 
 
-def values_of(entry: Entry) -> dict[str, str]:
-    """Every setting of an entry's runs, as a page shows it."""
-    found: dict[str, dict[str, None]] = {}
+def values_of(entry: Entry) -> dict[tuple[str, str], str]:
+    """Every setting of an entry's runs, by section and field, as a page shows it."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for run in entry.runs:
         for section, values in run.settings.items():
             for key, value in values.items():
-                name = f"{section}.{key}"
-                found.setdefault(name, {})[shown(name, value)] = None
+                found.setdefault((section, key), {})[shown(f"{section}.{key}", value)] = None
     return {name: ", ".join(values) for name, values in found.items()}
 
 

@@ -3,12 +3,12 @@
 The samples lie in the page as data. Without JavaScript, and in Markdown, the first few stand there.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.blocks import Block, Sample
+from reports.page import as_data
 from reports.sample_rows import Row
 
 MOST_SAMPLES = 200
@@ -74,7 +74,7 @@ def fitting(rows: Iterable[Row], most: int = MOST_SAMPLES, size: int = MOST_BYTE
     """The first rows, as many as a page holds."""
     found: list[Row] = []
     for row in rows:
-        size -= len(json.dumps(row))
+        size -= len(as_data(row))
         if len(found) == most or size < 0:
             break
         found.append(row)

@@ -130,6 +130,7 @@ def blocks(
         *rates({found["a"]: given}),
         Heading("The judge"),
         Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
+        leanings(statistics),
         Heading("Controls of the judge"),
         *controls(found["controls"]),
     ]
@@ -145,17 +146,20 @@ def result(found: dict[str, Any]) -> Table:
         *(whole(found[key]) for key in ("wins", "ties", "losses")),
         percent(found["unjudged"]),
         interval(*statistics["worst_case"]),
-        estimate(statistics["share_first"]),
-        estimate(statistics["swap_consistency"]),
     ]
-    header = "win rate [95%]|p-value|wins|ties|losses|unjudged|worst case|picks the first shown"
-    header += "|same after a swap"
+    header = "|win rate [95%]|p-value|wins|ties|losses|unjudged|worst case"
     caption = (
         f"Posts, {found['a']} over {found['b']}, both orders of each. The p-value is that of a"
         " paired randomisation test of no difference."
     )
-    names = ["", *header.split("|")]
-    return Table(names, [[found["a"], *cells]], caption, strong=True)
+    return Table(header.split("|"), [[found["a"], *cells]], caption, strong=True, name="result")
+
+
+def leanings(statistics: dict[str, Any]) -> Table:
+    """What the judge leans to."""
+    cells = [estimate(statistics[key]) for key in ("share_first", "swap_consistency")]
+    header = ("", "picks the first shown", "same verdict after a swap")
+    return Table(header, [["the judge", *cells]], name="judge")
 
 
 def samples(found: dict[str, Any], rows: Sequence[Row]) -> list[Block]:

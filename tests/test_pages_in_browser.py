@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eval import versus
-from reports import ablations_page, run_page, scaling_page, versus_page
+from reports import ablations_page, compare_page, run_page, scaling_page, versus_page
 from reports.page import beside_the_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
@@ -22,7 +22,7 @@ from tests.fabricated_runs import fabricate
 CHROMIUM = find_chromium()
 AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)
-KINDS = ("run", "scaling", "ablations", "versus")
+KINDS = ("run", "scaling", "ablations", "versus", "compare")
 PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
 RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
 RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
@@ -47,12 +47,14 @@ def pages(tmp_path_factory):
         sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo", "--set", "judge.kind=reward_model"]
         versus.main(sides)
         versus_page.main(sides)
+        compare_page.main(["--runs", "tiny:ppo", "tiny:sft", "tiny-s:ppo"])
         (compared,) = settings.RUNS.glob("versus-*/seed1/report/*/*.html")
         yield {
             "run": stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.html",
             "scaling": beside_the_runs() / "scaling-tiny-s-tiny.html",
             "ablations": beside_the_runs() / "ablations-tiny.html",
             "versus": compared,
+            "compare": beside_the_runs() / "compare-tiny-ppo-tiny-sft-tiny-s-ppo.html",
         }
 
 
@@ -170,7 +172,13 @@ def faults(browser, before="0"):
 @pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
 @pytest.mark.parametrize(
     ("kind", "scheme"),
-    [("run", "light"), ("run", "dark"), ("scaling", "dark"), ("versus", "light")],
+    [
+        ("run", "light"),
+        ("run", "dark"),
+        ("scaling", "dark"),
+        ("versus", "light"),
+        ("compare", "light"),
+    ],
 )
 def test_axe_finds_no_fault_of_contrast_names_or_regions(browser, pages, kind, scheme):
     look(browser, pages[kind], 768, scheme)

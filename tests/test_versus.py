@@ -7,6 +7,7 @@ import pytest
 from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side
 from reports import page, versus_page
+from reports.page import PUBLIC
 from stages.finished import read_manifest, stage_folder
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of
@@ -121,8 +122,31 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     assert "THE JUDGE FAILED ITS CHECKS" in capsys.readouterr().out
     assert re.search(r"\| the post's title \| \d+ \| 50.0% \[", text)
     assert re.search(r"the reference itself \| \d+ \| 50.0%", text)
-    (found,) = [one for one in text.splitlines() if "| 0 | 40 | 0 |" in one]
-    assert "100.0% [" in found  # picks the first shown: of the 80 judgements of the pairs alone
+    (found,) = [one for one in text.splitlines() if one.startswith("| the judge |")]
+    assert found.startswith("| the judge | 100.0% [")  # of the 80 judgements of the pairs alone
+
+
+def test_the_page_holds_both_sides_of_each_post_and_a_public_one_holds_no_real_post(runs):
+    summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])
+    saved = read_side("tiny/1").folder / "config.json"
+    saved.write_text(saved.read_text().replace('"source": "toy"', '"source": "posts"'))
+    sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo"]
+    main(sides)
+    versus_page.main(sides)
+    name = "versus-tiny-1-sft-tiny-1-ppo"
+    folder = stage_folder(make_config("tiny", name=name, seed=1), "report")
+    judgements = read_lines(folder.parents[1] / "versus/facts/judgements.jsonl")
+    row = versus_page.posts([read_side("tiny/1:sft"), read_side("tiny/1:ppo")], judgements)[0]
+    better, worse = row["sides"]
+    assert (better["verdict"], worse["verdict"]) == ("won", "lost")
+    shown = [[(one["shown"], one["prefers"]) for one in each["said"]] for each in row["sides"]]
+    assert shown == [[("A", "policy"), ("B", "policy")], [("B", "reference"), ("A", "reference")]]
+    assert better["said"][0]["text"] == worse["said"][0]["text"] != ""
+    own, public = ((folder / part / f"{name}.html").read_text() for part in ("", PUBLIC))
+    for theirs in ("I miss it", better["said"][0]["text"]):
+        assert theirs in own
+        assert theirs not in public
+    assert better["text"] in public
 
 
 def test_scores_of_two_reward_models_are_not_compared(runs):
@@ -151,4 +175,4 @@ def test_too_many_unjudged_posts_give_no_rate(runs):
     assert "more than 2.0%, so no rate is given" in versus_page.verdict(unjudged)
     text = page.to_markdown("x", "x", versus_page.blocks(unjudged, ["it takes the first"]))
     assert "THE JUDGE FAILED ITS CHECKS: it takes the first" in text
-    assert "100.0% [" not in text.split("## Every rate")[1]
+    assert "100.0% [" not in text.split("## Every rate")[1].split("## The judge")[0]

@@ -9,6 +9,7 @@
     rewards: ["reward", "reward of the token: KL penalty, and the score at the end"],
   };
   const STRONG = 0.95; // this share of all tokens is no stronger than the strongest colour
+  const FAINT = 0.05; // below it a token has no colour
   const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
   const EDGES = { Home: 0, End: -1 };
   const END = "\u25a0 end";
@@ -17,8 +18,9 @@
 
   function signed(value) {
     if (!known(value)) return "none";
-    const digits = Math.abs(value) < 0.01 && value !== 0 ? 4 : Math.abs(value) < 1 ? 3 : 2;
-    return `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(digits)}`;
+    const size = Math.abs(value);
+    const told = size < 0.001 && size > 0 ? size.toExponential(1) : size.toFixed(size < 1 ? 3 : 2);
+    return `${value < 0 ? "\u2212" : "+"}${told}`;
   }
 
   function make(tag, attributes, ...children) {
@@ -43,8 +45,8 @@
 
     function color(element, value) {
       const heat = known(value) ? Math.min(1, Math.abs(value) / strongest[measure]) : 0;
-      element.classList.toggle("up", heat > 0 && value > 0);
-      element.classList.toggle("down", heat > 0 && value < 0);
+      element.classList.toggle("up", heat >= FAINT && value > 0);
+      element.classList.toggle("down", heat >= FAINT && value < 0);
       element.style.setProperty("--heat", heat.toFixed(3));
     }
 
