@@ -35,15 +35,14 @@ from reports.blocks import (
 )
 from reports.markdown import escape
 from stages.settings import config as settings
-from stages.sharing import contents
+from stages.sharing.contents import PUBLIC
 from stages.system.files import write_json, write_text
 
 # Pages name the kinds of blocks and this module together.
-__all__ = ["Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
+__all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
-PUBLIC = contents.PUBLIC
 COLUMNS = 80
 FEW_HEADINGS = 5  # a page with more has a list of contents
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so

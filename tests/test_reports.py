@@ -384,20 +384,6 @@ def test_rows_that_are_odd_or_skipped_stand_on_the_page(made):
     assert "comparisons train: 15,002 rows, not as published (15,009)." in text
 
 
-def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
-    config = make_config("pythia-1b")
-    fabricate(config, judge=ONLINE)
-    run_page.main(["--preset", "pythia-1b"])
-    text = (folder_of(config=config) / "pythia-1b-seed44413.md").read_text()
-    assert "| strength of the label | accuracy [95%] | pairs | paper 1B |" in text
-    # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
-    # The intervals are statsmodels' (proportion_confint, Wilson).
-    assert (
-        "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
-        in text
-    )
-
-
 def test_the_page_says_where_ppos_own_queries_came_from(places, made):
     assert "queries from" not in made[1]
     text, *_ = report(places, found={"queries_from": "ppo_train"})

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from reports import collect, lineage, opening, panels, plots, seeds, verdict
+from reports import collect, lineage, opening, panels, plots, run_page, seeds, verdict
 from reports.page import Details
 from reports.sections import curves, judge, spread
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from tests.fabricated_runs import calibrated, fabricate, interval, statistics, write_rows
+from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, statistics, write_rows
 
 
 @pytest.fixture
@@ -243,3 +243,18 @@ def test_a_picture_for_markdown_has_colours_for_the_dark_and_words_for_who_canno
     ids = re.findall(r'\bid="([^"]+)"', svg)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
+
+
+def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
+    config = make_config("pythia-1b")
+    fabricate(config, judge=ONLINE)
+    run_page.main(["--preset", "pythia-1b"])
+    folder = stage_folder(config, "report")
+    text = (folder / "pythia-1b-seed44413.md").read_text()
+    assert "| strength of the label | accuracy [95%] | pairs | paper 1B |" in text
+    # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
+    # The intervals are statsmodels' (proportion_confint, Wilson).
+    assert (
+        "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
+        in text
+    )

@@ -105,7 +105,8 @@ def test_references_score_zero_on_average_after_normalization(study):
     # The stage checks some; here each of them alone, without padding, on the model as it is saved.
     model = AutoModelForTokenClassification.from_pretrained(study / "normalize/model").eval()
     train = load_split(study / "base/data", "sft_train").columns
-    texts = (torch.cat(pair) for pair in zip(train["queries"], train["summaries"], strict=True))
+    queries, summaries = train["queries"], train["summaries"]
+    texts = (torch.cat([queries[row], summaries[row]]) for row in range(len(queries)))
     with torch.no_grad():
         scores = [model(text[None]).logits[0, -1, 0].item() for text in texts]
     assert sum(scores) / len(scores) == pytest.approx(0, abs=1e-3)

@@ -31,7 +31,7 @@ def records(path: Path) -> Iterator[Any]:
         whole += content[at + PIECE : at + PIECE + size]
         at += PIECE + size
         if kind in (FULL, LAST):
-            record = messages.Record()
+            record = messages.Record()  # type: ignore[attr-defined]
             record.ParseFromString(whole)
             whole = b""
             yield record

@@ -304,7 +304,7 @@ def passing(
     """
     sequences, tokens, positions = batch
     base = held(setting, networks, gradients=False)
-    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    casts: float = setting.half * networks[0].cast_bytes(recomputed=True)
     casts += (gathered_layers if together else gathered_whole)(setting, networks[0])
     count = sequences * positions * setting.shape.vocabulary
     layers = passing_activations(setting, sequences, tokens)
@@ -329,7 +329,7 @@ def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, in
     """
     sequences, query, response = batch
     base = held(setting, networks, gradients=False)
-    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    casts: float = setting.half * networks[0].cast_bytes(recomputed=True)
     casts += gathered_whole(setting, networks[0])
     token = cache_per_token(setting.shape, setting.half) * sequences
     draws = DRAWING * sequences * setting.shape.vocabulary
