@@ -380,4 +380,4 @@ def test_rows_that_are_odd_or_skipped_stand_on_the_page(made):
 def test_the_page_says_where_ppos_own_queries_came_from(places, made):
     assert "queries from" not in made[1]
     text, *_ = report(places, found={"queries_from": "ppo_train"})
-    assert "PPO, update by update; queries from ppo train" in text
+    assert ", update by update; queries from ppo train" in text

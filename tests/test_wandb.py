@@ -7,6 +7,7 @@ send is read back from the files that it wrote (`tests/wandb_files.py`).
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -169,7 +170,8 @@ def test_no_host_folder_key_or_environment_is_sent(told):
         assert {path.name for path in files if path.parent.name == "files"} == {"requirements.txt"}
         texts = [one.run.SerializeToString(), json.dumps([one.history, one.summary]).encode()]
         texts += [artifact.metadata.encode() for artifact in one.artifacts.values()]
-        assert not any(socket.gethostname().encode() in text for text in texts)
+        host = re.compile(rb"\b" + re.escape(socket.gethostname().encode()) + rb"\b")
+        assert not any(host.search(text) for text in texts)
         texts += [path.read_bytes() for path in files]
         sent = (file for artifact in one.artifacts.values() for file in artifact.manifest.contents)
         texts += [Path(file.local_path).read_bytes() for file in sent]
