@@ -66,7 +66,7 @@ def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> li
         *systems.differences(found),
         *judge.blocks(record, numbers),
         *samples.blocks(record),
-        *made_with.settings_tables(record.settings),
+        *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
 

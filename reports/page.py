@@ -2,8 +2,8 @@
 
 The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
 policy lets no other script run. The Markdown's plots are files beside it. So are the numbers of
-all tables: `<page>-numbers/` holds a CSV for each, and page.json with all. A page's bytes depend on
-its blocks only.
+all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and with what the
+Markdown says. A page's bytes depend on its blocks only.
 """
 
 import base64
@@ -20,7 +20,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import markdown, numbers
+from reports import markdown, numbers, record
 from reports.blocks import (
     NUMBERS,
     Block,
@@ -78,7 +78,7 @@ def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block])
         write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
     found = [numbers.as_record(table, section) for table, section in tables]
     whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": found})
+    write_json(whole, {"title": title, "tables": found, "blocks": record.to_json(blocks)})
     return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
 
 

@@ -91,7 +91,7 @@ def blocks(record: Record) -> list[Block]:
         *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.rows(record.results("base")),
-        *made_with.settings_tables(record.settings),
+        *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
 
@@ -108,7 +108,7 @@ def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
         *judge.blocks(record, numbers),
         *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
-        *made_with.settings_tables(record.settings),
+        *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
 

@@ -226,7 +226,9 @@ def test_a_dry_run_says_what_goes_where_and_asks_nobody(place, capsys):
 
 def test_make_passes_it_on_and_make_n_only_looks(place):
     makefile = push.__file__.replace("reports/push.py", "Makefile")
-    words = ["make", "-n", "-f", makefile, "push", "HUB=anna", "SEED=1", "VENV=", "PYTHON=echo"]
+    # A make above this one would have it name the folder that it enters.
+    words = ["make", "--no-print-directory", "-n", "-f", makefile, "push"]
+    words += ["HUB=anna", "SEED=1", "VENV=", "PYTHON=echo"]
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     last = found.splitlines()[-1]  # before it stands the command, as `make -n` prints it
     assert last.split() == "-m reports.push --hub anna --name tiny --seed 1 --dry-run".split()

@@ -10,10 +10,11 @@ import pytest
 
 from reports import collect, lineage, opening, panels, plots, run_page, seeds, verdict
 from reports.page import Details
-from reports.sections import curves, judge, spread
+from reports.sections import curves, judge, made_with, spread
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
+from stages.settings.judge import Judge
 from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, statistics, write_rows
 
 
@@ -258,3 +259,42 @@ def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
         "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
         in text
     )
+
+
+# -- settings and price ----------------------------------------------------------------------------
+
+
+def settings_of(**changes):
+    config = make_config("tiny", seed=1, **changes)
+    fabricate(config)
+    record = collect.load_run(config)
+    return made_with.settings_tables(record.settings, record.preset)
+
+
+def test_settings_stand_beside_the_presets_and_the_papers(places):
+    _, said, changed, _ = settings_of(name="mine", overrides=("ppo.kl_coef=0.1",))
+    assert said.text == "Set beside the preset tiny: ppo.kl_coef=0.1."
+    assert changed.header == ("setting", "this run", "preset tiny", "default")
+    rows = {row[0]: row[1:] for row in changed.rows}
+    assert rows["ppo.kl_coef"] == ["0.1", "0.05", "0.05"]
+    assert rows["rm.learning_rate"][:2] == ["0.0007", "0.0007"]  # the preset's, not the paper's
+    assert "ppo.gamma" not in rows
+    _, plain, *_ = settings_of()
+    assert plain.text == "All settings are those of the preset tiny."
+
+
+def test_a_judge_that_is_paid_has_its_bill_and_another_none(places):
+    said = [made_with.judges_price(record_of(seed=1))]
+    config = replace(
+        make_config("tiny", seed=2),
+        judge=Judge(kind="openai", model="m", input_price=2.0, output_price=10.0),
+    )
+    fabricate(config, judge=ONLINE)
+    rows = [{"prompt_tokens": 500_000, "completion_tokens": 10_000}] * 3
+    write_rows(stage_folder(config, "judge") / "judgements.jsonl", rows)
+    said.append(made_with.judges_price(collect.load_run(config)))
+    assert said == [
+        "The judge ran here and was asked nothing that costs money.",
+        # 1.5 M read at 2 USD and 30,000 written at 10 USD a million.
+        "The judge gave 3 verdicts for 3.30 USD, by the price of its tokens now.",
+    ]

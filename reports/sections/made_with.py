@@ -1,17 +1,23 @@
 """What a run was made with: repositories, lengths of its data, settings, time, versions, hashes."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from eval.standings import cost
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Table, Text
 from reports.verdict import MISSING, shown, whole
 from stages.settings.config import NUMERICS, TOY, Config
+from stages.settings.judge import Judge
+from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
 Settings = dict[str, dict[str, Any]]
 Manifests = dict[str, dict[str, Any]]
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
+# What has a word of its own on the command line, and names a place rather than a value.
+ASKED_APART = ("data.source", "base.tokenizer")
 # Measured length -> the setting that bounds it.
 POST_LIMITS = {
     "longest_query": "max_query_tokens",
@@ -93,31 +99,45 @@ def _length(found: dict[str, int], name: str, limit: int | None) -> str:
     return whole(longest) if longest is None or limit is None else f"{longest} of {limit}"
 
 
-def settings_tables(settings: Settings) -> list[Block]:
-    """First what differs from the defaults, then everything."""
-    everything, changed = [], []
+def settings_tables(settings: Settings, preset: str) -> list[Block]:
+    """First what differs from the preset or from the defaults, then everything."""
+    everything, changed, own = [], [], []
     paper = Config(preset="defaults", name="defaults")
+    asked = PRESETS[preset]() if preset in PRESETS else None
     for section, values in settings.items():
-        defaults = getattr(paper, section)
         for key, value in values.items():
             name = f"{section}.{key}"
-            default = getattr(defaults, key, None)
-            cells = [name, shown(name, value), shown(name, default)]
+            default, usual = (getattr(getattr(one, section), key, None) for one in (paper, asked))
+            beside = shown(name, usual) if asked else MISSING
+            cells = [name, shown(name, value), beside, shown(name, default)]
             everything.append(cells)
-            if name in NUMERIC_SETTINGS or (value != default and _matters(settings, section)):
+            set_by_hand = asked is not None and value != usual and name not in ASKED_APART
+            if set_by_hand:
+                own.append(f"{name}={shown(name, value)}")
+            differs = value != default and _matters(settings, section)
+            if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
     caption = (
-        "What differs from the defaults. They are the paper's, but for the base model (the paper:"
-        " pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125). Threads and precision"
-        " always stand here: they change rounding, and so PPO's numbers. The other memory knobs"
-        " only cut batches to fit memory, and stand below."
+        "What differs from the preset or from the defaults. These are the paper's, but for the base"
+        " model (the paper: pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125)."
+        " Threads and precision always stand here: they change rounding, and so PPO's numbers. The"
+        " other memory knobs only cut batches to fit memory, and stand below."
     )
-    header = ("setting", "this run", "default")
+    header = ("setting", "this run", f"preset {preset}", "default")
     return [
         Heading("Settings"),
+        Text(_by_hand(own, preset)),
         Table(header, changed, caption),
         Details("All settings", [Table(header, everything)]),
     ]
+
+
+def _by_hand(own: Sequence[str], preset: str) -> str:
+    if preset not in PRESETS:
+        return f"The preset {preset} is not known to this version, so it cannot be compared."
+    if not own:
+        return f"All settings are those of the preset {preset}."
+    return f"Set beside the preset {preset}: {', '.join(own)}."
 
 
 def _matters(settings: Settings, section: str) -> bool:
@@ -158,7 +178,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     ]
     return [
         Heading("Time, memory and versions"),
-        Text(_in_all(manifests)),
+        Text(f"{_in_all(manifests)} {judges_price(record)}"),
         *([Text(where([record]))] if "memory" in record.settings else []),
         Table(("stage", "wall time", "peak GiB", "device"), cost),
         Details(
@@ -169,6 +189,18 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
             ],
         ),
     ]
+
+
+def judges_price(record: Record) -> str:
+    """A sentence on what the judge's replies cost; those thrown away are not counted."""
+    known = {one.name for one in fields(Judge)}
+    settings = {k: v for k, v in record.settings["judge"].items() if k in known}
+    if settings["kind"] != "openai":
+        return "The judge ran here and was asked nothing that costs money."
+    rows = record.rows("judge", "judgements.jsonl")
+    paid = cost(Judge(**settings), rows)
+    price = "at a price that is not known" if paid is None else f"for {paid:,.2f} USD"
+    return f"The judge gave {len(rows):,} verdicts {price}, by the price of its tokens now."
 
 
 def _in_all(manifests: Manifests) -> str:

@@ -1,0 +1,78 @@
+"""A page's JSON holds all that its Markdown says: written from it, the Markdown is the same."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reports import page, record
+from reports.blocks import Details, Heading, Note, Sample, Table, Text
+from reports.sample_browser import SampleBrowser
+from tests.test_publish import GENERATED, RECORD, ROOT, finished
+
+PUBLISHED = ROOT / GENERATED
+STEMS = sorted(json.loads((PUBLISHED / RECORD).read_text())["pages"])
+
+
+def record_of(folder: Path, stem: str) -> dict:
+    return json.loads((folder / f"{stem}-numbers/page.json").read_text())
+
+
+def again(folder: Path, stem: str) -> str:
+    """The page's Markdown, written from its JSON."""
+    found = record_of(folder, stem)
+    return page.to_markdown(stem, found["title"], record.from_json(found["blocks"]))
+
+
+def with_blocks() -> list[str]:
+    """The published pages that were made since pages have this record."""
+    there = [one for one in STEMS if (PUBLISHED / f"{one}-numbers/page.json").exists()]
+    return [one for one in there if "blocks" in record_of(PUBLISHED, one)]
+
+
+def test_every_kind_of_block_comes_back():
+    few = [Sample("t3_1", "a <post>", [("the reference", "r | s", ""), ("PPO", "p", "won")])]
+    rows = [{"id": "t3_1"}]
+    blocks = page.placed(
+        [
+            Text("A lead.", lead=True),
+            Heading("First"),
+            Note("Not *all* of it."),
+            Details("More", [Heading("Inner"), Table(("a", "b"), [["c", "1"]], "says")]),
+            SampleBrowser("samples", ["PPO"], rows, few),
+        ]
+    )
+    kept = json.loads(json.dumps(record.to_json(blocks)))
+    back = record.from_json(kept)
+    assert page.to_markdown("p", "T", back) == page.to_markdown("p", "T", blocks)
+    assert [type(one).__name__ for one in back] == ["Text", "Heading", "Note", "Details", "Sample"]
+    assert record.to_json(back) == kept
+
+
+def test_a_runs_page_comes_back_from_its_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished(1)
+    (path,) = tmp_path.rglob("tiny-seed1.md")
+    text = path.read_text()
+    assert "![Plot: " in text
+    assert again(path.parent, "tiny-seed1") == text
+    # A number that somebody changed in the one is not in the other.
+    path = path.parent / "tiny-seed1-numbers/page.json"
+    path.write_text(path.read_text().replace("63.0%", "64.0%"))
+    assert again(path.parents[1], "tiny-seed1") != text
+
+
+def test_some_published_pages_have_a_record():
+    assert with_blocks()
+
+
+@pytest.mark.parametrize("stem", with_blocks())
+def test_a_published_page_says_what_its_json_says(stem):
+    assert again(PUBLISHED, stem) == (PUBLISHED / f"{stem}.md").read_text()
+    shown = (PUBLISHED / f"{stem}.html").read_text()
+    tables = re.findall(r"<table.*?</table>", shown, re.DOTALL)
+    kept = [one for one in record_of(PUBLISHED, stem)["tables"] if one["name"]]
+    assert len(kept) <= len(tables)
+    for one in kept:
+        assert f'href="{stem}-numbers/{one["name"]}.csv"' in shown
