@@ -1,5 +1,6 @@
 """What the training loops share: rows, rates, noise and sharing out, none of it by chance."""
 
+import ctypes
 import math
 import random
 import subprocess
@@ -279,3 +280,22 @@ def test_a_process_computes_on_as_many_threads_as_the_settings_say(asked, given)
         assert torch.get_num_threads() == given
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_a_training_process_keeps_freed_blocks_and_the_largest_go_back(tmp_path):
+    code = """
+import resource, torch
+from stages.system import machine
+held = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+def freed(most, mib):
+    machine.keep_freed_memory(most)
+    before = held()
+    block = torch.ones(mib * 2**18)
+    assert held() - before > 0.9 * mib
+    del block
+    return held() - before
+print(freed(2**17, 64) < 8, freed(machine.KEPT_BLOCK, 64) > 56, freed(machine.KEPT_BLOCK, 300) < 8)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["True", "True", "True"]

@@ -27,7 +27,7 @@ from stages.learning.sharding import new_accelerator
 from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.kept import KeptRows
 from stages.settings.config import Config, Memory, Optimizer, UserError
-from stages.system.machine import has_bf16_units
+from stages.system.machine import has_bf16_units, keep_freed_memory
 from stages.system.progress import progress
 from stages.system.stopping import finishing_first, stop_if_asked
 
@@ -46,6 +46,7 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    keep_freed_memory()
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
     if accelerator.mixed_precision == "bf16" and accelerator.is_main_process:
         _say_where_bf16_is_slow(accelerator.device)

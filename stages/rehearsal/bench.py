@@ -6,9 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 
+from stages.learning.intervals import wilson
+from stages.learning.logit import clustered_logit
 from stages.learning.loop import Order, make_accelerator
 from stages.learning.state import State
 from stages.planning.lengths import lengths_of
@@ -86,9 +89,19 @@ class Bench:
         )
 
 
+def load_statistics() -> None:
+    """Have a stage's libraries of statistics in memory, so that they are not counted as tensors.
+
+    A peer has no such stage, and none of these libraries.
+    """
+    wilson(1, 2)
+    clustered_logit(np.array([1.0, 0.0, 1.0, 0.0]), np.ones((4, 1)), np.arange(4))
+
+
 def make_bench(config: Config, folder: Path) -> Bench:
     """The bench of this process. Weights are not loaded yet: memory is counted from here."""
     accelerator = make_accelerator(config)
+    load_statistics()
     ids = json.loads((folder / "base/ids.json").read_text(encoding="utf-8"))
     tokens = SimpleNamespace(eos_token_id=ids["eos"], pad_token_id=ids["pad"])
     on_gpu = accelerator.device.type == "cuda"

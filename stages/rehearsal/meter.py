@@ -5,26 +5,23 @@ process held before it loaded weights. The operating system keeps the highest va
 is missed between two looks.
 """
 
-import ctypes
 import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from stages.learning.intervals import wilson
-from stages.learning.logit import clustered_logit
+from stages.system.machine import KEPT_BLOCK, keep_freed_memory
 
 T = TypeVar("T")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# glibc gives a freed block back to the system at once if it was at least this large, so that
-# resident memory is what is in use. A small number costs time.
-MMAP_THRESHOLD, SMALL, LARGE = -3, 2**17, 2**25
+# Every freed block from this size on leaves the process, so that resident memory is what is in use.
+# That costs time.
+AT_ONCE = 2**17
 MATRIX, TRIES = 1024, 20
 
 
@@ -33,7 +30,7 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        give_back_at_once(True)
+        keep_freed_memory(AT_ONCE)
         warm_up(device)
         self.before = self._held()
 
@@ -44,7 +41,7 @@ class Meter:
 
     def peak(self, work: Callable[[], T]) -> tuple[T, int]:
         """What some work returns, and the most that was held while it ran, bytes."""
-        give_back_at_once(True)
+        keep_freed_memory(AT_ONCE)
         self._forget()
         result = work()
         self.wait()
@@ -55,7 +52,7 @@ class Meter:
 
         After the last peak the process may keep freed memory, as a real run does: it is faster.
         """
-        give_back_at_once(not last)
+        keep_freed_memory(KEPT_BLOCK if last else AT_ONCE)
         self.wait()
         started = time.perf_counter()
         result = work()
@@ -68,7 +65,7 @@ class Meter:
         The process may keep freed memory, as a real run does. So it is for a process that measures
         nothing else, and its peak may lie above `peak`'s.
         """
-        give_back_at_once(False)
+        keep_freed_memory()
         self._forget()
         result, seconds = self.timed(work)
         return result, seconds, self._highest() - self.before
@@ -104,23 +101,8 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def give_back_at_once(small: bool) -> None:
-    """Whether freed memory leaves the process at once, where the C library is glibc.
-
-    What was freed before leaves it now.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(MMAP_THRESHOLD, SMALL if small else LARGE)
-        libc.malloc_trim(0)
-
-
 def warm_up(device: torch.device) -> None:
-    """Have libraries load what a training step and its statistics need, so that it is not counted
-    as tensors.
-    """
-    wilson(1, 2)
-    clustered_logit(np.array([1.0, 0.0, 1.0, 0.0]), np.ones((4, 1)), np.arange(4))
+    """Have libraries load what a training step needs, so that it is not counted as tensors."""
     layer = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()).to(device)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     for dtype in (torch.float32, torch.bfloat16):
