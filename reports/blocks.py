@@ -40,6 +40,10 @@ class Block:
         """The blocks that it holds."""
         return ()
 
+    def holding(self, blocks: Sequence["Block"]) -> "Block":
+        """The same with other blocks inside, as many as `inside` has."""
+        return self
+
     def without_the_data(self) -> "Block":
         """The block as it may be published: without posts and references, which others wrote."""
         return self
@@ -169,6 +173,10 @@ class Details(Block):
     def inside(self) -> Sequence[Block]:
         """The blocks that are unfolded."""
         return self.blocks
+
+    def holding(self, blocks: Sequence[Block]) -> "Details":
+        """The same with other blocks to unfold."""
+        return replace(self, blocks=blocks)
 
     def without_the_data(self) -> "Details":
         """All of it, each block as it may be published."""

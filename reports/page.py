@@ -136,11 +136,9 @@ def _placed(
             case Table(header, name=name):
                 wanted = name or "-".join(filter(None, (section, slug(header[0]))))
                 found.append(replace(block, name=_different(wanted, names)))
-            case Details(summary, inner):
-                within = _placed(inner, slug(summary), anchors, names)
-                found.append(replace(block, blocks=within))
             case _:
-                found.append(block)
+                under = slug(block.summary) if isinstance(block, Details) else section
+                found.append(block.holding(_placed(block.inside(), under, anchors, names)))
     return found
 
 

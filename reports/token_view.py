@@ -42,6 +42,12 @@ class TokenView(Block):
         """The table."""
         return (self.table,)
 
+    def holding(self, blocks: Sequence[Block]) -> "TokenView":
+        """The same with another table."""
+        (table,) = blocks
+        assert isinstance(table, Table)
+        return replace(self, table=table)
+
     def without_the_data(self) -> "TokenView":
         """The policy's own words, without the posts that it was asked about."""
         return replace(self, episodes=[one | {"query": None} for one in self.episodes])

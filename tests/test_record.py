@@ -9,6 +9,7 @@ import pytest
 from reports import page, record
 from reports.blocks import Details, Heading, Note, Sample, Table, Text
 from reports.sample_browser import SampleBrowser
+from reports.token_view import TokenView
 from tests.test_publish import GENERATED, RECORD, ROOT, finished
 
 PUBLISHED = ROOT / GENERATED
@@ -41,12 +42,16 @@ def test_every_kind_of_block_comes_back():
             Note("Not *all* of it."),
             Details("More", [Heading("Inner"), Table(("a", "b"), [["c", "1"]], "says")]),
             SampleBrowser("samples", ["PPO"], rows, few),
+            TokenView("tokens", [], Table(("update", "b"), [["c", "1"]])),
         ]
     )
     kept = json.loads(json.dumps(record.to_json(blocks)))
     back = record.from_json(kept)
     assert page.to_markdown("p", "T", back) == page.to_markdown("p", "T", blocks)
-    assert [type(one).__name__ for one in back] == ["Text", "Heading", "Note", "Details", "Sample"]
+    assert [type(one).__name__ for one in back] == [
+        *("Text", "Heading", "Note", "Details", "Sample", "Table")
+    ]
+    assert back[-1].name == "first-update"
     assert record.to_json(back) == kept
 
 
