@@ -1,9 +1,9 @@
 """The kinds of the built-in world: their words, and the sentences that posts and summaries use.
 
-`plain` has six facts in words that every post shares. `hard` has eight: people have names and
-places are named, both put together from syllables, so that most of a held-out post's names were
-never learned and must be copied; there are more distracting sentences, and these are closer to the
-ones that count. Standard library only.
+`plain` has six facts in words that every post shares. `hard` has eight: people have one of 196 names
+and places one of 100, put together from syllables, so that each stands in few posts and a model must
+learn to copy it; there are more distracting sentences, and these are closer to the ones that count.
+Standard library only.
 """
 
 import re
@@ -29,8 +29,8 @@ SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "a
 PAIRS = [first + second for first in SYLLABLES for second in SYLLABLES]
 HARD_WORDS = {
     **PLAIN_WORDS,
-    "name": [pair.capitalize() for pair in PAIRS],
-    "place": [f"{pair.capitalize()}n" for pair in PAIRS],
+    "name": [pair.capitalize() for pair in PAIRS[::25]],
+    "place": [f"{pair.capitalize()}n" for pair in PAIRS[12::49]],
 }
 
 
