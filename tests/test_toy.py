@@ -208,13 +208,15 @@ def test_a_hard_post_states_eight_facts_once_each_in_their_roles():
 def test_hard_posts_are_longer_and_their_names_are_rare():
     words = [mean(len(row["post"].split()) for row in posts) for posts in (POSTS, HARD_POSTS)]
     assert words[1] > 1.2 * words[0]
-    rare = Counter(facts_of(f"toyhard1-train-{n}").name for n in range(8000))
+    names = Counter(facts_of(f"toyhard1-train-{n}").name for n in range(8000))
     shared = Counter(facts_of(f"toyhard1-train-{n}").who for n in range(8000))
-    assert (len(rare), len(set(HARD.words["place"]))) == (196, 100)
-    # 8,000 of 196 names and of 14 relatives: 41 and 571 on average.
-    assert 15 < min(rare.values()) < 41 < max(rare.values()) < 80
-    assert min(shared.values()) > 480
-    assert not {name.lower() for name in rare} & {place.lower() for place in HARD.words["place"]}
+    assert (len(names), len(set(HARD.words["place"]))) == (60, 40)
+    # By Zipf's law: 60 of 261 draws, 20 for the third name, 1 for each of the last thirty.
+    drawn = names.most_common()
+    assert drawn[0][1] == pytest.approx(8000 * 60 / 261, rel=0.05)
+    assert drawn[2][1] == pytest.approx(8000 * 20 / 261, rel=0.1)
+    assert mean(count for _, count in drawn[30:]) == pytest.approx(8000 / 261, rel=0.1)
+    assert min(shared.values()) > 480  # of 14, all alike: 571 on average
 
 
 @pytest.mark.parametrize(

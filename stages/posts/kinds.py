@@ -1,9 +1,8 @@
 """The kinds of the built-in world: their words, and the sentences that posts and summaries use.
 
-`plain` has six facts in words that every post shares. `hard` has eight: people have one of 196 names
-and places one of 100, put together from syllables, so that each stands in few posts and a model must
-learn to copy it; there are more distracting sentences, and these are closer to the ones that count.
-Standard library only.
+`plain` has six facts in words that every post shares. `hard` has eight: people have one of 60 names
+and places one of 40, put together from syllables, a few of them common and most rare; there are
+more distracting sentences, and these are closer to the ones that count. Standard library only.
 """
 
 import re
@@ -27,10 +26,20 @@ PLAIN_WORDS = {
 }
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 PAIRS = [first + second for first in SYLLABLES for second in SYLLABLES]
+
+
+def often(words: Sequence[str]) -> list[str]:
+    """The words, each as often as it is drawn: the second half as often as the first.
+
+    So are real names: a few are everywhere, most are rare (Zipf's law).
+    """
+    return [word for rank, word in enumerate(words, 1) for _ in range(len(words) // rank)]
+
+
 HARD_WORDS = {
     **PLAIN_WORDS,
-    "name": [pair.capitalize() for pair in PAIRS[::25]],
-    "place": [f"{pair.capitalize()}n" for pair in PAIRS[12::49]],
+    "name": often([pair.capitalize() for pair in PAIRS[::82]]),
+    "place": often([f"{pair.capitalize()}n" for pair in PAIRS[12::123]]),
 }
 
 
