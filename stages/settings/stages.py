@@ -151,6 +151,7 @@ STAGES = {
         inputs=("summaries", "judge"),
         computes=False,
         per_judge=True,
+        method="bounded length",
     ),
     "pairs": Stage(
         what="every two systems of a run against each other",
