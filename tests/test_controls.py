@@ -216,7 +216,7 @@ def test_controls_of_an_earlier_method_are_stale_and_made_again_unasked(runs):
     assert "earlier method" in problem.text
     assert not problem.kept
     stages = {name for name, stage in STAGES.items() if stage.method}
-    assert stages == {"controls", "calibration"}  # no verdict, no training
+    assert stages == {"controls", "win_rate", "calibration"}  # no verdict, no training
 
 
 @pytest.mark.parametrize(
