@@ -103,12 +103,14 @@ def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
     ("changes", "why"),
     [
         ({"log_ratios": np.zeros(200)}, "all length ratios are alike"),
+        ({"log_ratios": np.tile([-0.7, 0.0, 0.0, 0.7], 50)}, "too few different length ratios"),
         ({"outcomes": np.ones(200)}, "all verdicts are alike"),
         ({"shown_first": np.ones(200, dtype=bool)}, "shown in the same place"),
         ({"outcomes": np.full(200, np.nan)}, "fewer than 30 judgements"),
         ({"posts": np.repeat([0, 1], 100)}, "fewer than 15 posts"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_where_there_is_no_fit_it_says_why(changes, why):
     table = simulate(np.random.default_rng(4), 100, logistic(0.0, 0.0, lambda x: x))
     found = length_controlled(VerdictTable(**{**vars(table), **changes}))

@@ -97,9 +97,16 @@ def _no_answer(rows: VerdictTable) -> str:
         return "every summary was shown in the same place"
     if np.ptp(rows.log_ratios) < 1e-9:
         return "all length ratios are alike"
+    if np.linalg.matrix_rank(_curve(rows)) < 3:
+        return "too few different length ratios for a curve"
     if np.ptp(rows.outcomes) < 1e-9:
         return "all verdicts are alike"
     return ""
+
+
+def _curve(rows: VerdictTable) -> Floats:
+    """Design [n, 3] of the verdicts over length, without order."""
+    return np.column_stack([np.ones(len(rows.outcomes)), *length_terms(rows.log_ratios)])
 
 
 def _by_order(rows: VerdictTable) -> dict[str, Any] | None:
@@ -132,8 +139,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     both = rows.only(((firsts == 1) & (seconds == 1))[codes])
     if len(both.outcomes) <= len(rows.outcomes) / 2 or np.ptp(both.log_ratios) < 1e-9:
         return None
-    design = np.column_stack([np.ones(len(both.outcomes)), *length_terms(both.log_ratios)])
-    fitted = clustered_logit(both.outcomes, design, both.posts)
+    fitted = clustered_logit(both.outcomes, _curve(both), both.posts)
     if fitted is None:
         return None
     b, covariance = fitted

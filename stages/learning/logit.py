@@ -14,7 +14,7 @@ MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separa
 def clustered_logit(
     outcomes: Floats, design: Floats, groups: NDArray[np.int64]
 ) -> tuple[Floats, Floats] | None:
-    """Coefficients [K] and their clustered covariance [K, K]; None where there is no finite fit.
+    """Coefficients [K] and their clustered covariance [K, K]; None without one finite fit.
 
     `logit P(outcome) = design @ coefficients`. Shapes: outcomes [n] in [0, 1] (fractional: a tie
     enters as 1/2), design [n, K], groups [n] (rows of one group are one cluster).
@@ -24,6 +24,8 @@ def clustered_logit(
     from statsmodels.genmod.generalized_linear_model import GLM
     from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
 
+    if np.linalg.matrix_rank(design) < design.shape[1]:  # any of many fits would do as well
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerfectSeparationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)  # overflow on the way to no fit
