@@ -8,9 +8,10 @@ import pytest
 
 from reports import page, record
 from reports.blocks import Details, Heading, Note, Sample, Table, Text
+from reports.publish import GENERATED, RECORD
 from reports.sample_browser import SampleBrowser
 from reports.token_view import TokenView
-from tests.test_publish import GENERATED, RECORD, ROOT, finished
+from tests.test_publish import ROOT, finished
 
 PUBLISHED = ROOT / GENERATED
 STEMS = sorted(json.loads((PUBLISHED / RECORD).read_text())["pages"])
@@ -51,6 +52,7 @@ def test_every_kind_of_block_comes_back():
     assert [type(one).__name__ for one in back] == [
         *("Text", "Heading", "Note", "Details", "Sample", "Table")
     ]
+    assert isinstance(back[-1], Table)
     assert back[-1].name == "first-update"
     assert record.to_json(back) == kept
 
