@@ -126,7 +126,9 @@ def worst(one: Path, two: Path) -> float:
 def test_two_processes_learn_the_same_weights_as_one(alone, together, engine, study):
     for weights in WEIGHTS:
         path = Path("runs", study, "seed44413", weights, "model.safetensors")
-        assert worst(alone / path, together(engine) / path) < 1e-5, weights
+        difference = worst(alone / path, together(engine) / path)
+        print(engine, study, weights, f"{difference:.1e}")
+        assert difference < 1e-5, weights
 
 
 @each_engine
