@@ -265,14 +265,25 @@ def _drawn(panel: Panel, wide: float, high: float) -> str:
 
 
 def _make_room(axes: Axes, width: float, height: float) -> None:
-    """Leave room for title, labels and the ticks' texts; much quicker than to draw twice."""
+    """Leave room for title, labels, the ticks' texts and a legend that stands beside the plot.
+
+    Much quicker than to draw twice.
+    """
     axis = axes.yaxis
     texts = axis.get_major_formatter().format_ticks(list(axis.get_major_locator()()))
     left = 9 + 5.8 * max(map(len, texts), default=0) + (13 if axes.get_ylabel() else 0)
     bottom = 19 + (13 if axes.get_xlabel() else 0)
-    right, top = 13, 21
+    right, top = 13 + _beside(axes), 21
     sides = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     axes.set_position(sides)
+
+
+def _beside(axes: Axes) -> float:
+    """Width of a legend to the right of the plot, points."""
+    legend = axes.get_legend()
+    if legend is None or legend.get_bbox_to_anchor().x0 < axes.bbox.x1:
+        return 0.0
+    return 36 + 5.8 * max(len(one.get_text()) for one in legend.get_texts())
 
 
 def _tidy(svg: str) -> str:

@@ -1,5 +1,6 @@
 """The numbers behind the page about sizes: pooled intervals, called-out seeds, fits, the paper."""
 
+import re
 from math import inf, isinf, sqrt
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from reports import plots
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
 from reports.scaling.collapse import called_out
 from reports.scaling.curves import win_rates
@@ -188,9 +190,9 @@ def test_verdicts_beside_a_number_of_0_72(difference, verdict):
 # -- what is drawn ---------------------------------------------------------------------------------
 
 
-def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rate_is_left_out():
+def of_two_sizes() -> pd.DataFrame:
     nan = float("nan")
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {"name": name, "parameters": size, "policies": ["sft", "ppo", "dpo"], "dpo/win_rate": dpo}
         | {"sft/win_rate": 0.3, "ppo/win_rate": ppo, "preset": name}
         for name, size, ppo, dpo in (
@@ -199,8 +201,21 @@ def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rat
             ("small", 1e5, 0.7, nan),
         )
     )
-    assert win_rates(frame, []).about == (
+
+
+def test_every_policy_is_a_line_over_parameters_dpo_too_and_a_seed_without_a_rate_is_left_out():
+    assert win_rates(of_two_sizes(), []).about == (
         "SFT at 100K parameters: 30.0%. SFT at 4M parameters: 30.0%."
         " PPO at 100K parameters: 60.0%. PPO at 4M parameters: 80.0%."
         " DPO at 100K parameters: 40.0%. DPO at 4M parameters: 60.0%."
     )
+
+
+def test_the_legend_beside_the_plot_of_win_rates_lies_inside_the_picture():
+    svg = plots.alone(win_rates(of_two_sizes(), []), "sizes", 1.6, 1.2)
+    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
+    places = dict(
+        (said, float(x)) for x, said in re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>([^<]+)', svg)
+    )
+    for label in ("references", "SFT", "PPO", "DPO"):
+        assert places[label] + 5 * len(label) < float(width), label
