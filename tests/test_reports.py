@@ -362,8 +362,8 @@ def test_a_page_that_was_deleted_is_missing(places, name):
 def test_threads_precision_and_device_stand_on_the_page(made):
     markdown = made[1]
     settings_that_differ = markdown.split("## Settings")[1].split("<details>")[0]
-    assert "| memory.cpu_threads | 2 | 0 |" in settings_that_differ
-    assert "| memory.mixed_precision | no | bf16 |" in settings_that_differ
+    assert "| memory.cpu_threads | 2 | 2 | 0 |" in settings_that_differ
+    assert "| memory.mixed_precision | no | no | bf16 |" in settings_that_differ
     assert "microbatch" not in settings_that_differ
     assert "change no result" not in markdown
     assert "Computed on: CPU, 2 cores; memory.cpu_threads: 2" in markdown
