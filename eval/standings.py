@@ -5,20 +5,19 @@ from rows of `judgements.jsonl`; a system is what those rows call a policy.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from eval.judges.openai.budget import price_of
 from eval.judges.protocol import Row
 from eval.rates.formulas import clustered_share, cohens_kappa
 from eval.rates.length_control import word_count
 from eval.rates.strengths import Game, fleiss, holm, majority, strengths
 from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
 from eval.win_rate import Scores, describe, names_of_pair, paired_difference, post_scores
-from stages.settings.config import Judge, UserError
+from stages.settings.config import UserError
 
 Texts = Mapping[str, Mapping[str, tuple[str, str]]]
 """System -> post id -> its summary and the reference."""
@@ -169,16 +168,3 @@ def _agreement(a: str, b: str, said: Mapping[str, Mapping[tuple[str, str], str]]
         "share": None if share is None else asdict(share),
         "kappa": cohens_kappa(*answers) if shared else None,
     }
-
-
-def cost(judge: Judge, rows: Sequence[Row]) -> float | None:
-    """USD for the replies behind some judgements; 0 without a server, None if no price is known.
-
-    Replies that were thrown away are not counted.
-    """
-    if judge.kind != "openai":
-        return 0.0
-    price = price_of(replace(judge, max_cost=0))
-    if price is None:
-        return None
-    return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)

@@ -10,12 +10,12 @@ stand three that need no judgement, and how far people agree with each other.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.calibration import HUMAN_CEILING
-from eval.judges.openai.budget import BATCH_DISCOUNT, price_of
+from eval.judges.openai.budget import cost
 from eval.judges.protocol import VERDICTS
 from eval.rates.simple_judges import NAMES, simple_judges_on
 from reports import page
@@ -65,18 +65,11 @@ class Calibrated:
 
         It is counted from the replies that were used: replies that were asked for again cost more.
         """
-        judge = self.config.judge
-        if judge.kind != "openai":
-            return 0.0
-        price = price_of(replace(judge, max_cost=0))
         rows = read_lines(self.folder / "judgements.jsonl")
-        read, written = (
-            sum(row[key] for row in rows) for key in ("prompt_tokens", "completion_tokens")
-        )
-        if price is None or not read:
-            return None
-        discount = BATCH_DISCOUNT if judge.batch else 1.0
-        return price.of(read, written) * discount * 1000 / len(self.pairs)
+        if self.config.judge.kind == "openai" and not any(row["prompt_tokens"] for row in rows):
+            return None  # a server that counts no tokens
+        paid = cost(self.config.judge, rows)
+        return None if paid is None else paid * 1000 / len(self.pairs)
 
     @property
     def pairs_per_minute(self) -> float | None:

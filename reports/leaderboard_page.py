@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.judges.openai.budget import cost
 from eval.judges.protocol import Row
-from eval.standings import agreement, cost, panel, standings
+from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
 from reports import page
 from reports.collect import Record, judge_flags, load_run, note_sources

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 from eval import leaderboard
 from eval.controls import judge_controls
 from eval.judge import judge_summaries
+from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
 from eval.pairs import judge_pairs, pair_rows
 from eval.rates.strengths import Game, fleiss, holm, majority, strengths
-from eval.standings import BASE, agreement, cost, panel, standings
+from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
 from reports.sections import systems
@@ -176,6 +178,7 @@ def test_the_cost_is_the_price_of_the_replies_that_were_used():
     rows = [{"prompt_tokens": 1000, "completion_tokens": 100}] * 10
     judge = Judge(model="m", input_price=2.0, output_price=5.0)
     assert cost(judge, rows) == pytest.approx(10 * (2000 + 500) / 1e6)
+    assert cost(replace(judge, batch=True), rows) == pytest.approx(5 * (2000 + 500) / 1e6)
     assert cost(Judge(kind="facts"), rows) == 0
     assert cost(Judge(model="nobody-knows"), rows) is None
 

@@ -137,7 +137,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     firsts = np.bincount(codes[rows.shown_first], minlength=codes.max() + 1)
     seconds = np.bincount(codes[~rows.shown_first], minlength=codes.max() + 1)
     both = rows.only(((firsts == 1) & (seconds == 1))[codes])
-    if len(both.outcomes) <= len(rows.outcomes) / 2 or np.ptp(both.log_ratios) < 1e-9:
+    if len(both.outcomes) <= len(rows.outcomes) / 2:
         return None
     fitted = clustered_logit(both.outcomes, _curve(both), both.posts)
     if fitted is None:

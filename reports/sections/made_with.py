@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from eval.standings import cost
+from eval.judges.openai.budget import cost
 from reports.collect import Record
 from reports.page import Block, Details, Heading, Table, Text
 from reports.verdict import MISSING, shown, whole

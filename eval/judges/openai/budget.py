@@ -1,7 +1,8 @@
 """What asking costs: prices, an estimate before the first request, and a cap that holds."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Condition
 from typing import NamedTuple
 
@@ -76,6 +77,20 @@ def price_of(judge: JudgeSettings) -> Price | None:
     cached = line.cached if listed and line.cached is not None else read
     kept = line.cache_written if listed and line.cache_written is not None else read
     return Price(read, written, cached, kept)
+
+
+def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
+    """USD for the replies behind some judgements; 0 without a server, None if no price is known.
+
+    Replies that were thrown away are not counted.
+    """
+    if judge.kind != "openai":
+        return 0.0
+    price = price_of(replace(judge, max_cost=0))
+    if price is None:
+        return None
+    share = BATCH_DISCOUNT if judge.batch else 1.0
+    return share * sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
 def usual_reply(judge: JudgeSettings, reasons: bool) -> int:
