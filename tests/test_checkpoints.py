@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -223,8 +224,8 @@ def train_until_full(loop: state.State, disk: Path) -> None:
         if step == 6:
             other.unlink()
 
-    loop.run.log = log_and_fill  # type: ignore[method-assign]
-    train(loop)
+    with mock.patch.object(loop.run, "log", log_and_fill):
+        train(loop)
 
 
 def test_saving_is_by_a_clock_that_never_jumps_and_costs_at_most_a_twentieth(tmp_path, monkeypatch):

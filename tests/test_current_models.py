@@ -99,17 +99,17 @@ def test_a_judge_that_reasons_has_room_for_it_and_the_estimate_is_mended_after_2
     assert f"{luna.written['thought']:,} reasoning and 0 in replies that were cut off" in out
 
 
-def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys):
+def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, monkeypatch):
     """The server ignores the effort. One reply is cut off, and no other."""
     luna = Luna()
-    luna.refusal = lambda body: None  # type: ignore[method-assign]
+    monkeypatch.setattr(luna, "refusal", lambda body: None)
     answer = luna.answer
 
     def deaf(body: dict[str, Any]) -> Any:
         limit = body.pop("max_tokens")
         return answer({**body, "max_completion_tokens": limit, "reasoning_effort": "high"})
 
-    luna.answer = deaf  # type: ignore[method-assign]
+    monkeypatch.setattr(luna, "answer", deaf)
     with luna_at(luna) as url:
         judge = make_judge(luna_config(url), {})
         assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
