@@ -28,7 +28,7 @@ panels            plots of score against distance, and of spreads
 blocks            what pages are made of
 markdown          plain text as Markdown
 numbers           tables as CSV and JSON
-record            what a page says, as JSON
+page_json         what a page says, as JSON
 sample_rows       posts with all summaries and verdicts as rows
 sample_browser    the block that searches them
 token_view        the block that colours tokens of PPO

@@ -9,6 +9,7 @@ script and a style from the same folder; a page holds each of them once.
 
 import html
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -22,7 +23,7 @@ NOT_OURS = "The post and its reference are others' words: they stand on the run'
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(ABC):
     """A part of a page."""
 
     template: ClassVar[str]
@@ -32,9 +33,9 @@ class Block:
     script: ClassVar[str] = ""
     """File there with the JavaScript that this kind of block needs."""
 
+    @abstractmethod
     def markdown(self, stem: str) -> str:
         """The block in Markdown; nothing if Markdown cannot show it. `stem` names the page."""
-        raise NotImplementedError
 
     def inside(self) -> Sequence["Block"]:
         """The blocks that it holds."""

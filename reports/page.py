@@ -20,7 +20,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import markdown, numbers, record
+from reports import markdown, numbers, page_json
 from reports.blocks import (
     NUMBERS,
     Block,
@@ -78,7 +78,7 @@ def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block])
         write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
     found = [numbers.as_record(table, section) for table, section in tables]
     whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": found, "blocks": record.to_json(blocks)})
+    write_json(whole, {"title": title, "tables": found, "blocks": page_json.to_json(blocks)})
     return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
 
 
