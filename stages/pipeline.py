@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +46,7 @@ from stages.running.grid import (
 from stages.running.launch import add_launch_arguments, launch_words
 from stages.running.start import CALLER_SAYS_STOP
 from stages.running.status import help_lines, kept, settings_lines, status
+from stages.running.warm import Warm, can_be_forked
 from stages.runs import halvings, move_aside, put_in_place
 from stages.settings.ablations import ABLATIONS
 from stages.settings.checks import unknown
@@ -54,6 +55,9 @@ from stages.settings.config import Config, UserError, fail
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 from stages.system.locks import held
 
+START = (sys.executable, "-m", "stages.running.start")
+# Modules of the stages that load torch: one interpreter does so for all of them.
+FORKED = {row.module for row in STAGES.values() if row.computes}
 # Two other commands compare what runs have made.
 BESIDE = ("versus", "leaderboard")
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
@@ -144,6 +148,7 @@ class Maker:
         self.how, self.says_stop = how, says_stop
         self.stopped = 0
         self.running: set[subprocess.Popen[bytes]] = set()
+        self.warm: Warm | None = None
 
     def __enter__(self) -> "Maker":
         signal.signal(signal.SIGINT, self._stop)
@@ -151,6 +156,7 @@ class Maker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._cool()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -206,7 +212,7 @@ class Maker:
         row = row_of(stage, cell.config.kind)
         launch = self.how.launch if row.computes else ()
         capped = "judge" in row.sections and self.how.max_cost
-        start = [*(launch or (sys.executable,)), "-m", "stages.running.start", row.module]
+        start = [*launch, *START[1:], row.module] if launch else [*START, row.module]
         words = [*start, *cell.asked.arguments]
         return [*words, "--max-cost", self.how.max_cost] if capped else words
 
@@ -231,6 +237,8 @@ class Maker:
         environment = {**os.environ, "PATH": path}
         if self.says_stop:
             environment[CALLER_SAYS_STOP] = "1"
+        if not label and tuple(words[:3]) == START and words[3] in FORKED and can_be_forked():
+            return _shell_code(self._warmed(environment).run(words[3:]))
         out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
         self.running.add(process)
@@ -238,7 +246,21 @@ class Maker:
             print(f"{label}| {line.decode(errors='replace').rstrip()}", flush=True)
         code = process.wait()
         self.running.discard(process)
-        return code if code >= 0 else 128 - code
+        return _shell_code(code)
+
+    def _warmed(self, environment: Mapping[str, str]) -> Warm:
+        """The interpreter that has loaded the libraries for the stages before; else a new one."""
+        if self.warm is None or self.warm.ended:
+            self._cool()
+            self.warm = Warm(environment)
+            self.running.add(self.warm.process)
+        return self.warm
+
+    def _cool(self) -> None:
+        if self.warm is not None:
+            self.running.discard(self.warm.process)
+            self.warm.close()
+            self.warm = None
 
     def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
         """Make several runs, `jobs` at once; each one's status. A failed run stops no other.
@@ -260,6 +282,10 @@ class Maker:
 
         with ThreadPoolExecutor(self.how.jobs) as pool:
             return list(pool.map(one, cells))
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def _stages_of(cell: Cell) -> tuple[list[str], list[str]]:

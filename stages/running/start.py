@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.finished import make_command
@@ -144,17 +145,21 @@ def is_about_another_process(error: Exception) -> bool:
     return has_others() and dead
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Load the module that the first argument names; run it with the other arguments."""
-    module, *arguments = sys.argv[1:] if argv is None else argv
+def load(module: str) -> ModuleType:
+    """Import a stage's module; a Ctrl-C meanwhile ends the process with one line."""
     try:
-        loaded = importlib.import_module(module)
+        return importlib.import_module(module)
     except KeyboardInterrupt:
         if CALLER_SAYS_STOP not in os.environ:
             said = f"{module} was stopped before it began: the same command begins it"
             print(said, file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
-    loaded.main(arguments)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Load the module that the first argument names; run it with the other arguments."""
+    module, *arguments = sys.argv[1:] if argv is None else argv
+    load(module).main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""One interpreter that loads the libraries once, and forks from itself each stage that needs them.
+
+To load torch and transformers takes a core some ten seconds, and the run on the built-in world has
+seven stages that do. Nothing but imports happens before the fork, so a stage finds what a new
+interpreter would give it. Where there is an accelerator each stage has an interpreter of its own:
+a driver that some import has woken does not survive a fork.
+
+The pipeline writes a line of JSON with a stage's module and arguments; the answer is a line with
+its exit status.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from stages.running.start import load
+
+DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+def can_be_forked() -> bool:
+    """Whether stages may be forked on this machine: Linux, and no accelerator."""
+    found = any(any(Path("/dev").glob(one)) for one in DRIVERS)
+    return sys.platform == "linux" and not found
+
+
+# -- the pipeline's side ---------------------------------------------------------------------------
+
+
+class Warm:
+    """The interpreter, as the pipeline sees it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """It starts at once, and loads what the first stage imports when that is asked for."""
+        answers, answer = os.pipe()
+        words = [sys.executable, "-m", "stages.running.warm", str(answer)]
+        self.process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, pass_fds=[answer]
+        )
+        os.close(answer)
+        self.answers = os.fdopen(answers)
+
+    def run(self, words: Sequence[str]) -> int:
+        """Run a stage, given as its module and arguments, to its end; its return code."""
+        asked: Any = self.process.stdin
+        with suppress(BrokenPipeError):
+            asked.write(json.dumps(list(words)).encode() + b"\n")
+            asked.flush()
+        answer = self.answers.readline()
+        return int(answer) if answer else self.process.wait() or 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, so that the next stage needs another one."""
+        return self.process.poll() is not None
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(BrokenPipeError):
+            self.process.communicate()
+        self.answers.close()
+
+
+# -- the interpreter's side ------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Fork the stages that stdin asks for; the end of each goes to the pipe in the argument."""
+    (pipe,) = sys.argv[1:] if argv is None else argv
+    try:
+        with os.fdopen(int(pipe), "w", buffering=1) as answers:
+            asked = serve(answers)
+    except KeyboardInterrupt:  # no stage is under way: there is nothing to say
+        raise SystemExit(128 + signal.SIGINT) from None
+    except BrokenPipeError:  # the pipeline was killed
+        return
+    if asked is not None:
+        module, arguments = asked
+        module.main(arguments)
+
+
+def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:
+    """Fork stage after stage; returns in each child what it is to run, and at the end None."""
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        module = load(name)
+        sys.stdout.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, BOTH)  # until it is known who handles them
+        child = os.fork()
+        if not child:
+            become_stage()
+            return module, arguments
+        answers.write(f"{status_of(child)}\n")
+    return None
+
+
+def become_stage() -> None:
+    """Leave the pipeline's requests to the parent: a stage reads nothing from stdin."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BOTH)
+
+
+def status_of(child: int) -> int:
+    """Wait for a stage's end; its return code as `subprocess` gives it: a signal is negative.
+
+    A Ctrl-C reaches the stage from the terminal; what is sent to this process alone is passed on.
+    """
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM)),
+    }
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BOTH)
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    main()

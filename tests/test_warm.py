@@ -1,0 +1,183 @@
+"""Stages that one interpreter forks: loaded once, and each ends as a process of its own would."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages import pipeline
+from stages.pipeline import START, Maker
+from stages.running import warm
+from stages.running.grid import How
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(not warm.can_be_forked(), reason="nothing is forked here")
+
+STAGE = """
+import os, signal, sys, time
+print("loads", flush=True)
+if os.environ.get("LOADS_LONG"):
+    time.sleep(60)
+
+def main(arguments):
+    try:
+        run(arguments)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+def run(arguments):
+    print("stage", os.getpid(), os.getppid(), *arguments, repr(sys.stdin.read()), flush=True)
+    match arguments:
+        case ["says", status]:
+            sys.exit(int(status))
+        case ["dies"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case ["breaks"]:
+            raise ZeroDivisionError
+        case ["waits"]:
+            time.sleep(60)
+"""
+CALLER = """
+import signal, sys
+from stages import pipeline
+from stages.running.grid import How
+pipeline.FORKED = {"stage_here"}
+with pipeline.Maker(How()) as maker:
+    codes = [maker.call([*pipeline.START, "stage_here", *one.split()]) for one in sys.argv[1:]]
+    print("codes", codes, maker.stopped, flush=True)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path) -> dict[str, str]:
+    """In which the module `stage_here` can be imported."""
+    (tmp_path / "stage_here.py").write_text(STAGE)
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def caller(environment) -> Iterator:
+    """Starts a process that calls stages one after the other; it has a process group."""
+    started = []
+
+    def start(*stages: str, **more: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CALLER, *stages],
+            env={**environment, **more},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: subprocess.Popen[str], word: str) -> list[str]:
+    """The next line that begins with a word, as words."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split()[:1] == [word]:
+            return line.split()
+    raise AssertionError(f"no line begins with {word}")
+
+
+def test_the_libraries_are_loaded_once_and_each_stage_has_its_own_end(caller):
+    calls = ("says 0", "says 2", "dies", "breaks", "fine")
+    out, err = caller(*calls).communicate(timeout=60)
+    stages = [line.split() for line in out.splitlines() if line.startswith("stage")]
+    assert out.count("loads") == 1
+    assert len({stage[1] for stage in stages}) == len(calls)
+    assert len({stage[2] for stage in stages}) == 1
+    assert all(stage[-1] == "''" for stage in stages)
+    assert out.splitlines()[-1] == "codes [0, 2, 137, 1, 0] 0"
+    assert err.count("Traceback") == 1
+    assert err.splitlines()[-1] == "ZeroDivisionError"
+
+
+def test_a_sigterm_is_handed_on_to_the_stage(caller):
+    process = caller("waits")
+    stage = int(line_of(process, "stage")[1])
+    process.send_signal(signal.SIGTERM)
+    assert line_of(process, "codes") == ["codes", "[143]", "143"]
+    assert not Path(f"/proc/{stage}").exists()
+
+
+def test_a_ctrl_c_reaches_the_stage_and_nobody_prints_a_traceback(caller):
+    process = caller("waits")
+    line_of(process, "stage")
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (out, err) == ("codes [130] 130\n", "")
+
+
+def test_a_ctrl_c_while_libraries_load_is_one_line(caller):
+    process = caller("fine", LOADS_LONG="1")
+    line_of(process, "loads")
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert out == "codes [130] 130\n"
+    assert err == "stage_here was stopped before it began: the same command begins it\n"
+
+
+def test_after_the_interpreter_has_died_the_next_stage_gets_another(environment, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(pipeline, "FORKED", {"stage_here"})
+    words = [*START, "stage_here", "fine"]
+    with Maker(How()) as maker:
+        assert maker.call(words) == 0
+        assert maker.warm is not None
+        first = maker.warm.process
+        first.kill()
+        first.wait()
+        assert maker.call(words) == 0
+        assert maker.warm.process.pid != first.pid
+    assert not maker.running
+
+
+def test_it_ends_with_the_pipeline_that_was_killed(caller):
+    process = caller("says 0", "waits")
+    line_of(process, "stage")
+    _, stage, server, *_ = line_of(process, "stage")
+    process.kill()
+    os.kill(int(stage), signal.SIGTERM)
+    for _ in range(100):
+        if not Path(f"/proc/{server}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("the interpreter still waits")
+
+
+@pytest.mark.parametrize(
+    ("module", "label", "forked"),
+    [("stage_here", "", True), ("stage_here", "tiny seed 1", False), ("other", "", False)],
+)
+def test_who_is_forked(environment, monkeypatch, module, label, forked):
+    """Stages that load torch, unless their lines are labelled because others print beside them."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(pipeline, "FORKED", {"stage_here"})
+    with Maker(How()) as maker:
+        maker.call([*START, module], label)
+        assert (maker.warm is not None) == forked
+
+
+def test_the_stages_that_compute_are_forked_where_there_is_no_accelerator(monkeypatch, tmp_path):
+    assert {"stages.sft", "stages.ppo", "eval.summaries"} <= pipeline.FORKED
+    assert "eval.judge" not in pipeline.FORKED
+    monkeypatch.setattr(warm, "Path", lambda _: tmp_path)
+    assert warm.can_be_forked()
+    (tmp_path / "nvidia0").touch()
+    assert not warm.can_be_forked()
