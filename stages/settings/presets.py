@@ -72,7 +72,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         optimizer=Optimizer(warmup_fraction=0.05),
         sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),
-        ppo=Ppo(learning_rate=1.5e-4, total_episodes=1920, batch_size=64, samples_every=10),
+        ppo=Ppo(learning_rate=1.5e-4, total_episodes=960, batch_size=64, samples_every=5),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=28),
         judge=Judge(kind="facts"),
