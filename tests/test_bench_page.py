@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def place(tmp_path, monkeypatch):
 # -- figures and the check -------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"
+WHO = ("ours", "trl")
 FLOPS = {"sample": 1e9, "measure": 2e9, "score": 1e9, "learn": 6e9}
 
 
@@ -240,3 +242,27 @@ def test_make_bench_and_publish_start_the_page(tmp_path):
         assert said.strip() in " ".join(made.stdout.replace("\\\n", " ").split()), words
     alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
     assert b"reports.publish" not in alone.stdout
+
+
+# -- what the documents say of the published bench -------------------------------------------------
+
+
+def test_the_documents_table_holds_the_published_benchs_figures():
+    published = json.loads((ROOT / GENERATED / "bench.json").read_text(encoding="utf-8"))
+    text = (ROOT / "stages" / "README.md").read_text(encoding="utf-8")
+    shape_line = r"^\| Pythia-\w+, \d+ episodes, microbatch \d+ \|(.*)\|$"
+    table = re.findall(shape_line, text, re.MULTILINE)
+    rate = published["about"]["matrix_rate"]
+    assert len(table) == len(published["shapes"]) == 2
+    for line, shape in zip(table, published["shapes"].values(), strict=True):
+        ours, trl = (min(shape["measured"][who], key=lambda one: one["seconds"]) for who in WHO)
+        by_counting = sum(ours["flops"].values()) / rate
+        expected = (
+            shape["batch"] / ours["seconds"],
+            shape["batch"] / trl["seconds"],
+            max(one["peak"] for one in shape["measured"]["ours"]) / 1e9,
+            max(one["peak"] for one in shape["measured"]["trl"]) / 1e9,
+            ours["seconds"] / by_counting,
+            ours["learn"] / (ours["flops"]["learn"] / rate),
+        )
+        assert [cell.strip() for cell in line.split("|")] == [f"{one:.2f}" for one in expected]
