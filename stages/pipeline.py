@@ -56,8 +56,6 @@ from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 from stages.system.locks import held
 
 START = (sys.executable, "-m", "stages.running.start")
-# Modules of the stages that load torch: one interpreter does so for all of them.
-FORKED = {row.module for row in STAGES.values() if row.computes}
 # Two other commands compare what runs have made.
 BESIDE = ("versus", "leaderboard")
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
@@ -237,7 +235,7 @@ class Maker:
         environment = {**os.environ, "PATH": path}
         if self.says_stop:
             environment[CALLER_SAYS_STOP] = "1"
-        if not label and tuple(words[:3]) == START and words[3] in FORKED and can_be_forked():
+        if not label and tuple(words[:3]) == START and can_be_forked():
             return _shell_code(self._warmed(environment).run(words[3:]))
         out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)

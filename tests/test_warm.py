@@ -14,6 +14,7 @@ from stages import pipeline
 from stages.pipeline import START, Maker
 from stages.running import warm
 from stages.running.grid import How
+from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,10 +45,9 @@ def run(arguments):
             time.sleep(60)
 """
 CALLER = """
-import signal, sys
+import sys
 from stages import pipeline
 from stages.running.grid import How
-pipeline.FORKED = {"stage_here"}
 with pipeline.Maker(How()) as maker:
     codes = [maker.call([*pipeline.START, "stage_here", *one.split()]) for one in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
@@ -134,7 +134,6 @@ def test_a_ctrl_c_while_libraries_load_is_one_line(caller):
 def test_after_the_interpreter_has_died_the_next_stage_gets_another(environment, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(pipeline, "FORKED", {"stage_here"})
     words = [*START, "stage_here", "fine"]
     with Maker(How()) as maker:
         assert maker.call(words) == 0
@@ -160,23 +159,35 @@ def test_it_ends_with_the_pipeline_that_was_killed(caller):
     raise AssertionError("the interpreter still waits")
 
 
-@pytest.mark.parametrize(
-    ("module", "label", "forked"),
-    [("stage_here", "", True), ("stage_here", "tiny seed 1", False), ("other", "", False)],
-)
-def test_who_is_forked(environment, monkeypatch, module, label, forked):
-    """Stages that load torch, unless their lines are labelled because others print beside them."""
+def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path, monkeypatch):
+    """The second one comes after another in the same interpreter; its weights are the same bytes."""
+    weights = {}
+    for forked in (True, False):
+        (tmp_path / str(forked)).mkdir()
+        monkeypatch.chdir(tmp_path / str(forked))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setattr(pipeline, "can_be_forked", lambda forked=forked: forked)
+        with pytest.raises(SystemExit) as ended:
+            pipeline.main(["sft", *ARGUMENTS])
+        assert not ended.value.code
+        weights[forked] = {
+            str(path.relative_to(Path.cwd())): path.read_bytes()
+            for path in Path.cwd().glob("runs/resumed/*/*/model/*.safetensors")
+        }
+    assert len(weights[True]) == 2
+    assert weights[True] == weights[False]
+
+
+def test_a_stage_whose_lines_are_labelled_has_its_own_interpreter(environment, monkeypatch):
+    """Others print beside it, so its lines come through a pipe of its own."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(pipeline, "FORKED", {"stage_here"})
     with Maker(How()) as maker:
-        maker.call([*START, module], label)
-        assert (maker.warm is not None) == forked
+        assert maker.call([*START, "stage_here"], "tiny seed 1") == 0
+        assert maker.warm is None
 
 
-def test_the_stages_that_compute_are_forked_where_there_is_no_accelerator(monkeypatch, tmp_path):
-    assert {"stages.sft", "stages.ppo", "eval.summaries"} <= pipeline.FORKED
-    assert "eval.judge" not in pipeline.FORKED
+def test_stages_are_forked_where_there_is_no_accelerator(monkeypatch, tmp_path):
     monkeypatch.setattr(warm, "Path", lambda _: tmp_path)
     assert warm.can_be_forked()
     (tmp_path / "nvidia0").touch()

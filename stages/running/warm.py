@@ -1,9 +1,9 @@
-"""One interpreter that loads the libraries once, and forks from itself each stage that needs them.
+"""One interpreter that loads the libraries once, and forks each stage of a run from itself.
 
 To load torch and transformers takes a core some ten seconds, and the run on the built-in world has
-seven stages that do. Nothing but imports happens before the fork, so a stage finds what a new
-interpreter would give it. Where there is an accelerator each stage has an interpreter of its own:
-a driver that some import has woken does not survive a fork.
+six stages that do; the others load numpy and scipy. Nothing but imports happens before the fork,
+so a stage finds what a new interpreter would give it. Where there is an accelerator each stage has
+an interpreter of its own: a driver that some import has woken does not survive a fork.
 
 The pipeline writes a line of JSON with a stage's module and arguments; the answer is a line with
 its exit status.
