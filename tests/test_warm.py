@@ -160,7 +160,7 @@ def test_it_ends_with_the_pipeline_that_was_killed(caller):
 
 
 def test_forked_stages_put_out_what_those_of_their_own_interpreters_do(tmp_path, monkeypatch):
-    """The second one comes after another in the same interpreter; its weights are the same bytes."""
+    """The second comes after another in the same interpreter; its weights are the same bytes."""
     weights = {}
     for forked in (True, False):
         (tmp_path / str(forked)).mkdir()
