@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
 from eval.judges.local import LocalJudge, encode, letter_ids
 from eval.judges.prompt import LETTER, make_question
@@ -107,3 +108,10 @@ def test_a_model_without_a_chat_template_is_refused(policy_folder):
 def test_a_missing_model_is_one_line():
     with pytest.raises(UserError, match=r"judge.model=no/such_model does not load"):
         LocalJudge("no/such_model", 1)
+
+
+def test_loading_a_judge_prints_nothing(chat_folder, capfd):
+    """Bars of other libraries, drawn over and over, make a log unreadable."""
+    transformers_logging.enable_progress_bar()
+    LocalJudge(str(chat_folder), batch_size=3)
+    assert capfd.readouterr() == ("", "")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from eval.judges.prompt import LETTER, Question, make_question
 from eval.judges.protocol import About, Choice, Comparison, Reply
-from stages.learning.models import model_inputs
+from stages.learning.models import model_inputs, quiet_loading
 from stages.settings.checks import UserError
 from stages.system.progress import progress
 
@@ -25,6 +25,7 @@ class LocalJudge:
     """A chat model, from a folder or the hub, on this machine's GPU where it has one."""
 
     def __init__(self, source: str, batch_size: int, axis: str = "overall") -> None:
+        quiet_loading()
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(source)
             self.model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()

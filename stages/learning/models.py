@@ -118,7 +118,7 @@ def new_reward_model(
 def _load(
     auto: Any, source: str | Path, dropout: float, **changes: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    _quiet()
+    quiet_loading()
     try:
         config = with_dropout(AutoConfig.from_pretrained(str(source), **changes), dropout)
         model, info = auto.from_pretrained(
@@ -129,8 +129,8 @@ def _load(
     return model, info
 
 
-def _quiet() -> None:
-    """Show no bars and no load report; `_refuse_weights` says what matters in one line."""
+def quiet_loading() -> None:
+    """Have transformers show no bars and no load report; what is wrong is said in one line."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
 
@@ -152,7 +152,7 @@ def save_model(
 
     `weights` by name, if the model does not hold them whole itself.
     """
-    _quiet()
+    quiet_loading()
     model.save_pretrained(folder, state_dict=weights)
     # Whether the hub could be asked is no part of a tokenizer.
     tokenizer.init_kwargs.pop("local_files_only", None)
