@@ -144,7 +144,8 @@ def conclusion(one: Against) -> str:
         told = "is preferred to the references less often than"
     return (
         f"{name} {told} {first}: {points(one)}, {p_value(one.together.p_value)}; better on"
-        f" {whole(one.changes[BETTER])} posts, worse on {whole(one.changes[WORSE])}. {seeds(one)}"
+        f" {whole(one.changes[BETTER])}, worse on {whole(one.changes[WORSE])} of"
+        f" {whole(one.written)} summaries. {seeds(one)}"
     )
 
 

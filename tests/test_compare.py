@@ -67,6 +67,7 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
     assert found.each == pytest.approx([8 / 9, 8 / 9, 7 / 9])
     assert found.is_clear
     assert "more than seeds could explain" in compare_page.conclusion(found)
+    assert "better on 26, worse on 0 of 27 summaries." in compare_page.conclusion(found)
     assert "By seed: +88.9, +88.9, +77.8" in compare_page.conclusion(found)
     reverse = against(entries[0], entries[1])
     assert reverse.each == pytest.approx([-8 / 9, -8 / 9, -7 / 9])

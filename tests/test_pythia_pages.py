@@ -7,6 +7,7 @@ import pytest
 from reports import page, plots, scaling_page
 from reports.page import Figure, Note, Table, Text
 from reports.scaling import beside_paper
+from reports.scaling.answers import answers_table
 from reports.scaling.details import code_line
 from reports.scaling.rows import frame_of
 from reports.scaling.verdicts import BEATS, UNKNOWN, size_verdicts
@@ -52,6 +53,17 @@ def test_equal_length_stands_beside_the_win_rate_with_an_interval(records):
     assert six_b.win_rate.estimate == pytest.approx(0.76925)
     assert six_b.controlled.estimate == pytest.approx(0.76925 - 0.06)
     assert six_b.controlled.low < six_b.controlled.estimate < six_b.controlled.high
+
+
+def test_a_seed_without_a_rate_at_equal_length_is_said_where_the_others_mean_stands(records):
+    frame = frame_of(records)
+    row = frame.index[frame["parameters"] == frame["parameters"].max()][0]
+    for end in ("", "_low", "_high"):
+        frame.loc[row, f"ppo/controlled{end}"] = float("nan")
+    six_b = size_verdicts(frame)[2]
+    (*_, row_of_six_b) = answers_table([six_b]).rows
+    assert row_of_six_b[3].endswith("], 3 of 4 seeds")
+    assert row_of_six_b[2].endswith("]")
 
 
 def test_every_number_of_the_paper_has_a_verdict_with_its_seeds(records):

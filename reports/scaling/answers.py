@@ -53,8 +53,8 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
         [
             f"{one.name}, {plots.count(one.parameters)}",
             one.verdict,
-            pooled(one.win_rate),
-            pooled(one.controlled),
+            pooled(one.win_rate, one.seeds),
+            pooled(one.controlled, one.seeds),
             number(one.tokens, 1),
             number(one.reference_tokens, 1),
             _seeds(one),
@@ -70,11 +70,12 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     return Table(header, rows, caption, strong=True, name="sizes")
 
 
-def pooled(found: Pooled | None) -> str:
-    """A share with its interval, in percent; a dash for None."""
+def pooled(found: Pooled | None, seeds: int) -> str:
+    """A share with its interval, in percent; a dash for None. It says where seeds have none."""
     if found is None:
         return MISSING
-    return f"{percent(found.estimate)} {interval(found.low, found.high)}"
+    share = f"{percent(found.estimate)} {interval(found.low, found.high)}"
+    return share if found.seeds == seeds else f"{share}, {found.seeds} of {seeds} seeds"
 
 
 def _seeds(one: SizeVerdict) -> str:
