@@ -105,7 +105,7 @@ print(len([one for one in replies if one.choice == "A"]))
 
 
 def many() -> list[Comparison]:
-    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(100)]
+    return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(500)]
 
 
 def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
@@ -131,7 +131,7 @@ def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
         for talk in talks:
             talk.join(120)
     assert [one.returncode for one in pair] == [0, 0]
-    assert asked.total() == len(asked) == 100
+    assert asked.total() == len(asked) == 500
 
 
 def test_the_claim_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_waited_for(tmp_path):
