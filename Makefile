@@ -15,6 +15,7 @@ LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
 JUDGE ?=
+PAGES ?=
 JUDGES ?=
 DIRECT ?=
 GPU ?=
@@ -147,7 +148,7 @@ RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)
 	$(if $(filter bench,$(NAME)),@$(PY) -m reports.bench_page --publish)
 	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.publish $(call option,names,$(RUN_NAMES)) \
-		$(call option,judge,$(JUDGE)))
+		$(call option,judge,$(JUDGE)) $(call option,kinds,$(PAGES)))
 
 # Models with their cards, and the run's page, to the Hugging Face hub.
 HUB ?=

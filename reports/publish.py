@@ -246,14 +246,20 @@ def check_clean(pages: Sequence[Page]) -> None:
 
 
 def publish(
-    names: Sequence[str], judge: str = "", allow_dirty: bool = False
+    names: Sequence[str], judge: str = "", kinds: Sequence[str] = (), allow_dirty: bool = False
 ) -> tuple[list[Page], list[str]]:
     """Copy the pages, record them, write the README's blocks; the pages and what is left out.
 
-    Raises UserError, before anything is written, if a page may not be published.
+    `kinds` are the kinds of page that are meant; all where none is named. Raises UserError, before
+    anything is written, if a page may not be published.
     """
     pages, left_out = find_pages(names, judge)
     check_seeds(pages)
+    there = sorted({page.kind for page in pages})
+    for kind in kinds:
+        if kind not in there:
+            raise unknown("kind of page", kind, there)
+    pages = [page for page in pages if page.kind in (kinds or there)]
     if not allow_dirty:
         check_clean(pages)
     GENERATED.mkdir(parents=True, exist_ok=True)
@@ -332,10 +338,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="copy finished pages to reports/generated")
     parser.add_argument("--names", nargs="+", default=["tiny"], help="runs")
     parser.add_argument("--judge", default="", help="where runs were judged by several")
+    parser.add_argument("--kinds", nargs="+", default=[], help="run, scaling, ...; else all")
     parser.add_argument("--allow-dirty", action="store_true", help="code that is not committed too")
     args = parser.parse_args(argv)
     try:
-        pages, left_out = publish(list(dict.fromkeys(args.names)), args.judge, args.allow_dirty)
+        names = list(dict.fromkeys(args.names))
+        pages, left_out = publish(names, args.judge, args.kinds, args.allow_dirty)
     except UserError as error:
         fail(error)
     lines = [f"published in {GENERATED}:", *(f"  {page.stem}" for page in pages), *left_out]

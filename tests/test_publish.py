@@ -144,6 +144,21 @@ def test_pages_of_other_runs_stay_and_pages_that_need_them_wait(place):
     assert list(published()) == ["scaling-tiny-s-tiny", "tiny-s-seed1", "tiny-seed1"]
 
 
+def test_one_kind_of_page_can_be_published_without_the_others(place, capsys):
+    finished(1)
+    finished(1, name="tiny-s")
+    scaling_page.main(["--names", "tiny-s", "tiny"])
+    runs = ["--names", "tiny-s", "tiny", "--kinds"]
+    assert "did you mean scaling?" in refused(capsys, *runs, "scalin")
+    publish.main([*runs, "scaling"])
+    assert list(published()) == ["scaling-tiny-s-tiny"]
+    finished(2)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        publish.main([*runs, "scaling"])
+    assert "lacks seed 2 of tiny" in capsys.readouterr().err
+
+
 def test_ablations_of_a_run_go_with_it(place):
     finished(1)
     turned = make_config(

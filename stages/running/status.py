@@ -66,6 +66,7 @@ VARIABLES = {
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
     "JUDGE": "for scaling, publish, power: which of several judges",
+    "PAGES": "for publish: kinds of page: run, scaling, ...; else all",
     "NAMES, A, B": "runs for scaling; two policies for versus",
     "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
     "GPUS": "cards of one machine: a process for each",
