@@ -308,7 +308,7 @@ def test_the_blocks_of_the_readme_are_those_of_the_published_numbers():
 def test_every_number_in_the_prose_beside_the_results_is_a_published_one():
     prose = prose_beside_the_results(readme())
     assert prose.strip()
-    known = numbers_of(committed())
+    known = numbers_of(committed()) | numbers_of_linked_tables(readme())
     assert [one for one in NUMBER.findall(prose) if not is_known(one, known)] == []
 
 
@@ -330,6 +330,18 @@ def numbers_of(record):
         parts = [row, *(one for each in nested for one in each.values() if isinstance(one, dict))]
         found |= {float(v) for part in parts for v in part.values() if isinstance(v, int | float)}
         found |= {float(one) for text in entry["devices"] for one in re.findall(r"\d+", text)}
+    return found
+
+
+def numbers_of_linked_tables(text):
+    """Every number, and every count as in 1.02M, of the tables of pages about sizes it links to."""
+    found = set()
+    for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
+        for name in ("sizes.csv", "measured.csv"):
+            cells = (ROOT / GENERATED / f"{stem}-numbers" / name).read_text(encoding="utf-8")
+            written = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([KM]?)\b", cells)
+            found |= {float(one) * {"": 1, "K": 1e3, "M": 1e6}[unit] for one, unit in written}
+            found |= {float(one) for one, unit in written if unit == "K"}
     return found
 
 

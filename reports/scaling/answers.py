@@ -53,8 +53,8 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
         [
             f"{one.name}, {plots.count(one.parameters)}",
             one.verdict,
-            pooled(one.win_rate, one.seeds),
-            pooled(one.controlled, one.seeds),
+            pooled(one.win_rate),
+            pooled(one.controlled),
             number(one.tokens, 1),
             number(one.reference_tokens, 1),
             _seeds(one),
@@ -65,17 +65,26 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     caption = (
         "Win rate against the reference: the mean over seeds, with a 95% interval that holds the"
         " doubt of seeds and of posts (of one seed: of posts alone). Beats, does not beat: the"
-        " whole interval lies above, below 50%."
+        f" whole interval lies above, below 50%.{_of_fewer_seeds(verdicts)}"
     )
     return Table(header, rows, caption, strong=True, name="sizes")
 
 
-def pooled(found: Pooled | None, seeds: int) -> str:
-    """A share with its interval, in percent; a dash for None. It says where seeds have none."""
+def pooled(found: Pooled | None) -> str:
+    """A share with its interval, in percent; a dash for None."""
     if found is None:
         return MISSING
-    share = f"{percent(found.estimate)} {interval(found.low, found.high)}"
-    return share if found.seeds == seeds else f"{share}, {found.seeds} of {seeds} seeds"
+    return f"{percent(found.estimate)} {interval(found.low, found.high)}"
+
+
+def _of_fewer_seeds(verdicts: Sequence[SizeVerdict]) -> str:
+    """At which sizes a mean at equal length is of fewer seeds than the win rate beside it."""
+    fewer = [
+        f"{one.controlled.seeds} of {one.seeds} seeds of {one.name}"
+        for one in verdicts
+        if one.controlled is not None and one.controlled.seeds < one.seeds
+    ]
+    return f" At equal length: {', '.join(fewer)} have a rate." if fewer else ""
 
 
 def _seeds(one: SizeVerdict) -> str:
