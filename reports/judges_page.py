@@ -203,10 +203,10 @@ def lines_of(group: Sequence[Calibrated]) -> list[str]:
     """One group for a terminal of 80 columns."""
     low, high = HUMAN_CEILING
     lines = [f"{len(group[0].pairs)} labelled pairs of {source_of(group[0])}"]
-    lines.append(f"  {'people with each other':36} {low:.0%} to {high:.0%}")
+    lines.append(f"  {'people with each other':38} {low:.0%} to {high:.0%}")
     for row in rows_of(group):
         flags = f"  {len(row['flags'])} flags" if row.get("flags") else ""
-        lines.append(f"  {row['judge'][:36]:36} {estimate(row['agreement'])}{flags}"[:80])
+        lines.append(f"  {row['judge'][:38]:38} {estimate(row['agreement'])}{flags}"[:80])
     return lines
 
 
