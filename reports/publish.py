@@ -67,24 +67,31 @@ class Page:
 # -- which pages -----------------------------------------------------------------------------------
 
 
-def find_pages(names: Sequence[str], judge: str = "") -> tuple[list[Page], list[str]]:
+def find_pages(
+    names: Sequence[str], judge: str = "", kinds: Sequence[str] = ()
+) -> tuple[list[Page], list[str]]:
     """The pages of the named runs, and a line on each seed without one.
+
+    Where kinds are named, the others are not looked at, but for runs where the page about sizes is
+    meant: it must have all their seeds.
 
     Raises UserError for an unknown run, a run without any page, and a page that is stale.
     """
     found: list[Page] = []
     left_out: list[str] = []
+    needed = {*kinds, *(("run",) if "scaling" in kinds else ())} or set(KINDS.values())
+    stages = [stage for stage, kind in KINDS.items() if kind in needed]
     for name in names:
         if name not in names_of_runs():
             raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
         pages = []
         seeds = (settings.RUNS / name).glob("seed*")
         for seed in sorted(seeds, key=lambda one: (len(one.name), one.name)):
-            of_seed = [page for stage in KINDS for page in pages_of_seed(seed, stage, judge)]
+            of_seed = [page for stage in stages for page in pages_of_seed(seed, stage, judge)]
             pages += of_seed
-            if not any(page.kind == "run" for page in of_seed):
+            if "run" in needed and not any(page.kind == "run" for page in of_seed):
                 left_out.append(f"{name} {seed.name} has no page: stage report is missing.")
-        if not pages:
+        if stages and not pages:
             raise UserError(f"run {name} has no page: run `make eval` for it first")
         found += pages
     return [*found, *versus_pages(names, judge), *several_pages(names, judge)], left_out
@@ -253,7 +260,7 @@ def publish(
     `kinds` are the kinds of page that are meant; all where none is named. Raises UserError, before
     anything is written, if a page may not be published.
     """
-    pages, left_out = find_pages(names, judge)
+    pages, left_out = find_pages(names, judge, kinds)
     check_seeds(pages)
     there = sorted({page.kind for page in pages})
     for kind in kinds:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,22 @@ def test_one_kind_of_page_can_be_published_without_the_others(place, capsys):
     with pytest.raises(SystemExit):
         publish.main([*runs, "scaling"])
     assert "lacks seed 2 of tiny" in capsys.readouterr().err
+
+
+def test_kinds_that_are_not_meant_are_not_looked_at(place):
+    """Two judges' pages of the run ask for JUDGE; a page about its ablations does not."""
+    finished(1)
+    turned = make_config(
+        "tiny", seed=1, name="tiny-dropout", upstream="tiny", overrides=("ppo.dropout=0.1",)
+    )
+    fabricate(turned, texts=[f"summary {index}" for index in range(9)])
+    ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
+    report = settings.RUNS / "tiny" / "seed1" / "report"
+    shutil.copytree(report / "facts", report / "another")
+    with pytest.raises(SystemExit):
+        publish.main([])
+    publish.main(["--kinds", "ablations"])
+    assert list(published()) == ["ablations-tiny"]
 
 
 def test_ablations_of_a_run_go_with_it(place):
