@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +130,17 @@ def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judge
     found, _ = find_calibrations()
     assert len(found) == 3
     assert later in {one.folder for one in found}
+
+
+def test_the_documents_table_of_judges_holds_the_published_pages_figures():
+    root = Path(__file__).parents[1]
+    page = (root / "reports" / "generated" / "judges.md").read_text(encoding="utf-8")
+    first, second = page.split("\n## ")[1:3]
+    text = (root / "eval" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| judge | labels by")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
+    assert len(rows) == 5
+    for _, *cells in rows:
+        for cell, section in zip(cells, (first, second), strict=True):
+            share, interval = cell.removesuffix(", flagged ").strip().split(" ", 1)
+            assert f"{share}% {interval}" in section
