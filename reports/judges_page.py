@@ -21,7 +21,17 @@ from eval.rates.simple_judges import NAMES, simple_judges_on
 from reports import page
 from reports.collect import names_of_runs
 from reports.page import Block, Heading, Note, Table, Text
-from reports.verdict import MISSING, difference, estimate, kappa, number, percent, shown, whole
+from reports.verdict import (
+    MISSING,
+    difference,
+    estimate,
+    kappa,
+    number,
+    percent,
+    shown,
+    told_apart,
+    whole,
+)
 from stages.finished import METHOD, read_manifest
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -32,6 +42,7 @@ from stages.system.files import file_hash, read_lines, write_json
 from stages.system.machine import code_version
 
 STEM = "judges"
+WIDTH = 46  # of a judge's name in the terminal
 SAME = ("id", "post", "label", "words", "overlap")  # what makes two pairs the same
 HEADER = (
     "judge|agreement [95%]|Cohen's kappa [95%]|more than the longest text, by|prefers the longer"
@@ -125,13 +136,15 @@ def by_pairs(found: Sequence[Calibrated]) -> list[list[Calibrated]]:
 def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
     """The judges of one group and the simple ones, by agreement, highest first."""
     rows = []
-    for one in group:
+    names = [one.results["judge"]["name"] for one in group]
+    labels = told_apart(names, [one.config.judge for one in group])
+    for one, label in zip(group, labels, strict=True):
         results = one.results
         longer = results["prefers_longer"] or {"judge": None}
         longest = results["simple"].get("longest")
         rows.append(
             {
-                "judge": results["judge"]["name"],
+                "judge": label,
                 "is_llm": results["judge"]["is_llm"],
                 "run": f"{one.config.name}/seed{one.config.seed}",
                 "agreement": results["agreement"],
@@ -203,11 +216,16 @@ def lines_of(group: Sequence[Calibrated]) -> list[str]:
     """One group for a terminal of 80 columns."""
     low, high = HUMAN_CEILING
     lines = [f"{len(group[0].pairs)} labelled pairs of {source_of(group[0])}"]
-    lines.append(f"  {'people with each other':38} {low:.0%} to {high:.0%}")
+    lines.append(f"  {'people with each other':{WIDTH}} {low:.0%} to {high:.0%}")
     for row in rows_of(group):
         flags = f"  {len(row['flags'])} flags" if row.get("flags") else ""
-        lines.append(f"  {row['judge'][:38]:38} {estimate(row['agreement'])}{flags}"[:80])
+        lines.append(f"  {_shortened(row['judge']):{WIDTH}} {estimate(row['agreement'])}{flags}")
     return lines
+
+
+def _shortened(name: str) -> str:
+    """A name without its middle where it is long: what tells two judges apart is at its end."""
+    return name if len(name) <= WIDTH else f"{name[: WIDTH // 2 - 1]}…{name[-WIDTH // 2 :]}"
 
 
 def write_page(found: Sequence[Calibrated], left_out: Sequence[str]) -> Path:

@@ -18,7 +18,7 @@ from reports import page
 from reports.collect import Record, judge_flags, load_run, note_sources
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections import systems
-from reports.verdict import MISSING, estimate, number, percent, whole
+from reports.verdict import MISSING, estimate, number, percent, told_apart, whole
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import config_from_arguments, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
@@ -85,12 +85,12 @@ def read_judges(config: Config) -> tuple[list[Judged], list[str]]:
 
 
 def _labelled(found: Sequence[tuple[Config, Record]]) -> list[Judged]:
-    """The judges by their names; by their folders where two share a name."""
+    """The judges by their names; where two share one, with what tells them apart."""
     names = [record.results("judge")["judge"]["name"] for _, record in found]
     texts = summary_texts(found[0][1].folders["summaries"])
     judges = []
-    for (config, record), name in zip(found, names, strict=True):
-        label = name if names.count(name) == 1 else config.judge.folder
+    labels = told_apart(names, [config.judge for config, _ in found])
+    for (config, record), label in zip(found, labels, strict=True):
         judgements, pairs = read_lines(record.folders["judge"] / "judgements.jsonl"), _pairs(config)
         judges.append(
             Judged(

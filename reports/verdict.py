@@ -5,12 +5,14 @@ plainly as good news.
 """
 
 import json
+from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
 from eval.rates.table import MOST_UNJUDGED, leans
 from stages.learning.intervals import wilson
 from stages.settings.hidden import public_value
+from stages.settings.judge import READ_BY, Judge
 
 Row = dict[str, Any]
 MISSING = "–"
@@ -119,6 +121,29 @@ def judge(row: Row) -> str:
     """Who judged; says so if that is not a language model."""
     name: str = row["judge"]
     return name if row["is_llm"] or "not an llm" in name.lower() else f"{name} (not an LLM)"
+
+
+def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
+    """The names of some judges; where two share one, with the settings in which they differ.
+
+    Where these are not shown, as of two servers, the name of the judge's folder takes their place.
+    """
+    labels = []
+    for name, one in zip(names, judges, strict=True):
+        mine = _read(one)
+        others = [_read(j) for its, j in zip(names, judges, strict=True) if its == name]
+        differ = [key for key in mine if any(o.get(key, mine[key]) != mine[key] for o in others)]
+        said = [f"{key}={shown(f'judge.{key}', mine[key])}" for key in differ]
+        labels.append(f"{name} ({', '.join(said)})" if said else name)
+    return [
+        label if labels.count(label) == 1 else one.folder
+        for label, one in zip(labels, judges, strict=True)
+    ]
+
+
+def _read(one: Judge) -> dict[str, Any]:
+    """The settings that a judge's verdicts depend on."""
+    return {key: getattr(one, key) for key in ("kind", *READ_BY[one.kind], "axis")}
 
 
 def judge_note(row: Row) -> str | None:

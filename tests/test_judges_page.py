@@ -11,7 +11,8 @@ from eval.calibration import calibrate
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Choice, Reply
 from reports import judges_page, publish
-from reports.judges_page import by_pairs, find_calibrations, rows_of
+from reports.judges_page import by_pairs, find_calibrations, lines_of, rows_of
+from reports.verdict import told_apart
 from stages.finished import METHOD
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge, UserError
@@ -76,6 +77,34 @@ def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_
     assert "people with each other | 72 to 77% |" in text
     assert text.count("| the label that most pairs have |") == 2
     assert "another is FLAGGED:" in text
+
+
+def test_judges_that_share_a_name_are_told_apart(two_judges):
+    """One model behind a server and in this process, and asked with another budget."""
+    path = two_judges / "paid/seed44413/calibration"
+    for judge in (replace(PAID, kind="local"), replace(PAID, max_tokens=32)):
+        again = path / judge.folder
+        again.mkdir()
+        for name in ("pairs.jsonl", "judgements.jsonl", "manifest.json", "config.json"):
+            (again / name).write_bytes((path / PAID.folder / name).read_bytes())
+        config = read_json(again / "config.json")
+        config["judge"] |= {"kind": judge.kind, "max_tokens": judge.max_tokens}
+        write_json(again / "config.json", config)
+    (group, _) = by_pairs(find_calibrations()[0])
+    assert {row["judge"] for row in rows_of(group) if "simple" not in row} == {
+        "facts (offline rule, not an LLM)",
+        "another (kind=local)",
+        "another (kind=openai, max_tokens=256)",
+        "another (kind=openai, max_tokens=32)",
+    }
+    lines = [line for line in lines_of(group) if "another" in line]
+    assert len({line[:48] for line in lines}) == 3
+    assert max(map(len, lines)) <= 80
+
+
+def test_where_what_differs_is_not_shown_the_folder_tells_judges_apart():
+    here, there = (Judge(base_url=f"http://127.0.0.1:{port}/v1") for port in (8000, 8001))
+    assert told_apart(["m", "m", "n"], [here, there, here]) == [here.folder, there.folder, "n"]
 
 
 def paid_share(group):
