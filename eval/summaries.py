@@ -20,6 +20,7 @@ from stages.learning.models import (
     load_policy,
     load_reward_model,
     load_tokenizer,
+    require_room,
     response_logprobs,
 )
 from stages.learning.shared_query import summary_scores
@@ -72,6 +73,7 @@ def sample_summaries(
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = posts.columns["queries"]
+    require_room(policy, int(queries.lengths().max()), sampling.length, setting_of_longest(name))
     share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
 
@@ -100,6 +102,11 @@ def policies_of(config: Config) -> list[str]:
 def longest(config: Config, name: str) -> int:
     """Most tokens of a policy's summary; Huang et al. 2024 lets DPO's be longer than PPO's."""
     return config.eval.dpo_summary_tokens if name == "dpo" else config.data.max_summary_tokens
+
+
+def setting_of_longest(name: str) -> str:
+    """The setting that `longest` reads."""
+    return "eval.dpo_summary_tokens" if name == "dpo" else "data.max_summary_tokens"
 
 
 def held_out(run: Run, count: int) -> TokenizedSplit:

@@ -28,7 +28,13 @@ from transformers import (
 
 from stages.learning.heads import require_heads
 from stages.learning.loop import stream_seed
-from stages.learning.models import load_policy, load_tokenizer, save_model, with_dropout
+from stages.learning.models import (
+    load_policy,
+    load_tokenizer,
+    positions_of,
+    save_model,
+    with_dropout,
+)
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.drawn import drawn_rows
 from stages.posts.hub import fetch_rows, sources_of
@@ -65,7 +71,7 @@ from stages.system.hub import Fetched, Source, fetch_model, fetch_tokenizer, mod
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 
 
 def make_base(config: Config) -> None:
@@ -145,13 +151,6 @@ def read_rows(config: Config) -> Rows:
     if articles:
         located[CNNDM] = articles
     return Rows(located=located, bad=bad, published=published)
-
-
-def positions_of(model: torch.nn.Module) -> int:
-    """How many tokens a model can take; without bound if its config names no limit."""
-    config: Any = model.config
-    config = config.get_text_config()
-    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def split_limits(data: Data, positions: int) -> dict[str, Limits]:

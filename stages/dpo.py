@@ -37,7 +37,7 @@ from stages.learning.loop import (
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt
-from stages.learning.models import load_policy, load_tokenizer
+from stages.learning.models import load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
     alike,
     length_bias,
@@ -61,6 +61,7 @@ from stages.settings.config import Config, UserError
 # and a mean over 64 pairs by 0.001; beta divides both by 20. If rows are mixed up, the numbers are
 # off by tenths.
 TOLERANCES = {"no": 1e-3, "bf16": 0.01}
+MEASURED_AT = 0.05  # beta
 
 
 def train_dpo(config: Config) -> None:
@@ -71,6 +72,9 @@ def train_dpo(config: Config) -> None:
         check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
+        held_out = load_split(run.require("base") / "data", "sft_validation").columns["queries"]
+        longest = int(held_out.lengths().max())  # known here, and a night before it is sampled
+        require_room(policy, longest, config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens")
         references = {
             name: split_logprobs(
                 accelerator, policy, split, config, f"dpo reference, {name}", run.resume
@@ -128,7 +132,7 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
         with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
             stats = take_step(state, train, reference, rows)
         if update == 0:
-            check_start(stats, TOLERANCES[config.memory.mixed_precision])
+            check_start(stats, tolerance(config))
         run.log(update + 1, **stats, lr=rate)
 
 
@@ -174,6 +178,11 @@ def take_step(
     state.optimizer.step()
     state.optimizer.zero_grad()
     return stats
+
+
+def tolerance(config: Config) -> float:
+    """How far the first batch may be off: rewards grow with beta, and rounding with them."""
+    return TOLERANCES[config.memory.mixed_precision] * max(1.0, config.dpo.beta / MEASURED_AT)
 
 
 def check_start(stats: dict[str, float], tolerance: float) -> None:

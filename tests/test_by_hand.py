@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from stages.learning.likelihood import counted_tokens, summed_loss
-from stages.learning.preferences import summarize_gaps
+from stages.learning.preferences import calibration, summarize_gaps
 from stages.posts.tokens import Limits, TokenizedSplit, tokenize_comparisons, tokenize_posts
 from stages.reward import score_pairs, take_step
 from stages.settings.command_line import make_config
@@ -95,6 +95,12 @@ def test_a_step_of_the_reward_model_raises_what_people_chose_above_what_they_did
     assert stats["loss/train"] == pytest.approx(sum(one.item() for one in losses) / len(losses))
     for found, expected in zip(ours.parameters(), by_hand.parameters(), strict=True):
         close(found.detach(), expected.detach(), 1e-5)
+
+
+def test_the_share_that_is_right_is_counted_by_the_size_of_the_gap():
+    """Bins of half a reward unit, by hand: [0, 0.5), [0.5, 1), and [2, 2.5) after three empty."""
+    found = calibration([0.2, -0.1, 0.4, 0.6, 0.9, -0.7, 0.99, 2.3])
+    assert found == [[0.25, 2 / 3, 3], [0.75, 3 / 4, 4], [2.25, 1.0, 1]]
 
 
 def test_a_gap_of_0_is_not_right(reward_model, tokenizer, pairs):

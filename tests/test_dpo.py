@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages import dpo
+from stages import base, dpo, sft
 from stages.finished import stage_folder
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.learning.loop import Order, batch_rows, make_optimizer
@@ -278,6 +278,28 @@ def test_the_first_loss_is_named_where_it_is_not_ln_2():
     with pytest.raises(UserError, match=r"step 0: loss/train is 0\.75, off by 0\.0569 .* dpo:"):
         dpo.check_start(stats, 1e-3)
     dpo.check_start(stats, 0.1)
+
+
+def test_a_larger_beta_may_be_off_by_more():
+    found = [
+        dpo.tolerance(make_config("tiny", name="b", overrides=(f"dpo.beta={beta}",)))
+        for beta in (0.01, 0.05, 0.5)
+    ]
+    assert found == pytest.approx([1e-3, 1e-3, 1e-2])
+
+
+def test_summaries_longer_than_the_model_can_take_are_refused_before_dpo_learns(runs, capsys):
+    small = "base.hidden_size=32 base.num_layers=1 sft.epochs=1 eval.dpo_summary_tokens=4000"
+    small += " world.train_posts=32 world.validation_posts=4"
+    small += " world.train_comparisons=16 world.validation_comparisons=4"
+    arguments = ["--preset", "tiny", "--name", "long", "--set", *small.split()]
+    base.main(arguments)
+    sft.main(arguments)
+    with pytest.raises(SystemExit):
+        dpo.main(arguments)
+    said = capsys.readouterr().err
+    assert "eval.dpo_summary_tokens is 4000, after queries of up to" in said
+    assert not list(runs.glob("*/*/dpo*"))
 
 
 # -- make ------------------------------------------------------------------------------------------

@@ -106,6 +106,22 @@ def test_what_was_added_before_the_failure_does_not_count(policy):
     assert [one["to"] for one in loop.run.noted] == [4, 2]
 
 
+def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not(policy):
+    optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
+    loop = state(policy, optimizer)
+
+    def gradients(size: int) -> int:
+        if size > 4:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+        if size > 2:
+            raise RuntimeError("shapes cannot be multiplied")
+        return size
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        in_memory(loop, gradients)
+    assert [one["to"] for one in loop.run.noted] == [4]
+
+
 def out_of_memory(size: int) -> None:
     raise torch.OutOfMemoryError
 

@@ -26,7 +26,7 @@ def split_of(chosen: list[int], rejected: list[int]) -> TokenizedSplit:
     return TokenizedSplit(columns=columns, rows=rows)
 
 
-def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets_and_chance_at_equal_length():
+def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets():
     gaps = [float(a - b) for a, b in zip(CHOSEN, REJECTED, strict=True)]
     found = length_bias(gaps, split_of(CHOSEN, REJECTED))
     # Longer: rows 0, 1, 4, 7; equal: 2, 6. So (4 + 2 / 2) / 10.

@@ -13,9 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, normalize, ppo, reward, sft
-from stages.base import positions_of, remarks
+from stages.base import remarks
 from stages.learning.likelihood import summed_loss
-from stages.learning.models import load_tokenizer
+from stages.learning.models import load_tokenizer, positions_of, require_room
 from stages.posts.bad_rows import BadRows
 from stages.posts.published import beside_known, differences, kept_odd_rows, known_rows
 from stages.posts.readers import check_comparison, format_post, label_strength, read_source
@@ -231,6 +231,9 @@ def test_a_models_positions_are_found_by_what_its_family_calls_them(policy):
     config = GPT2Config(vocab_size=8, n_positions=33, n_embd=8, n_layer=1, n_head=2)
     assert positions_of(GPT2LMHeadModel(config)) == 33
     assert positions_of(policy) == 256
+    require_room(policy, 200, 56, "eval.dpo_summary_tokens")
+    with pytest.raises(UserError, match=r"eval\.dpo_summary_tokens is 57, after .* 256 positions"):
+        require_room(policy, 200, 57, "eval.dpo_summary_tokens")
 
 
 def test_a_setting_that_is_neither_stop_nor_skip_is_refused():
@@ -349,6 +352,15 @@ def test_ppo_train_is_optional_and_needs_no_summary(tmp_path, tokenizer):
     (folder / "ppo_train.jsonl").write_text(json.dumps(bare | {"post": 3}) + "\n")
     with pytest.raises(UserError, match=r"ppo_train\.jsonl:1: field post is of type int"):
         read_all(folder)
+    (folder / "ppo_train.jsonl").write_text(json.dumps(bare | {"summary": 5}) + "\n")
+    with pytest.raises(UserError, match=r"ppo_train\.jsonl:1: field summary is of type int"):
+        read_all(folder)
+
+
+def test_a_reference_that_has_its_leading_space_gets_no_second(tokenizer):
+    located = [("f:1", POST), ("f:2", POST | {"summary": " " + POST["summary"]})]
+    found = tokenize_posts(located, tokenizer, LIMITS, "posts").columns["summaries"]
+    assert found[0].tolist() == found[1].tolist()
 
 
 @pytest.mark.parametrize("with_ppo_train", [True, False])

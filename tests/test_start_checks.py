@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages import functional, ppo
+from stages import functional, normalize, ppo
 from stages.learning.loop import NonFiniteError, refuse_non_finite
-from stages.learning.models import PolicyAndCritic, score_responses
+from stages.learning.models import PolicyAndCritic, load_policy, score_responses
 from stages.posts.tokens import make_ragged, pad_left, pad_right
 from stages.rl import start_checks
 from stages.rl.episodes import Rollout
@@ -66,7 +66,22 @@ def test_a_reference_that_is_another_model_is_caught(start):
         start_checks.check_kl(other, BOUNDS)
 
 
-def test_dropout_left_on_is_caught_by_the_ratio(networks, start):
+def test_dropout_left_on_is_caught_by_the_ratio(networks, start, policy_folder):
+    torch.manual_seed(0)
+    dropping = load_policy(policy_folder, dropout=0.1).train()
+    with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
+        ratio((dropping, *networks[1:]), start)
+
+
+def test_a_mean_of_references_that_is_not_0_is_caught_within_what_bf16_rounds():
+    normalize.check_mean(5e-4, normalize.TOLERANCES["no"])
+    normalize.check_mean(-0.004, normalize.TOLERANCES["bf16"])  # SmolLM2-135M, 16 rows
+    for mean, precision in ((2e-3, "no"), (0.06, "bf16"), (float("nan"), "bf16")):
+        with pytest.raises(UserError, match="look at the rm stage"):
+            normalize.check_mean(mean, normalize.TOLERANCES[precision])
+
+
+def test_log_probabilities_of_other_weights_are_caught_by_the_ratio(networks, start):
     other = replace(start, logprobs=start.logprobs + 0.02)
     with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
         ratio(networks, other)

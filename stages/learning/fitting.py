@@ -30,10 +30,17 @@ def in_memory(state: State, gradients: Callable[[int], T], least: int = 1) -> T:
     while True:
         try:
             return gradients(state.microbatch_size)
-        except torch.OutOfMemoryError:
-            pass  # outside this block the failed pass is no longer held by its error
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # outside this block the failed pass is no longer held by its error
         state.optimizer.zero_grad()
         _halve(state, least)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory was short. cuBLAS, which takes some of its own, says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
 
 
 def _halve(state: State, least: int) -> None:

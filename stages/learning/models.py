@@ -8,6 +8,7 @@ detail 3). Position ids count real tokens only, so padding on either side change
 at most.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         first_line = str(error).splitlines()[0]
         raise UserError(f"tokenizer {source} does not load: {first_line}") from None
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UserError(f"tokenizer {source} is no fast one: save it with a tokenizer.json")
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer {source} has no EOS token: set eos_token in its config")
     vocabulary = tokenizer.get_vocab()
@@ -70,6 +73,22 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id <= last:
         raise UserError(f"tokenizer {source} has gaps in its ids: no id is free for {PAD_TOKEN}")
     return tokenizer
+
+
+def positions_of(model: nn.Module) -> int:
+    """How many tokens a model can take; without bound if its config names no limit."""
+    config: Any = model.config
+    config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
+
+
+def require_room(model: nn.Module, query: int, response: int, setting: str) -> None:
+    """Raise UserError unless a model has positions for so many tokens of query and response."""
+    if query + response > positions_of(model):
+        raise UserError(
+            f"{setting} is {response}, after queries of up to {query} tokens, but the model has "
+            f"{positions_of(model)} positions: lower it, or data.max_query_tokens"
+        )
 
 
 def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConfig:

@@ -87,6 +87,8 @@ def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> No
         _require_type(where, row, name, str)
     if with_summary and not row["summary"].strip():
         raise BadRowError(where, "field summary is empty: drop the row or fill it")
+    if not with_summary and row.get("summary") is not None:
+        _require_type(where, row, "summary", str)
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:

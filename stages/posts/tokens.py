@@ -131,8 +131,13 @@ def _too_long(text: str, over: Callable[[str], bool]) -> int:
 
 
 def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
-    """Encodes texts as plain text: `<|endoftext|>` or `[PAD]` written in a post is no token."""
+    """Encodes texts as plain text: `<|endoftext|>` or `[PAD]` written in a post is no token.
+
+    A tokenizer keeps how it last cut and padded texts, also when it is saved. Here it does neither.
+    """
     backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
     backend.encode_special_tokens = True
 
     def encode(texts: list[str]) -> list[list[int]]:
@@ -151,18 +156,19 @@ def tokenize_posts(
     label: str,
     bad: BadRows | None = None,
 ) -> TokenizedSplit:
-    """Queries and " " + summary + EOS of one split; rows keep id, title, query and reference text.
+    """Queries and summaries of one split, each summary with a leading space and EOS.
 
-    Where the rows have no summary (split `ppo_train`), queries alone. `bad` notes the rows that are
-    skipped. Raises UserError for a post that cannot be cut to fit, for a summary far over its limit
-    and for more tokens than the model has positions, unless such rows are skipped.
+    Rows keep id, title, query and reference text. Where the rows have no summary (split
+    `ppo_train`), queries alone. `bad` notes the rows that are skipped. Raises UserError for a post
+    that cannot be cut to fit, for a summary far over its limit and for more tokens than the model
+    has positions, unless such rows are skipped.
     """
     bad = bad or BadRows("stop")
     encode = plain_encoder(tokenizer)
     located, queries = _encode_queries(located, encode, limits, label, bad)
     columns = {"queries": queries}
     if label != PPO_TRAIN:
-        texts = [" " + row["summary"] for _, row in located]
+        texts = [_with_leading_space(row["summary"]) for _, row in located]
         columns["summaries"] = [[*tokens, tokenizer.eos_token_id] for tokens in encode(texts)]
     kept = _fitting(located, columns, limits, label, bad)
     decoded = tokenizer.batch_decode([queries[index] for index in kept])
@@ -203,7 +209,7 @@ def _split_of(
 
 
 def _with_leading_space(text: str) -> str:
-    """A compared text as the real ones are written: they begin with a space.
+    """A summary as the real compared ones are written: they begin with a space.
 
     An empty text stays empty, so that its response is EOS alone. Huang et al. 2024 add EOS to the
     text as it is (detail 3), and a policy that samples EOS first gives the same tokens.
