@@ -102,7 +102,7 @@ def control_texts(post: Row, others: Sequence[Row]) -> dict[str, str]:
     """
     reference: str = post["reference"]
     words = reference.split()
-    found = parse_post(post["query"]) or {"title": "", "post": ""}
+    found = parse_post(post["query"]) or {"title": "", "post": post["query"]}
     title, body = found["title"], found["post"]
     unlike = (one["reference"] for one in others if one["reference"].split() != words)
     filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]

@@ -310,7 +310,7 @@ def method(found: Found) -> list[str]:
 
 def machine_table(about: dict[str, Any]) -> Table:
     """Machine, versions and date."""
-    settings_of = " ".join(about["overrides"]) or MISSING
+    settings_of = " ".join(about["overrides"]) or "the preset's"
     rows = [
         ("date", about["date"]),
         ("code", about["code_version"]),

@@ -23,6 +23,7 @@ from reports.collect import names_of_runs
 from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
+    briefly,
     difference,
     estimate,
     kappa,
@@ -186,7 +187,7 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
         " calibration, and replies that were kept from before are read at once."
     )
     flagged = [
-        Note(f"{row['judge']} is FLAGGED: {'; '.join(row['flags'])}.")
+        Note(f"{briefly(row['judge'])} is FLAGGED: {'; '.join(row['flags'])}.")
         for row in rows
         if row.get("flags")
     ]

@@ -18,7 +18,7 @@ from reports import page
 from reports.collect import Record, judge_flags, load_run, note_sources
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections import systems
-from reports.verdict import MISSING, estimate, number, percent, told_apart, whole
+from reports.verdict import MISSING, briefly, estimate, number, percent, told_apart, whole
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import config_from_arguments, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
@@ -143,7 +143,8 @@ def blocks(
     lead = (
         f"{len(first['systems'])} systems on the same {whole(first['posts'])} posts, judged by"
         f" {len(judges)} judge{'s' if len(judges) > 1 else ''} against the reference, in both"
-        f" orders. {systems.leads(by_panel or first)}"
+        f" orders. By {PANEL if by_panel else briefly(judges[0].label)}:"
+        f" {systems.leads(by_panel or first)}{_none_passed(judges)}"
     )
     return [
         Text(lead, lead=True),
@@ -158,15 +159,23 @@ def blocks(
     ]
 
 
+def _none_passed(judges: Sequence[Judged]) -> str:
+    if not all(judge_flags(one.record) for one in judges):
+        return ""
+    who = "The judge" if len(judges) == 1 else "Every judge"
+    return f" {who} FAILED checks, so this is no evidence of quality."
+
+
 def notes(judges: Sequence[Judged]) -> list[str]:
     """What to hold against each judge."""
     found = []
     for one in judges:
         flags = judge_flags(one.record)
         if flags:
-            found.append(f"THE JUDGE {one.label} FAILED ITS CHECKS: {'; '.join(flags)}.")
+            found.append(f"THE JUDGE {briefly(one.label)} FAILED ITS CHECKS: {'; '.join(flags)}.")
         if not one.about["is_llm"]:
-            found.append(f"The judge {one.label} is NOT an LLM: {one.about['note']}.")
+            note = one.about["note"].replace(", not an LLM", "", 1)
+            found.append(f"The judge {briefly(one.label)} is NOT an LLM: {note}.")
     if len(members(judges)) > 1:
         failed = [one.label for one in members(judges) if judge_flags(one.record)]
         weak = (
@@ -224,9 +233,11 @@ def _agreement(judges: Sequence[Judged]) -> list[Block]:
         for one in found["pairs"]
     ]
     caption = (
-        "How often two judges say the same of a post after both orders: win, tie or loss. Fleiss'"
-        f" kappa of all together, on {whole(found['shared'])} summaries: {number(found['fleiss'])}."
+        "How often two judges say the same of a post after both orders: win, tie or loss, on"
+        f" {whole(found['shared'])} summaries."
     )
+    if len(members(judges)) > 2:  # of two, Cohen's stands in the table
+        caption += f" Fleiss' kappa of all together: {number(found['fleiss'])}."
     return [
         Heading("Do the judges agree?"),
         Table(("judges", "same verdict [95%]", "Cohen's kappa"), rows, caption),

@@ -8,8 +8,8 @@ from typing import Any
 
 from reports.verdict import (
     NO_GUESS,
+    at_equal_length,
     beats_sft,
-    estimate,
     judge,
     number,
     percent,
@@ -55,7 +55,7 @@ def _length(row: Row) -> str:
     at_length = row["ppo/statistics"]["length_controlled"]
     if too_many_unjudged(row) or at_length["estimate"] is None:
         return f"{said}; no rate at equal length can be given."
-    return f"{said}; at equal length it would be preferred on {estimate(at_length)}."
+    return f"{said}; at equal length it would be preferred on {at_equal_length(at_length)}."
 
 
 def _caveat(row: Row) -> str:

@@ -83,11 +83,11 @@ def _lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
 
 def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = [f"{name[:24]:24}" for name in found["systems"]]
+    names = [f"{name[:22]:22}" for name in found["systems"]]
     rates = [systems.rate(one) for one in found["systems"].values()]
     equal = [one["statistics"]["length_controlled"] for one in found["systems"].values()]
     lines = [
-        f"  {name} {rate:22} {verdict.estimate(length)}"[:80].rstrip()
+        f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
         for name, rate, length in zip(names, rates, equal, strict=True)
     ]
     said = f"{numbers['name']}: {whole(numbers['posts'])} posts, judged by {verdict.judge(numbers)}"
@@ -95,7 +95,7 @@ def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
         (
             *wrapped(said),
             "",
-            f"  {'':24} {'win rate [95%]':22} at equal length",
+            f"  {'':22} {'win rate [95%]':22} at equal length",
             *lines,
             "",
             *wrapped(systems.leads(found)),

@@ -21,7 +21,7 @@ from typing import Any
 from reports.collect import names_of_runs
 from reports.page import PUBLIC
 from reports.publish import KINDS, Page, check_holds, pages_of_seed
-from reports.verdict import MISSING, judge, number, rate, whole
+from reports.verdict import at_equal_length, judge, number, rate, whole
 from stages.finished import read_manifest
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -152,15 +152,16 @@ def judged(stage: str, folder: Path, pages: Sequence[Page]) -> list[Judged]:
             f"win rate against the references of {posts}, judged by {judge(numbers)}",
             rate(numbers, stage),
         ),
-        Judged("the same at equal length", _percent(numbers[f"{stage}/controlled"])),
+        Judged("the same at equal length", _at_equal_length(numbers, stage)),
         Judged("ROUGE-L on these posts", number(numbers[f"{stage}/rougeL"], 3)),
         Judged("length there, tokens", number(numbers[f"{stage}/tokens"], 1)),
         Judged("length of the references, tokens", number(numbers["reference/tokens"], 1)),
     ]
 
 
-def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{share:.1%}"
+def _at_equal_length(numbers: dict[str, Any], stage: str) -> str:
+    given = numbers[f"{stage}/controlled"] is not None
+    return at_equal_length(numbers[f"{stage}/statistics"]["length_controlled"] if given else None)
 
 
 def plan_lines(uploads: Sequence[Upload], public: bool, listed: bool) -> list[str]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reports.verdict import MISSING, number
+from reports.verdict import MISSING, at_equal_length, number
 
 README_RUN = "tiny"
 COLUMNS = (
@@ -59,7 +59,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         _share([row["accuracy"], row["accuracy_low"], row["accuracy_high"]]),
         *rates,
         _share([row["difference"], row["difference_low"], row["difference_high"]], "+"),
-        _share([given, length["low"], length["high"]]),
+        at_equal_length(None if given is None else length).replace("%", ""),
         number(row["kl"], 1),
         tokens,
     ]

@@ -65,6 +65,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         details.code_line(records),
         Heading("Does it grow with size?"),
         *(Text(one) for one in details.conclusions(frame)),
+        *([Text(details.RANGE)] if len(sizes(frame)) > 1 else []),
         *details.fits_blocks(frame),
         Heading("Over-optimisation"),
         *answers.frontier_blocks(records, frame),

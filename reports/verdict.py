@@ -55,6 +55,13 @@ def estimate(found: dict[str, Any] | None) -> str:
     return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
 
 
+def at_equal_length(found: dict[str, Any] | None) -> str:
+    """`estimate` of a rate at equal length, marked where the model answers and not the data."""
+    said = estimate(found)
+    marked = found is not None and said != MISSING and found.get("extrapolated", False)
+    return f"{said} EXTRAPOLATED" if marked else said
+
+
 def clipped(found: dict[str, Any] | None) -> str:
     """A mark on a corrected rate that lies at the edge of what a share can be."""
     if found is None or found["estimate"] not in (0.0, 1.0):
@@ -121,6 +128,11 @@ def judge(row: Row) -> str:
     """Who judged; says so if that is not a language model."""
     name: str = row["judge"]
     return name if row["is_llm"] or "not an llm" in name.lower() else f"{name} (not an LLM)"
+
+
+def briefly(name: str) -> str:
+    """A judge's name for a sentence that says itself whether it is an LLM."""
+    return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
 
 
 def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
@@ -239,7 +251,7 @@ def _length_notes(row: Row) -> list[str]:
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
             found.append(
                 f"{policy.upper()}'s lead over the references is not shown at equal length:"
-                f" {estimate(at_length)}."
+                f" {at_equal_length(at_length)}."
             )
     return found
 

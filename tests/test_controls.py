@@ -50,11 +50,18 @@ def test_each_control_is_what_it_says():
 
 
 def test_a_post_without_such_a_text_has_no_control_of_it_and_is_counted():
-    rows = control_rows([post("a", "one", "Article: no title")])
+    rows = control_rows([post("a", "one", "")])
     assert {name for name in rows if rows[name]} == {"reference", "repeated", "padded"}
     found = outcome([], rows)
     assert (found["posts"], found["controls"]["swapped"]["posts"]) == (1, 0)
     assert found["controls"]["swapped"]["why"] == "the posts have no such text"
+
+
+def test_a_post_that_is_text_alone_is_read_too():
+    texts = control_texts(post("a", ABOUT, STORY), [])
+    assert texts["title"] == ""
+    assert texts["first_sentence"] == "My wife was angry with me on Monday."
+    assert texts["contradicted"] == f"{ABOUT} My wife was not angry with me on Monday."
 
 
 STORY = (

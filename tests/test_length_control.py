@@ -99,6 +99,14 @@ def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
     assert found["low"] < 0.5075 < found["high"]
 
 
+def test_a_judge_that_always_takes_the_first_gives_no_interval_without_width():
+    table = simulate(np.random.default_rng(7), 200, logistic(0.0, 0.0, lambda x: 0 * x))
+    outcomes = table.shown_first.astype(float)
+    found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
+    assert (found["estimate"], found["extrapolated"]) == (None, True)
+    assert "order alone decides" in found["why"]
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -124,7 +132,7 @@ def test_verdicts_that_length_alone_decides_have_no_finite_fit_and_say_so():
     found = length_controlled(VerdictTable(**{**vars(table), "outcomes": outcomes}))
     assert found["estimate"] is None
     assert found["extrapolated"]
-    assert "no finite fit" in found["why"]
+    assert "length or order alone decides" in found["why"]
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,14 @@ def test_code_versions_are_named_in_one_line(records):
     ]
 
     assert code_line(mixed) == Note(
-        "2 versions of the code are mixed here, and 1 of 2 held changes that were not committed:"
-        " 1234567-dirty, 508a0d9."
+        "2 versions of the code behind this page: ppo with 1234567-dirty, 508a0d9; 1 held"
+        " changes that were not committed."
+    )
+    for one in mixed:
+        one.manifests["ppo"]["code_version"] = "508a0d9"
+        one.manifests["win_rate"] = {"code_version": "89abcde"}
+    assert code_line(mixed) == Note(
+        "2 versions of the code behind this page: ppo with 508a0d9; win_rate with 89abcde."
     )
 
 

@@ -224,7 +224,7 @@ def test_policies_stand_in_one_order_everywhere(places):
     pairs = ("dpo-sft", "ppo-dpo", "ppo-sft")
     numbers |= {"policies": ["sft", "ppo", "dpo"], "differences": dict.fromkeys(pairs, gap)}
     table = judge._differences(numbers)
-    assert [row[0] for row in table.rows] == ["PPO LESS SFT", "DPO LESS SFT", "PPO LESS DPO"]
+    assert [row[0] for row in table.rows] == ["PPO less SFT", "DPO less SFT", "PPO less DPO"]
 
 
 # -- drawings --------------------------------------------------------------------------------------

@@ -34,17 +34,27 @@ def test_seeds_that_agree_leave_the_doubt_of_posts_undivided():
 
 
 def test_both_kinds_of_doubt_are_added_by_hand():
-    # Seeds 0.6 and 0.7: s^2 / k = 0.005 / 2. Posts: 0.0392 / 1.96 = 0.02. Degrees of freedom
-    # (0.0025 + 0.0004)^2 / 0.0025^2 = 1.3456.
-    found = pool([0.6, 0.7], [(0.5608, 0.6392), (0.6608, 0.7392)])
+    # Seeds 0.60 to 0.66: s^2 / k = (0.002 / 3) / 4 = 1 / 6000. Posts: 0.0392 / 1.96 = 0.02.
+    # Degrees of freedom 3 * (1 / 6000 + 0.0004)^2 / (1 / 6000)^2 = 34.68.
+    values = [0.6, 0.62, 0.64, 0.66]
+    intervals = [(one - 0.0392, one + 0.0392) for one in values]
+    found = pool(values, intervals)
     assert found is not None
-    half = stats.t.ppf(0.975, 1.3456) * sqrt(0.0029)
+    half = stats.t.ppf(0.975, 34.68) * sqrt(1 / 6000 + 0.0004)
     assert found.high - found.low == pytest.approx(2 * half, rel=1e-3)
-    assert found.seed_error == pytest.approx(0.05)
+    assert found.seed_error == pytest.approx(sqrt(1 / 6000))
     assert found.post_error == pytest.approx(0.02, rel=1e-3)
-    within = pool([0.6, 0.7], [(0.5608, 0.6392), (0.6608, 0.7392)], (0.0, 1.0))
+    within = pool(values, intervals, (0.0, 0.65))
     assert within is not None
-    assert (within.low, within.high) == pytest.approx((0.65 - half, 1.0), rel=1e-3)
+    assert (within.low, within.high) == pytest.approx((0.63 - half, 0.65), rel=1e-3)
+
+
+def test_doubt_over_posts_never_makes_the_interval_of_the_seeds_narrower():
+    values = [0.6, 0.7]
+    found = pool(values, [(one - 0.0392, one + 0.0392) for one in values])
+    assert found is not None
+    expected = stats.t.interval(0.95, 1, np.mean(values), stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(expected)
 
 
 def test_one_seed_has_the_interval_of_its_posts_and_none_has_nothing():

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
 from reports.sections import systems
+from reports.verdict import at_equal_length
 from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import Asked, make_config
 from stages.settings.config import Judge, UserError, hash_of
@@ -78,6 +80,34 @@ def test_a_system_that_lost_everything_has_no_strength_and_moves_no_other():
     assert found["a"] == alone["a"]
     assert found["c"]["estimate"] is None
     assert "won, or lost, every comparison" in found["c"]["why"]
+
+
+def test_verdicts_that_are_alike_on_every_post_have_no_interval_and_say_so():
+    ties = [Game("a", BASE, str(post), 0.5) for post in range(20)]
+    alone = strengths(ties, BASE)["a"]
+    assert (alone["estimate"], "alike on every post" in alone["why"]) == (None, True)
+    others = [Game("b", BASE, str(post), post % 2) for post in range(20)]
+    found = strengths(ties + others, BASE)
+    assert "alike on every post" in found["a"]["why"]
+    assert found["b"] == pytest.approx(strengths(others, BASE)["b"], abs=0.02)
+
+
+def test_one_post_has_no_strength_and_stops_nothing():
+    found = strengths([Game("a", BASE, "p", 0.5)], BASE)
+    assert found["a"]["estimate"] is None
+    assert found[BASE]["estimate"] == 0.0
+
+
+def test_a_rate_that_the_model_made_up_is_marked_wherever_it_stands():
+    made = {"estimate": 0.475, "low": 0.158, "high": 0.814, "extrapolated": True}
+    assert at_equal_length(made) == "47.5% [15.8, 81.4] EXTRAPOLATED"
+    assert at_equal_length(made | {"extrapolated": False}) == "47.5% [15.8, 81.4]"
+    assert at_equal_length({"estimate": None, "extrapolated": True}) == "–"
+    one: dict[str, Any] = {"win_rate": 0.6, "low": 0.4, "high": 0.8, "unjudged": 0.0, "words": 9.0}
+    one |= {"strength": None, "statistics": {"length_controlled": made}}
+    standing = {"systems": {"a": one}, "differences": [], "posts": 24, "with_pairs": False}
+    cells = systems.table(standing | {"reference_words": 9.0}).rows[0]
+    assert cells[3] == "47.5% [15.8, 81.4] EXTRAPOLATED"
 
 
 def test_holm_multiplies_the_smallest_by_all_and_never_falls():

@@ -79,7 +79,7 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
         return nothing | {"why": why, "extrapolated": False}
     fitted = _by_order(rows) or _averaged_first(rows)
     if fitted is None:
-        why = "length or order alone decides nearly every verdict, so the model has no finite fit"
+        why = "length or order alone decides nearly every verdict, so the model has no answer"
         return nothing | {"why": why, "extrapolated": True}
     near = len(np.unique(rows.posts[np.abs(rows.log_ratios) <= NEAR]))
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
@@ -138,6 +138,9 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     seconds = np.bincount(codes[~rows.shown_first], minlength=codes.max() + 1)
     both = rows.only(((firsts == 1) & (seconds == 1))[codes])
     if len(both.outcomes) <= len(rows.outcomes) / 2:
+        return None
+    _, pairs = np.unique(both.posts, return_inverse=True)
+    if np.ptp(np.bincount(pairs, both.outcomes)) < 1e-9:  # an interval would have no width
         return None
     fitted = clustered_logit(both.outcomes, _curve(both), both.posts)
     if fitted is None:

@@ -16,6 +16,8 @@ from stages.learning.logit import clustered_logit
 
 NO_BOUND = "it won, or lost, every comparison with those that can be placed"
 NO_FIT = "the model has no finite fit"
+NO_SPREAD = 1e-12  # a variance that is rounding alone
+ALIKE = "its verdicts are alike on every post, so there is no interval"
 
 
 class Game(NamedTuple):
@@ -35,7 +37,7 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     both orders of a post are averaged before, so a strength from comparisons with `base` alone is
     the logit of the raw rate. Errors are clustered by post. `estimate` is None, with the reason
     under `why`, for a system that no finite strength fits: it lost, or won, all that ties it to
-    `base`.
+    `base`; or whose verdicts are alike on every post.
     Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
     """
     systems = list(dict.fromkeys(name for one in games for name in (one.first, one.second)))
@@ -54,9 +56,11 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
                 design[number, columns[name]] = sign
     posts = {post: number for number, post in enumerate({one.post: 0 for one in rows})}
     groups = np.array([posts[one.post] for one in rows], dtype=np.int64)
-    fitted = clustered_logit(np.array([one.score for one in rows]), design, groups)
+    scores = np.array([one.score for one in rows])
+    fitted = clustered_logit(scores, design, groups)
+    why = ALIKE if np.ptp(scores) == 0 else NO_FIT
     for name, column in columns.items():
-        found[name] = _none(NO_FIT) if fitted is None else _bounds(fitted, column)
+        found[name] = _none(why) if fitted is None else _bounds(fitted, column)
     return found
 
 
@@ -81,6 +85,8 @@ def _none(why: str) -> dict[str, Any]:
 
 def _bounds(fitted: tuple[Floats, Floats], column: int) -> dict[str, Any]:
     coefficients, covariance = fitted
+    if covariance[column, column] < NO_SPREAD:
+        return _none(ALIKE)
     strength, error = float(coefficients[column]), float(covariance[column, column] ** 0.5)
     return {"estimate": strength, "low": strength - Z * error, "high": strength + Z * error}
 

@@ -54,7 +54,7 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
             f"{one.name}, {plots.count(one.parameters)}",
             one.verdict,
             pooled(one.win_rate),
-            pooled(one.controlled),
+            pooled(one.controlled) + (" EXTRAPOLATED" if one.extrapolated else ""),
             number(one.tokens, 1),
             number(one.reference_tokens, 1),
             _seeds(one),

@@ -87,11 +87,17 @@ def conclusion(frame: pd.DataFrame, key: str) -> str:
     if all(later > earlier for earlier, later in pairwise(shown)):
         trend = "rises with every step in size"
     elif shown[-1] > shown[0]:
-        trend = "is higher for the largest size than for the smallest, but not at every step"
+        trend = (
+            "is higher for the largest size than for the smallest, though it does not rise at"
+            " every step"
+        )
     else:
         trend, doubt = "does NOT rise with size", "do not overlap" if apart else "overlap"
     ends = f"{verdict.interval(*ranges[0])} and {verdict.interval(*ranges[-1])}"
     return f"{what} {trend} ({path}); the ranges of the smallest and the largest, {ends}, {doubt}."
+
+
+RANGE = "A range reaches from the lowest to the highest end of the 95% intervals of a size's seeds."
 
 
 # -- everything measured, seeds and posts apart ----------------------------------------------------
@@ -103,13 +109,20 @@ def measured_table(frame: pd.DataFrame) -> Table:
     rows = [["seeds", *(str(len(seeds)) for _, seeds in groups)]]
     listed = [*MEASURED]
     for policy in policies(frame):
-        listed += [(f"{policy}/{key}", f"{policy.upper()}: {w}", f) for key, w, f in OF_POLICIES]
+        title = policy.upper() + _of_how_many(frame, policy)
+        listed += [(f"{policy}/{key}", f"{title}: {w}", f) for key, w, f in OF_POLICIES]
     for key, title, form in listed:
         cells = [_spread(given(seeds, key), form) for _, seeds in groups]
         rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
     header = ["", *(f"{name}, {plots.count(_parameters(seeds))}" for name, seeds in groups)]
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
     return Table(header, rows, caption, name="measured")
+
+
+def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
+    """How many runs have a policy, where not all have it."""
+    count = sum(policy in found for found in frame["policies"])
+    return f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
 
 
 def _parameters(seeds: pd.DataFrame) -> float:
@@ -318,11 +331,18 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
 
 def code_line(records: Sequence[Record]) -> Block:
     """One line on the versions of the code behind a page: a warning if they are mixed or dirty."""
-    found = sorted({one["code_version"] for record in records for one in record.manifests.values()})
+    by_stage: dict[str, set[str]] = {}
+    for record in records:
+        for stage, manifest in record.manifests.items():
+            by_stage.setdefault(stage, set()).add(manifest["code_version"])
+    found = sorted(set().union(*by_stage.values()))
     dirty = [one for one in found if one.endswith("-dirty")]
     if len(found) == 1 and not dirty:
         return Text(f"All runs were made with one version of the code: {found[0]}.")
-    mixed = f"{len(found)} versions of the code are mixed here" if len(found) > 1 else ""
-    unclean = f"{len(dirty)} of {len(found)} held changes that were not committed" if dirty else ""
-    said = ", and ".join(one for one in (mixed, unclean) if one)
-    return Note(f"{said[0].upper()}{said[1:]}: {', '.join(found)}.")
+    stages_of: dict[str, list[str]] = {}
+    for stage, versions in by_stage.items():
+        stages_of.setdefault(", ".join(sorted(versions)), []).append(stage)
+    said = "; ".join(f"{', '.join(stages)} with {one}" for one, stages in stages_of.items())
+    unclean = f"; {len(dirty)} held changes that were not committed" if dirty else ""
+    counted = "1 version" if len(found) == 1 else f"{len(found)} versions"
+    return Note(f"{counted} of the code behind this page: {said}{unclean}.")

@@ -35,7 +35,8 @@ def pool(
     errors over posts. All seeds are judged on the same posts, so averaging seeds does not average
     the posts away, and p is not divided by k. s holds a part of p, so the sum is rather too wide.
     The interval is Student's with `error^4 / ((s^2 / k)^2 / (k - 1))` degrees of freedom, because
-    posts are many. With one seed it is the posts' alone. It is cut at `limits`.
+    posts are many; it is never narrower than that of the seeds alone, which has k - 1. With one
+    seed it is the posts' alone. It is cut at `limits`.
     Source: Satterthwaite 1946 for the degrees of freedom; variances of two crossed factors are
     added as in Owen 2007 (the pigeonhole bootstrap), which is conservative too.
     """
@@ -54,7 +55,8 @@ def pool(
     seed_error = float(np.std(values, ddof=1)) / sqrt(count)
     error = sqrt(seed_error**2 + post_error**2)
     freedom = error**4 * (count - 1) / seed_error**4 if seed_error > 0 else inf
-    half = float(t.ppf(TAILS[1], freedom)) * error
+    of_seeds = float(t.ppf(TAILS[1], count - 1)) * seed_error
+    half = max(float(t.ppf(TAILS[1], freedom)) * error, of_seeds)
     return Pooled(
         estimate=mean,
         low=max(limits[0], mean - half),

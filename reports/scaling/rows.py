@@ -30,6 +30,7 @@ def _more(record: Record) -> dict[str, Any]:
         at_length = judged["policies"][policy]["statistics"]["length_controlled"]
         for end in ("low", "high"):
             found[f"{policy}/controlled_{end}"] = at_length[end]
+        found[f"{policy}/extrapolated"] = at_length.get("extrapolated", False)
     for scorer in ("proxy", "gold"):
         for key in ("estimate", "low", "high"):
             found[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)

@@ -25,6 +25,8 @@ class SizeVerdict:
     """None if no seed has a rate that may be given."""
     controlled: Pooled | None
     """At equal length; None if no seed has one."""
+    extrapolated: bool
+    """Whether in any of these seeds the model answers at equal length, and not the data."""
     tokens: float
     reference_tokens: float
     called_out: tuple[CalledOut, ...]
@@ -69,6 +71,7 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
                 verdict=verdict_of(wins),
                 win_rate=wins,
                 controlled=pooled(seeds, keys[0], keys[1], keys[2]),
+                extrapolated=bool(seeds.dropna(subset=keys)["ppo/extrapolated"].any()),
                 tokens=sum(lengths[0]) / len(lengths[0]),
                 reference_tokens=sum(lengths[1]) / len(lengths[1]),
                 called_out=tuple(called_out(seeds)),

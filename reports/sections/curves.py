@@ -183,7 +183,7 @@ def _frontier(record: Record, others: dict[int, list[Row]]) -> list[Block]:
     caption = (
         "Reward-model score against KL from SFT, from the first update to the last (means of"
         " neighbouring updates). Where the score goes on rising while the judge's rate falls, PPO"
-        " over-optimises: this picture shows the rising part alone."
+        " over-optimises; this picture shows the score and not the judge's rate."
     )
     panel = panels.frontier(
         "Score against distance", drawn[::-1], "KL from SFT, nats per summary", "score"

@@ -15,6 +15,7 @@ from reports.page import Block, Details, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
     STRENGTH,
+    at_equal_length,
     clipped,
     difference,
     estimate,
@@ -55,7 +56,7 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     rows = []
     for policy in numbers["policies"]:
         found = _given(numbers, policy)
-        rate = estimate(found.get("length_controlled"))
+        rate = at_equal_length(found.get("length_controlled"))
         rows.append([policy.upper(), rate, *_leanings(numbers, policy)])
     return header, rows
 
@@ -120,7 +121,7 @@ def _counts(numbers: Row) -> Table:
 
 def rates(found: dict[str, Row]) -> list[Block]:
     """Every rate side by side, what the model says, and the rates by length; `found` by name."""
-    rows = [[one, *(estimate(found[one].get(key)) for key, _ in RATES)] for one in found]
+    rows = [[one, *(at_equal_length(found[one].get(key)) for key, _ in RATES)] for one in found]
     said: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
     for one in found:
         note = _about_the_model(found[one].get("length_controlled"))
@@ -191,7 +192,7 @@ def _differences(numbers: Row) -> Table:
     for pair in sorted(numbers["differences"], key=order):
         found = numbers["differences"][pair]
         p = p_value(found["p_value"] if found["headline"] else None)
-        names = " less ".join(names_of_pair(pair)).upper()
+        names = " less ".join(name.upper() for name in names_of_pair(pair))
         rows.append([names, difference(found), p])
     caption = (
         "Differences of win rates on the same posts: bootstrap over posts, and the p-value of a"

@@ -49,15 +49,16 @@ def _accuracy(found: dict[str, Any]) -> dict[str, float]:
 def _notes(known: dict[str, dict[str, Any]]) -> list[Block]:
     """A warning for each scorer that is not surely better than length."""
     found: list[Block] = []
-    for name, one in known.items():
+    for scorer, one in known.items():
+        name = f"{scorer[0].upper()}{scorer[1:]}"
         above, model = one["length"]["above_longer"], one["length"]["at_equal_length"]
         if model["estimate"] is None:
-            found.append(Note(f"{name.capitalize()}: no accuracy at equal length: {model['why']}."))
+            found.append(Note(f"{name}: no accuracy at equal length: {model['why']}."))
         if above["low"] <= 0:
             bounds = ", ".join(number(100 * above[key], 1) for key in ("low", "high"))
             found.append(
                 Note(
-                    f"{name.capitalize()} is NOT surely better than taking the longer summary:"
+                    f"{name} is NOT surely better than taking the longer summary:"
                     f" {100 * above['estimate']:+.1f} points [{bounds}] on the same pairs."
                 )
             )

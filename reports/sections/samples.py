@@ -22,6 +22,8 @@ def blocks(record: Record) -> list[Block]:
         " the data: nobody chose them."
     )
     few = [sample(index, row, names) for index, row in enumerate(posts[:SAMPLES], start=1)]
+    if len(posts) > len(few):
+        rule += f" Without JavaScript, and in Markdown, the first {len(few)} stand here."
     shown = names.index("PPO") if "PPO" in names else -1
     browser = SampleBrowser("samples-of-the-run", names, posts, few, shown=shown)
     return [Heading("Samples"), Text(rule), browser]

@@ -9,7 +9,15 @@ from typing import Any
 from eval.rates.table import MOST_UNJUDGED
 from reports import plots
 from reports.page import Block, Details, Figure, Table, Text
-from reports.verdict import MISSING, estimate, interval, number, p_value, percent, whole
+from reports.verdict import (
+    MISSING,
+    at_equal_length,
+    interval,
+    number,
+    p_value,
+    percent,
+    whole,
+)
 
 Standing = dict[str, Any]
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
@@ -18,7 +26,8 @@ CAPTION = (
     "Best raw win rate first. Rank: what is possible when only differences count that hold after"
     " Holm's correction for all pairs of systems (5%). Win rate: share of posts on which the"
     " summary is preferred to the reference, a tie counting half. At equal length: what a model of"
-    " order and length leaves; it stands beside the raw rate and not in its place. Strength:"
+    " order and length leaves; it stands beside the raw rate and not in its place. EXTRAPOLATED:"
+    " few posts have texts of nearly equal length, so the model answers and not the data. Strength:"
     " Bradley-Terry, in logits above the reference, a logistic model clustered by post."
 )
 
@@ -51,7 +60,7 @@ def _row(name: str, found: Standing) -> list[str]:
         name,
         rank(name, found) if given else MISSING,
         rate(one),
-        estimate(one["statistics"]["length_controlled"]) if given else MISSING,
+        at_equal_length(one["statistics"]["length_controlled"]) if given else MISSING,
         strength(one["strength"]) if given else MISSING,
         number(one["words"], 1),
         percent(one["unjudged"]),

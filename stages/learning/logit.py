@@ -26,6 +26,8 @@ def clustered_logit(
 
     if np.linalg.matrix_rank(design) < design.shape[1]:  # any of many fits would do as well
         return None
+    if len(np.unique(groups)) < 2:  # one cluster shows no spread
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerfectSeparationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)  # overflow on the way to no fit
