@@ -13,18 +13,12 @@ from typing import Any
 
 import pandas as pd
 
+from eval.rates.scores import agreement
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
 from reports.page import files_of
 from reports.verdict import shown
-from stages.finished import (
-    MISSING,
-    mend,
-    read_manifest,
-    refusal,
-    stage_folder,
-    why_not,
-)
+from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -41,7 +35,8 @@ RELEASED = "released"  # the policy of a run that trains none
 MEMORY_KNOBS = tuple(
     f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
 )
-RATES = ("/win_rate", "/low", "/high", "/controlled")
+RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
+RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
 
 
 @dataclass(frozen=True)
@@ -145,11 +140,8 @@ def table(records: list[Record]) -> pd.DataFrame:
 
 
 def _as_numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {key: math.nan for key, value in values.items() if value is None and _is_rate(key)}
-
-
-def _is_rate(key: str) -> bool:
-    return key.endswith(RATES) or key.startswith("difference")
+    lacking = (key for key, value in values.items() if value is None)
+    return {key: math.nan for key in lacking if key.endswith(RATES) or "difference" in key}
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -273,7 +265,18 @@ def _policy_row(record: Record, policy: str) -> dict[str, Any]:
         "worst_high": worst_high,
         **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
         "score": written["score"],
+        **{f"rm_agrees{end}": one for end, one in _rm_agrees(record, policy).items()},
     }
+
+
+def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
+    """How often the reward model prefers what the judge does; None where it is the judge."""
+    scores = record.rows("win_rate", "post_scores.jsonl")
+    judged = {one["id"]: one["score"] for one in scores if one["policy"] == policy}
+    found = agreement(record.rows("summaries", f"{policy}.jsonl"), judged) or {}
+    if record.results("win_rate")["judge"]["kind"] == "reward_model":
+        found = {}
+    return {end: found.get(name) for end, name in RM_AGREES.items()}
 
 
 def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:

@@ -40,6 +40,7 @@ COMPARED = (
     ("ppo_win_rate", "ppo/win_rate", "{:.1%}"),
     ("sft_tokens", "sft/tokens", "{:.1f}"),
     ("ppo_tokens", "ppo/tokens", "{:.1f}"),
+    ("rm_gpt_agreement", "ppo/rm_agrees", "{:.1%}"),
     ("ppo_kl", "kl", "{:.1f}"),
     ("ppo_scores", "scores", "{:.2f}"),
 )

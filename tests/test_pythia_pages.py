@@ -68,7 +68,7 @@ def test_a_seed_without_a_rate_at_equal_length_is_said_where_the_others_mean_sta
 def test_every_number_of_the_paper_has_a_verdict_with_its_seeds(records):
     rows = beside_paper.rows(records, frame_of(records))
     found = {(one.size, one.key): one for one in rows}
-    assert len(found) == 3 * 8
+    assert len(found) == 3 * 9
     for size in ("2.8b", "6.9b"):
         one = found[size, "ppo_win_rate"]
         assert (one.verdict, one.why) == (beside_paper.REPRODUCED, "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eval.judge import main as judge_main
+from eval.rates.scores import agreement
 from eval.win_rate import (
     describe,
     main,
@@ -34,6 +35,19 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return settings.RUNS
+
+
+def test_the_reward_model_agrees_with_the_judge_where_both_decide():
+    """Detail 17: of five posts that both decided, they agree on three."""
+    rows = [
+        {"id": f"p{k}", "score": score, "reference_score": 1.0}
+        for k, score in enumerate([2.0, 0.0, 2.0, 0.0, 2.0, 2.0, 1.0, 2.0, None])
+    ]
+    found = agreement(rows, posts(1.0, 0.0, 0.75, 1.0, 0.0, 0.5, 1.0, None, 1.0))
+    assert found is not None
+    assert (found["estimate"], found["posts"]) == (3 / 5, 5)
+    assert (found["low"], found["high"]) == wilson(3, 5)
+    assert agreement(rows, {}) is None
 
 
 def judged(policy: str, *pairs: tuple[str, str]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.rates.formulas import mean_with_error
+from eval.rates.formulas import clustered_share, mean_with_error
 
 REFERENCE = "reference"
 START = "sft"  # the policy that the others started from
@@ -37,6 +37,26 @@ def proxy_and_gold(proxy: Rows, gold: Rows) -> dict[str, Any]:
         for scorer, scores in scorers.items()
     }
     return {**means, "gains": gains}
+
+
+def agreement(
+    written: Sequence[Mapping[str, Any]], judged: Mapping[str, float | None]
+) -> dict[str, Any] | None:
+    """How often a scorer prefers what the judge prefers, summary or reference, with 95% interval.
+
+    `written`: rows of one policy with `id`, `score` and `reference_score`; `judged`: post to score
+    in [0, 1]. Posts count that the judge decided and on which the two scores differ; None where
+    there is none. Wilson's interval.
+    Source: Huang et al. 2024, detail 17 (agreement of the reward model with its judge).
+    """
+    right = []
+    for row in written:
+        ours, theirs, points = row["score"], row["reference_score"], judged.get(row["id"])
+        if ours is None or theirs is None or points is None or points == 0.5 or ours == theirs:
+            continue
+        right.append((ours > theirs) == (points > 0.5))
+    share = clustered_share(np.array(right, dtype=float), np.arange(len(right)))
+    return asdict(share) if share else None
 
 
 def by_name(rows: Rows) -> Scores:

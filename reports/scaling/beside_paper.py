@@ -24,7 +24,7 @@ RULE = (
 )
 # The sections that a number of the paper depends on; the judge is looked at apart.
 SECTIONS = ("base", "data", "optimizer", "sft", "rm", "ppo", "lora", "eval")
-JUDGED = ("sft_win_rate", "ppo_win_rate")
+JUDGED = ("sft_win_rate", "ppo_win_rate", "rm_gpt_agreement")
 Interval = tuple[float, float, float]
 
 

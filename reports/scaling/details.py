@@ -45,6 +45,7 @@ MEASURED: tuple[tuple[str, str, Form], ...] = (
 OF_POLICIES: tuple[tuple[str, str, Form], ...] = (
     ("win_rate", "win rate", percent),
     ("controlled", "at equal length", percent),
+    ("rm_agrees", "the reward model agrees with the judge", percent),
     ("rougeL", "ROUGE-L", three_digits),
     ("tokens", "tokens", one_digit),
     ("score", "score of held-out summaries", number),

@@ -10,7 +10,7 @@ from eval.rates.correction import SHIFT, Corrected
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
-from reports.collect import Record, policies_of
+from reports.collect import RM_AGREES, Record, policies_of
 from reports.page import Block, Details, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
@@ -176,9 +176,16 @@ def _leanings_table(numbers: Row) -> Table:
     for policy in numbers["policies"]:
         found = numbers[f"{policy}/statistics"]
         cells = [estimate(found[key]) for key in ("share_first", "swap_consistency")]
-        rows.append([policy.upper(), *cells, number(found["median_length_ratio"])])
-    header = ("", "picks the first shown", "same verdict after a swap", "median length ratio")
-    return Table(header, rows, "What the judge leans to, and how much longer the summaries are.")
+        agrees = {name: numbers[f"{policy}/rm_agrees{end}"] for end, name in RM_AGREES.items()}
+        cells += [number(found["median_length_ratio"]), estimate(agrees)]
+        rows.append([policy.upper(), *cells])
+    header = ("", "picks the first shown", "same after a swap", "median length ratio", "RM agrees")
+    caption = (
+        "What the judge leans to, and how much longer the summaries are. RM agrees: of the posts"
+        " that the judge decided, those on which the reward model's higher score is on its choice"
+        " (Huang et al. 2024, detail 17)."
+    )
+    return Table(header, rows, caption)
 
 
 def _differences(numbers: Row) -> Table:
