@@ -8,23 +8,17 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from eval.rates.table import MOST_UNJUDGED
-from eval.win_rate import names_of_pair
+from eval.win_rate import names_of_pair, pair_name
 from reports.page import files_of
 from reports.verdict import shown
-from stages.finished import (
-    MISSING,
-    mend,
-    read_manifest,
-    refusal,
-    stage_folder,
-    why_not,
-)
+from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -42,6 +36,7 @@ MEMORY_KNOBS = tuple(
     f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
 )
 RATES = ("/win_rate", "/low", "/high", "/controlled")
+NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,9 @@ def _judge_row(record: Record) -> dict[str, Any]:
         pair: found | {"headline": all(_is_headline(wins, one) for one in names_of_pair(pair))}
         for pair, found in wins["differences"].items()
     }
-    main = differences.get("ppo-sft", {"headline": False})
+    for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
+        differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
+    main = differences.get("ppo-sft", NO_DIFFERENCE)
     last = summaries["policies"][policies_of(record)[-1]]
     return {
         "policies": policies_of(record),
