@@ -24,10 +24,12 @@ from eval.rates.formulas import clustered_share
 from eval.rates.length_control import word_count
 from eval.rates.simple_judges import kappa_interval
 from eval.versus import Side, check_posts, read_side
-from stages.posts.readers import check_comparison, is_cnndm, parse_post, read_split
+from stages.posts.bad_rows import BadRowError
+from stages.posts.readers import Located, check_comparison, is_cnndm, parse_post, read_split
+from stages.posts.tables import parsed_rows
 from stages.settings.checks import UserError, fail
 from stages.settings.config import Data
-from stages.system.files import read_lines, write_text
+from stages.system.files import write_text
 
 SAVED = "annotations_*.jsonl"
 SPLIT = "annotated"  # of the rows that people made
@@ -57,8 +59,8 @@ def pairs_of_folder(folder: str, count: int, seed: int) -> list[Row]:
 def pairs_of_sides(a: str, b: str, count: int, seed: int) -> list[Row]:
     """`count` pairs of side `a` with side `b`, or with the references if `b` is empty.
 
-    A side is `name[/seed][:policy]`. Raises UserError where a side has no summaries, the posts of
-    two sides differ, or a query does not hold a post.
+    A side is `name[/seed][:policy]`. A query that is no filled template is shown whole, without a
+    title. Raises UserError where a side has no summaries, or the posts of two sides differ.
     """
     left = read_side(a)
     right = read_side(b) if b else None
@@ -66,9 +68,7 @@ def pairs_of_sides(a: str, b: str, count: int, seed: int) -> list[Row]:
         check_posts(left, right)
     rows = []
     for post_id, row in left.rows.items():
-        post = parse_post(row["query"])
-        if post is None:
-            raise UserError(f"{a}: post {post_id} is not a TL;DR query: people cannot be shown it")
+        post = parse_post(row["query"]) or {"subreddit": "", "title": "", "post": row["query"]}
         other = row["reference"] if right is None else right.rows[post_id]["summary"]
         summaries = [_summary(row["summary"], _name(left, right))]
         summaries.append(_summary(other, _name(right, left) if right else REFERENCE))
@@ -118,20 +118,23 @@ def read_annotations(folder: Path) -> list[Row]:
     """
     found: dict[tuple[str, Pair], Row] = {}
     for path in sorted(folder.glob(SAVED)):
-        try:
-            rows = read_lines(path)
-        except ValueError as error:
-            raise UserError(f"{path}: not JSON lines ({error}): save it again") from None
-        for number, row in enumerate(rows, start=1):
-            check_comparison(f"{path}:{number}", row)
+        for where, row in _rows_of(path, "save it again"):
+            check_comparison(where, row)
             if not isinstance(row.get("worker"), str) or not row["worker"]:
-                raise UserError(f"{path}:{number}: field worker is missing: say who judged")
+                raise UserError(f"{where}: field worker is missing: say who judged")
             key = row["worker"], pair_of(row)
             if key not in found or _time(row) >= _time(found[key]):
                 found[key] = row
     if not found:
         raise UserError(f"{folder} holds no {SAVED}: put the files there that browsers have saved")
     return list(found.values())
+
+
+def _rows_of(path: Path, mend: str) -> list[Located]:
+    try:
+        return list(parsed_rows(path))
+    except BadRowError as error:
+        raise UserError(f"{error}: {mend}") from None
 
 
 def _time(row: Row) -> str:
@@ -203,10 +206,12 @@ def _share(values: Sequence[tuple[str, float]]) -> dict[str, Any] | None:
 def write_comparisons(folder: Path, rows: Sequence[Row]) -> Path:
     """Write all verdicts as one file of labelled comparisons beside those of the browsers.
 
-    Raises UserError where another such file, which people here did not make, lies there.
+    Raises UserError where another such file, which people here did not make, lies there, or one
+    that cannot be read.
     """
     path = folder / f"{LABELS}.jsonl"
-    if path.exists() and any(row.get("split") != SPLIT for row in read_lines(path)):
+    there = _rows_of(path, "move that file away") if path.exists() else []
+    if any(row.get("split") != SPLIT for _, row in there):
         raise UserError(
             f"{path} holds other comparisons: put the saved files into their own folder"
         )

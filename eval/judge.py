@@ -25,6 +25,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError
 from stages.settings.config import Judge as JudgeSettings
+from stages.settings.stages import OUTPUTS, RELEASED
 from stages.system.files import read_lines
 
 
@@ -75,7 +76,16 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 
         batch_size = config.memory.forward_batch_size
         return LocalJudge(config.judge.model, batch_size, config.judge.axis)
-    return OpenAIJudge(config.judge, settings.RUNS / "judge_cache" / "replies.sqlite")
+    cache = settings.RUNS / "judge_cache" / "replies.sqlite"
+    return OpenAIJudge(config.judge, cache, without_a_server(config))
+
+
+def without_a_server(config: Config) -> str:
+    """The settings of a judge that needs no server, for what this run judges."""
+    own = "SET=judge.kind=reward_model"
+    if config.kind == OUTPUTS or (config.kind == RELEASED and not config.released.reward_model):
+        own = 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
+    return f'{own}, or SET="judge.kind=local judge.model=..." (a chat model)'
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:

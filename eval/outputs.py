@@ -8,8 +8,8 @@ judge, its controls, the win rates and the pages are those of every run.
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
@@ -24,13 +24,15 @@ from stages.running.kept import write_rows
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, Outputs, UserError
+from stages.settings.outputs import LONGEST_NAME, file_name
 
 QUERY = "query"  # the column of a prompt that is shown as it is
 REFERENCE = "ref"  # the reference's policy in published comparisons
-LABELS: dict[str, bool | None] = {
-    **dict.fromkeys(("1", "true", "summary", "policy"), True),
-    **dict.fromkeys(("0", "false", "reference"), False),
-    **dict.fromkeys(("", "none", "tie"), None),
+TAKEN = "reference"  # on every page: no system may be called so
+LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
+    **dict.fromkeys(("1", "1.0", "true", "summary", "policy"), True),
+    **dict.fromkeys(("0", "0.0", "false", "reference"), False),
+    **dict.fromkeys(("", "none", "nan", "<na>", "0.5", "tie"), None),
 }
 
 
@@ -52,6 +54,12 @@ def take_outputs(config: Config) -> None:
     """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
     with open_stage(config, "summaries") as run:
         systems = first_posts(read_outputs(config.outputs), config.eval.posts)
+        check_shared_posts(config.outputs.file, systems)
+        if config.outputs.label and not _labelled(systems):
+            raise UserError(
+                f"eval.posts={config.eval.posts} leaves no row with a label in column"
+                f" {config.outputs.label}: raise it, or leave out outputs.label"
+            )
         references = {row["id"]: row["reference"] for rows in systems.values() for row in rows}
         for name, rows in systems.items():
             write_rows(run, f"{name}.jsonl", rows)
@@ -75,15 +83,39 @@ def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
         kinds = ", ".join(OUTPUT_FILES)
         raise UserError(f"{outputs.file}: no file of summaries ({kinds}) there: correct INPUT=")
     found: list[Output] = []
+    columns: dict[str, None] = {}
     for path in paths:
         for where, raw in parsed_rows(path):
             for row in flattened(where, raw, outputs):
+                columns |= dict.fromkeys(row)
                 found += outputs_of(where, path.stem, row, outputs)
     if not found:
         raise UserError(f"{outputs.file} holds no summaries: give at least one row")
     systems = by_system(found)
     check_posts(found)
-    return with_references(systems, outputs)
+    rows = with_references(systems, outputs)
+    if outputs.label:
+        _check_labels(rows, outputs, list(columns))
+    return rows
+
+
+def _check_labels(
+    systems: Mapping[str, Sequence[Row]], outputs: Outputs, columns: Sequence[str]
+) -> None:
+    """Refuse a column of labels that is missing or empty now, before anything is paid."""
+    mend = "correct SET=outputs.label=... or leave it out"
+    if outputs.label not in columns:
+        has = ", ".join(map(str, columns))
+        raise UserError(f"{outputs.file}: no column {outputs.label}: {mend} (it has {has})")
+    if not _labelled(systems):
+        raise UserError(
+            f"{outputs.file}: column {outputs.label} has no label beside ties and empty cells, on"
+            f" which a judge could be calibrated: fill it, or {mend}"
+        )
+
+
+def _labelled(systems: Mapping[str, Sequence[Row]]) -> bool:
+    return any("label" in row for rows in systems.values() for row in rows)
 
 
 def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
@@ -165,7 +197,15 @@ def _label(where: str, row: Row, column: str) -> bool | None:
         return None
     word = str(row.get(column, "")).strip().lower()
     if word not in LABELS:
-        raise BadRowError(where, f"column {column} is {word!r}: it must be one of 1, 0 and nothing")
+        taken = {
+            meaning: ", ".join(one or "an empty cell" for one in LABELS if LABELS[one] is meaning)
+            for meaning in (True, False, None)
+        }
+        raise BadRowError(
+            where,
+            f"column {column} is {word!r}: correct it to one of {taken[True]} (the summary is"
+            f" preferred); {taken[False]} (the reference is); {taken[None]} (neither)",
+        )
     return LABELS[word]
 
 
@@ -177,9 +217,15 @@ def by_system(found: Sequence[Output]) -> dict[str, dict[str, Output]]:
     systems: dict[str, dict[str, Output]] = {}
     originals: dict[str, str] = {}
     for one in found:
-        name = re.sub(r"[^A-Za-z0-9._+-]+", "-", one.system).strip("-.")
-        if not name or originals.setdefault(name, one.system) != one.system:
-            other = originals.get(name, "nothing")
+        if len(one.system) > LONGEST_NAME:
+            raise UserError(
+                f"{one.where}: the system's name has {len(one.system)} characters"
+                f" ({one.system[:20]!r}...): shorten it to at most {LONGEST_NAME}"
+                " (SET=outputs.system=... names its column)"
+            )
+        name = file_name(one.system)
+        other = originals.setdefault(name, one.system)
+        if other != one.system:
             raise UserError(f"{one.where}: system {one.system!r} reads like {other!r}: rename it")
         posts = systems.setdefault(name, {})
         if one.post_id in posts:
@@ -210,7 +256,8 @@ def with_references(
 ) -> dict[str, list[Row]]:
     """The rows of each system: against its file's references, or against one of the systems.
 
-    Raises UserError where there is neither, and where a post has no reference.
+    Raises UserError where there is neither, where a post has no reference, and where a system
+    beside the references is called so itself.
     """
     of_posts = {}
     if not any(one.reference for posts in systems.values() for one in posts.values()):
@@ -228,6 +275,12 @@ def with_references(
         found[name] = [_row(one, of_posts.get(key, one.reference)) for key, one in posts.items()]
     if not found:
         raise UserError(f"{outputs.file} has one system, {outputs.reference}: nothing to compare")
+    if TAKEN in found:
+        where = next(iter(systems[TAKEN].values())).where
+        raise UserError(
+            f"{where}: a system is called {TAKEN}, as what it is compared with: rename it, or"
+            f" compare with it (SET=outputs.reference={TAKEN}, in files without such a column)"
+        )
     return found
 
 
@@ -254,6 +307,22 @@ def first_posts(systems: Mapping[str, list[Row]], count: int) -> dict[str, list[
     if lacking:
         raise UserError(f"eval.posts={count} leaves no post of {', '.join(lacking)}: raise it")
     return found
+
+
+def check_shared_posts(source: str, systems: Mapping[str, Sequence[Row]]) -> None:
+    """Raise UserError unless some posts have a summary of every system.
+
+    Systems are compared on these posts alone.
+    """
+    posts = {name: {row["id"] for row in rows} for name, rows in systems.items()}
+    if set.intersection(*posts.values()):
+        return
+    apart = [pair for pair in combinations(posts, 2) if not posts[pair[0]] & posts[pair[1]]]
+    said = f"systems {apart[0][0]} and {apart[0][1]} share no post" if apart else ""
+    raise UserError(
+        f"{source}: {said or 'no post has a summary of every system'}: give all systems the same"
+        " posts (SET=outputs.id=... names the column), or judge each by an INPUT= of its own"
+    )
 
 
 def labelled_rows(systems: Mapping[str, Sequence[Row]]) -> list[Row]:

@@ -48,6 +48,8 @@ class Needed:
 
     pair: tuple[str, str]
     """The later policy, and the earlier one or `reference`."""
+    alone: bool
+    """Whether it is one policy against the reference; a policy may be called that, too."""
     spread: float
     """Standard deviation of a post's difference in score."""
     ties: float
@@ -100,8 +102,8 @@ def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
     """
     scores = post_scores(judgements)
     found = []
-    for earlier, later in [*combinations(scores, 2), *((REFERENCE, one) for one in scores)]:
-        others = dict.fromkeys(scores[later], 0.5) if earlier == REFERENCE else scores[earlier]
+    for earlier, later in [*combinations(scores, 2), *((None, one) for one in scores)]:
+        others = dict.fromkeys(scores[later], 0.5) if earlier is None else scores[earlier]
         pairs = [(scores[later][post], others[post]) for post in scores[later] if post in others]
         judged = np.array([a - b for a, b in pairs if a is not None and b is not None])
         if len(judged) > 1 and np.ptp(judged):
@@ -114,16 +116,20 @@ def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
     return found
 
 
-def _needed(pair: tuple[str, str], differences: Floats, judged: float, difference: float) -> Needed:
+def _needed(
+    pair: tuple[str, str | None], differences: Floats, judged: float, difference: float
+) -> Needed:
     """From each judged post's difference, and the share of the posts that are judged."""
     spread = float(differences.std(ddof=1))
     posts = ceil(posts_needed(spread_under(differences, difference), difference) / judged)
+    later, earlier = pair
     return Needed(
-        pair=pair,
+        pair=(later, earlier or REFERENCE),
+        alone=earlier is None,
         spread=spread,
         ties=float((differences == 0).mean()),
         posts=posts,
-        questions=posts * len(VERDICTS) * (1 if pair[1] == REFERENCE else 2),
+        questions=posts * len(VERDICTS) * (1 if earlier is None else 2),
         told=difference_told(spread, len(differences)),
     )
 
@@ -193,13 +199,13 @@ def lines_of(found: Sequence[Needed], price: float | None) -> list[str]:
         dollars = "unknown" if price is None else f"{one.questions * price:,.2f}"
         cells = (f"{one.posts:,}", f"{one.questions:,}", dollars, f"{one.ties:.0%}")
         points = (f"{100 * one.spread:.1f}", f"{100 * one.told:.1f}")
-        lines.append(_line(_name(one.pair), (*cells, *points)))
+        lines.append(_line(_name(one), (*cells, *points)))
     return lines
 
 
-def _name(pair: tuple[str, str]) -> str:
-    later, earlier = (name[:9] for name in pair)
-    return f"{later} vs {earlier}" if pair[1] == REFERENCE else f"{later} less {earlier}"
+def _name(one: Needed) -> str:
+    later, earlier = (name[:9] for name in one.pair)
+    return f"{later} vs {earlier}" if one.alone else f"{later} less {earlier}"
 
 
 def _line(name: str, cells: Sequence[str]) -> str:

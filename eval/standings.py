@@ -16,7 +16,14 @@ from eval.rates.formulas import clustered_share, cohens_kappa
 from eval.rates.length_control import word_count
 from eval.rates.strengths import Game, fleiss, holm, majority, strengths
 from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
-from eval.win_rate import Scores, describe, names_of_pair, paired_difference, post_scores
+from eval.win_rate import (
+    Scores,
+    describe,
+    judged_for_both,
+    names_of_pair,
+    paired_difference,
+    post_scores,
+)
 from stages.settings.config import UserError
 
 Texts = Mapping[str, Mapping[str, tuple[str, str]]]
@@ -63,11 +70,7 @@ def _given(system: Row) -> bool:
 
 
 def _system(name: str, scores: Scores, rows: Sequence[Row], texts: Texts) -> dict[str, Any]:
-    if all(score is None for score in scores.values()):
-        rates: dict[str, Any] = {"win_rate": None, "low": None, "high": None, "posts": 0}
-        rates |= {"unjudged": 1.0, "worst_case": [0.0, 1.0]}
-    else:
-        rates = describe(name, scores)
+    rates = describe(scores)
     words = _mean_words(texts[name][post][0] for post in scores)
     return rates | {"statistics": analyse(verdict_table(rows, texts[name])), "words": words}
 
@@ -110,7 +113,7 @@ def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for first, second in combinations(scores, 2):
         a, b = scores[first], scores[second]
-        if any(a[post] is not None and b.get(post) is not None for post in a):
+        if judged_for_both(a, b):
             found.append({"first": first, "second": second} | asdict(paired_difference(a, b)))
     corrected = holm([one["p_value"] for one in found])
     return [one | {"holm": p} for one, p in zip(found, corrected, strict=True)]

@@ -43,7 +43,8 @@ class PairedInterval(Interval):
 def measure_win_rates(config: Config) -> dict[str, Any]:
     """Write `post_scores.jsonl` and return the manifest's results; all rates lie in [0, 1].
 
-    Raises UserError where judgements are missing, or none of them is usable.
+    A policy without a verdict is a row without a rate, and two policies that no post has judged
+    both have no difference. Raises UserError where judgements are missing, or none is usable.
     """
     with open_stage(config, "win_rate") as run:
         summaries = run.require("summaries")
@@ -51,6 +52,11 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         folder = run.require("judge")
         judgements = read_lines(folder / "judgements.jsonl")
         scores = post_scores(judgements)
+        if not any(has_verdict(of_posts) for of_posts in scores.values()):
+            raise UserError(
+                f"{folder}: no post has a verdict in both orders: see the replies in"
+                " judgements.jsonl, mend the judge's settings and judge again"
+            )
         rows = [
             {"policy": policy, "id": post_id, "score": score}
             for policy, of_posts in scores.items()
@@ -62,13 +68,14 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
             "judge": manifest["results"]["judge"],
             "posts": len({row["id"] for row in judgements}),
             "policies": {
-                name: describe(name, scores[name])
+                name: describe(scores[name])
                 | {"statistics": statistics_of(name, judgements, texts[name])}
                 for name in scores
             },
             "differences": {
                 pair_name(later, earlier): asdict(paired_difference(scores[later], scores[earlier]))
                 for earlier, later in combinations(scores, 2)
+                if judged_for_both(scores[later], scores[earlier])
             },
         }
         gold = folder / "gold_scores.jsonl"
@@ -152,19 +159,31 @@ def _mean_points(pair: list[str]) -> float | None:
     return sum(POINTS[verdict] for verdict in pair) / len(pair)
 
 
-def describe(policy: str, scores: Scores) -> dict[str, Any]:
+def has_verdict(scores: Scores) -> bool:
+    """Whether any post has a verdict in both orders."""
+    return any(score is not None for score in scores.values())
+
+
+def judged_for_both(a: Scores, b: Scores) -> bool:
+    """Whether any post has a verdict in both orders for both policies."""
+    return any(score is not None and b.get(post) is not None for post, score in a.items())
+
+
+def describe(scores: Scores) -> dict[str, Any]:
     """One policy's row: its rate and interval, counts of posts, and how far to trust them.
 
     `wins`, `ties` and `losses` count judged posts with a score above, at and below 1/2;
     `unjudged` is a share of all posts; `worst_case` is the rate with every unjudged post lost
     and with every one won; `p_value` is that of a rate of 1/2 (paired randomisation test).
-    Raises UserError where no post was judged.
+    Where no post was judged, rate, interval and p-value are None.
     """
     judged = {post_id: score for post_id, score in scores.items() if score is not None}
     if not judged:
-        raise UserError(
-            f"no post of {policy} has a verdict in both orders: see the replies in judgements.jsonl"
-        )
+        return {
+            **dict.fromkeys(("win_rate", "low", "high", "p_value")),
+            **dict.fromkeys(("posts", "wins", "ties", "losses"), 0),
+            **{"unjudged": 1.0, "worst_case": [0.0, 1.0]},
+        }
     rate = win_rate(scores)
     total, unjudged = sum(judged.values()), len(scores) - len(judged)
     return {

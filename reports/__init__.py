@@ -14,6 +14,7 @@ leaderboard_page  all systems of a run, by all judges
 sections          parts of pages
 scaling           the numbers and the parts of the page about sizes
 collect           a finished run as one row of numbers
+made_from         the manifests behind a page
 compared          an ablation beside the default run
 comparison        what compare_page says, as figures
 bench             a bench as figures and ratios

@@ -17,8 +17,9 @@ from typing import Any
 import pandas as pd
 
 from reports import page, verdict
-from reports.collect import Record, note_sources
+from reports.collect import Record
 from reports.compared import Compared, collect, numbers, over_seeds
+from reports.made_from import note_sources
 from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import MISSING, number, percent, whole
 from stages.settings.ablations import ABLATIONS

@@ -83,7 +83,7 @@ function show() {
   if (done) return;
   const { info } = page.pairs[order[at][0]];
   byId("title").textContent = info.title;
-  byId("subreddit").textContent = `r/${info.subreddit}`;
+  byId("subreddit").textContent = info.subreddit ? `r/${info.subreddit}` : "";
   byId("post").textContent = info.post;
   byId("post").scrollTop = 0;
   const [first, second] = shownSummaries();

@@ -8,6 +8,7 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ import pandas as pd
 
 from eval.rates.scores import agreement
 from eval.rates.table import MOST_UNJUDGED
-from eval.win_rate import names_of_pair
-from reports.page import files_of
+from eval.win_rate import names_of_pair, pair_name
 from reports.verdict import shown
 from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
 from stages.settings import config as settings
@@ -25,8 +25,7 @@ from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
-from stages.system.files import file_hash, read_json, read_lines, write_json
-from stages.system.machine import code_version
+from stages.system.files import read_json, read_lines
 
 SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
@@ -37,6 +36,7 @@ MEMORY_KNOBS = tuple(
 )
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
+NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,9 @@ def _judge_row(record: Record) -> dict[str, Any]:
         pair: found | {"headline": all(_is_headline(wins, one) for one in names_of_pair(pair))}
         for pair, found in wins["differences"].items()
     }
-    main = differences.get("ppo-sft", {"headline": False})
+    for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
+        differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
+    main = differences.get("ppo-sft", NO_DIFFERENCE)
     last = summaries["policies"][policies_of(record)[-1]]
     return {
         "policies": policies_of(record),
@@ -296,39 +298,6 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
             if len(found) > 1:
                 different[name] = sorted(found)
     return different
-
-
-def hashes(record: Record) -> dict[str, str]:
-    """Twelve digits that name each stage's manifest, and so everything that it lists."""
-    return {
-        stage: file_hash(folder / "manifest.json")[:12] for stage, folder in record.folders.items()
-    }
-
-
-def sources(records: Sequence[Record]) -> dict[str, str]:
-    """What some runs were made of: each stage's folder below runs/ -> SHA-256 of its manifest."""
-    return {
-        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
-        for record in records
-        for folder in record.folders.values()
-    }
-
-
-def note_sources(path: Path, kind: str, names: Sequence[str], records: Sequence[Record]) -> None:
-    """Write beside a page about several runs, as `<page>.json`, what it was made from.
-
-    `names` are the runs that were asked for.
-    """
-    written = files_of(path.parent, path.stem)
-    note = {
-        "kind": kind,
-        "names": list(names),
-        "judges": sorted({record.folders["judge"].name for record in records}),
-        "code_version": code_version(),
-        "sources": sources(records),
-        "files": {str(one.relative_to(path.parent)): file_hash(one) for one in written},
-    }
-    write_json(path.with_suffix(".json"), note)
 
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from reports import page, plots, verdict
 from reports.blocks import Figure
-from reports.collect import Record, judged_row, note_sources
+from reports.collect import Record, judged_row
 from reports.comparison import (
     Against,
     Entry,
@@ -25,6 +25,7 @@ from reports.comparison import (
     settings_apart,
     some_of_each,
 )
+from reports.made_from import note_sources
 from reports.page import PUBLIC, Block, Heading, Note, Table, Text
 from reports.sample_browser import SampleBrowser, fitting
 from reports.sample_rows import BETTER, FAILING, UNCHANGED, UNJUDGED, WORSE

@@ -38,7 +38,7 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, fail, hash_of
-from stages.settings.stages import STAGES
+from stages.settings.stages import OUTPUTS, STAGES
 from stages.system.files import file_hash, read_lines, write_json
 from stages.system.machine import code_version
 
@@ -169,7 +169,9 @@ def _agreement(row: dict[str, Any]) -> float:
 
 
 def source_of(one: Calibrated) -> str:
-    """Where the labelled pairs come from."""
+    """Where the labelled pairs come from: the world, a data set, a folder, or a judged file."""
+    if one.config.kind == OUTPUTS:
+        return Path(one.config.outputs.file).name
     source = one.config.data.source
     return "the built-in world" if source == TOY else shown("data.source", source)
 

@@ -15,7 +15,8 @@ from eval.judges.protocol import Row
 from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
 from reports import page
-from reports.collect import Record, judge_flags, load_run, note_sources
+from reports.collect import Record, judge_flags, load_run
+from reports.made_from import note_sources
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections import systems
 from reports.verdict import MISSING, briefly, estimate, number, percent, told_apart, whole

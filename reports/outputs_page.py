@@ -12,7 +12,8 @@ from typing import Any
 from eval.standings import standings
 from eval.win_rate import summary_texts
 from reports import run_report, verdict
-from reports.collect import Record, hashes, judged_row
+from reports.collect import Record, judged_row
+from reports.made_from import hashes
 from reports.page import Block, Heading, Note, Text, wrapped
 from reports.run_report import Report
 from reports.sections import judge, made_with, samples, systems

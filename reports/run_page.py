@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from reports import lineage, opening, paper, plots, run_report, verdict
-from reports.collect import Record, hashes, is_released, judged_row, row
+from reports.collect import Record, is_released, judged_row, row
+from reports.made_from import hashes
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.run_report import Report
 from reports.sections import (

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports import page, verdict
-from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, note_sources
+from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
+from reports.made_from import note_sources
 from reports.page import Block, Heading, Note, Text
 from reports.scaling import answers, beside_paper, collapse, details
 from reports.scaling.rows import frame_of, sizes

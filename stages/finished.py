@@ -14,6 +14,12 @@ from stages.system.files import file_hash, hash_files, read_json
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
+# Settings that have a variable of their own in the Makefile.
+GIVEN = {
+    "released.policy": "POLICY",
+    "released.reward_model": "REWARD_MODEL",
+    "outputs.file": "INPUT",
+}
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 METHOD = "method"  # as an input of the stages that have been done otherwise before
@@ -251,10 +257,17 @@ def make_command(config: Config, stage: str) -> str:
         words.append(f"NAME={name}")
     if config.upstream and not elsewhere:
         words.append(f"UPSTREAM={config.upstream}")
-    if config.overrides and not elsewhere:
-        words.append(f"SET={' '.join(config.overrides)}")
-    if config.data.source not in (settings.TOY, settings.HUB):
+    if not elsewhere:
+        # A path may hold spaces, at which SET= is split.
+        given = {key: one for one in config.overrides for key in GIVEN if one.startswith(f"{key}=")}
+        others = [one for one in config.overrides if one not in given.values()]
+        words += [f"SET={' '.join(others)}"] if others else []
+        words += [f"{GIVEN[key]}={one.partition('=')[2]}" for key, one in given.items()]
+    if config.data.source not in ("", settings.TOY, settings.HUB):
         words.append(f"DATA={config.data.source}")
     if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):
         words.append(f"TOKENIZER={config.base.tokenizer}")
-    return " ".join(shlex.quote(word) for word in words)
+    parts = (word.partition("=") for word in words)
+    return " ".join(
+        f"{name}{equals}{shlex.quote(value)}" if equals else name for name, equals, value in parts
+    )

@@ -302,5 +302,45 @@ def test_other_labelled_data_are_not_written_over(tmp_path):
     with pytest.raises(UserError, match="holds no annotations"):
         read_annotations(tmp_path / "empty")
     (tmp_path / "annotations_b.jsonl").write_text('{"half')
-    with pytest.raises(UserError, match="not JSON lines"):
+    with pytest.raises(UserError, match=r"annotations_b.jsonl:1: not JSON .*: save it again"):
         read_annotations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1]", "annotations_a.jsonl:3: not a JSON object: save it again"),
+        ("[" * 100_000, "annotations_a.jsonl:3: not JSON .*nested too deeply.*: save it again"),
+        ("{}", "annotations_a.jsonl:3: field info is missing"),
+    ],
+)
+def test_a_saved_line_that_is_no_verdict_is_named_and_blank_ones_are_none(tmp_path, line, said):
+    good = json.dumps(verdict(pair(1), "a", "ppo"))
+    (tmp_path / "annotations_a.jsonl").write_text(f"{good}\n \n")
+    assert len(read_annotations(tmp_path)) == 1
+    (tmp_path / "annotations_a.jsonl").write_text(f"{good}\n\n{line}\n")
+    with pytest.raises(UserError, match=said) as caught:
+        read_annotations(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_comparisons_beside_the_saved_files_are_one_line_and_stay(tmp_path):
+    save(tmp_path, "a", [verdict(pair(1), "a", "ppo")])
+    broken = tmp_path / "comparisons_validation.jsonl"
+    broken.write_text('{"half')
+    with pytest.raises(UserError, match=r"comparisons_validation.jsonl:1: not JSON.*: move that"):
+        annotations.write_comparisons(tmp_path, read_annotations(tmp_path))
+    assert broken.read_text() == '{"half'
+
+
+def test_posts_without_a_title_are_shown_whole_and_come_back(runs, tmp_path):
+    config = make_config("tiny")
+    with open_stage(config, "summaries") as run:
+        row = {"id": "1", "query": "A plain post.", "score": 0.0, "reference_score": 0.0}
+        run.append("ppo.jsonl", row | {"summary": "one", "reference": "two"})
+        run.finish({})
+    (found,) = pairs_of_sides("tiny:ppo", "", 9, seed=1)
+    shown = {"subreddit": "", "title": "", "post": "A plain post.", "id": "1"}
+    assert found["info"] == shown
+    save(tmp_path / "said", "a", [verdict(found, "a", "ppo")])
+    assert len(read_annotations(tmp_path / "said")) == 1

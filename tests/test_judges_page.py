@@ -11,7 +11,14 @@ from eval.calibration import calibrate
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Choice, Reply
 from reports import judges_page, publish
-from reports.judges_page import by_pairs, find_calibrations, lines_of, rows_of
+from reports.judges_page import (
+    Calibrated,
+    by_pairs,
+    find_calibrations,
+    lines_of,
+    rows_of,
+    source_of,
+)
 from reports.verdict import told_apart
 from stages.finished import METHOD
 from stages.settings.command_line import make_config
@@ -173,3 +180,10 @@ def test_the_documents_table_of_judges_holds_the_published_pages_figures():
         for cell, section in zip(cells, (first, second), strict=True):
             share, interval = cell.removesuffix(", flagged ").strip().split(" ", 1)
             assert f"{share}% {interval}" in section
+
+
+def test_labels_of_a_judged_file_are_named_after_the_file(tmp_path):
+    file = tmp_path / "their outputs.jsonl"
+    config = make_config("outputs", overrides=(f"outputs.file={file}", "judge.kind=facts"))
+    one = Calibrated(folder=tmp_path, config=config, manifest={}, pairs=[])
+    assert source_of(one) == "their outputs.jsonl"

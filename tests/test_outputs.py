@@ -145,7 +145,11 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
         ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
         ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "reads like 'a b'"),
         ([GOOD], {"reference": "gold"}, r"no column gold and no system.*\(systems: x\)"),
-        ([GOOD | {"people": "yes"}], {"label": "people"}, "must be one of 1, 0 and nothing"),
+        (
+            [GOOD | {"people": "yes"}],
+            {"label": "people"},
+            r"is 'yes': correct it to one of 1, 1\.0, true.*0, 0\.0, .*empty",
+        ),
         ([], {}, "holds no summaries"),
     ],
 )

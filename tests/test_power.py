@@ -6,6 +6,7 @@ import pytest
 from eval.power import (
     difference_told,
     dollars_a_question,
+    lines_of,
     main,
     needed,
     posts_needed,
@@ -94,6 +95,20 @@ def test_posts_without_a_verdict_are_asked_about_too():
     lacking = needed(rows_of("ppo", [*scores, *[None] * 50]), 0.05)[0]
     assert lacking.posts == pytest.approx(whole.posts / 0.8, abs=1)
     assert (whole.pair, whole.questions) == (("ppo", "reference"), 2 * whole.posts)
+
+
+def test_a_policy_that_is_called_reference_is_one_and_not_the_rate_of_a_half():
+    rng = np.random.default_rng(1)
+    first, second = pool(rng, 200)
+    rows = [*rows_of("reference", first), *rows_of("ppo", second)]
+    found = {(one.pair, one.alone): one for one in needed(rows, 0.05)}
+    pair = ("ppo", "reference")
+    assert set(found) == {(pair, False), (pair, True), (("reference", "reference"), True)}
+    assert found[pair, False].spread == pytest.approx((second - first).std(ddof=1))
+    assert found[pair, True].spread == pytest.approx(second.std(ddof=1))
+    assert found[pair, False].questions == 2 * 2 * found[pair, False].posts
+    names = [line[:24].strip() for line in lines_of(list(found.values()), 0.0)]
+    assert names == ["", "ppo less reference", "reference vs reference", "ppo vs reference"]
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
         ("reference", "reference"),
         ("policy", "unjudged"),
     )
-    found = describe("ppo", post_scores(rows)["ppo"])
+    found = describe(post_scores(rows)["ppo"])
     assert found["win_rate"] == pytest.approx(2.25 / 4)
     assert (found["wins"], found["ties"], found["losses"]) == (2, 1, 1)
     assert (found["posts"], found["unjudged"]) == (4, 0.2)
@@ -246,10 +246,11 @@ def test_a_policys_row_counts_posts_and_brackets_what_is_missing():
     assert found["low"] < found["win_rate"] < found["high"]
 
 
-def test_a_policy_without_any_verdict_is_refused():
-    rows = judged("ppo", ("unjudged", "unjudged"))
-    with pytest.raises(UserError, match="no post of ppo"):
-        describe("ppo", post_scores(rows)["ppo"])
+def test_a_policy_without_any_verdict_is_a_row_without_a_rate():
+    found = describe(post_scores(judged("ppo", ("unjudged", "unjudged")))["ppo"])
+    assert {found[key] for key in ("win_rate", "low", "high", "p_value")} == {None}
+    assert {found[key] for key in ("posts", "wins", "ties", "losses")} == {0}
+    assert (found["unjudged"], found["worst_case"]) == (1.0, [0.0, 1.0])
 
 
 def summarise_toy_posts(n: int) -> None:

@@ -2,7 +2,8 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,18 @@ def parse_line(where: str, line: bytes) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise BadRowError(where, f"not JSON ({error})") from None
+    except RecursionError:
+        raise BadRowError(where, "not JSON that can be read (nested too deeply)") from None
     if not isinstance(row, dict):
         raise BadRowError(where, "not a JSON object")
     return row
 
 
 def parsed_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`file:line` and the row of a table. Raises UserError, at the first bad row."""
+    """`file:line` and the row of a table, without blank lines. Raises UserError at a bad row."""
     for where, row in raw_rows(path):
+        if isinstance(row, bytes) and not row.strip():
+            continue
         yield where, parse_line(where, row) if isinstance(row, bytes) else row
 
 
@@ -52,11 +57,22 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
     try:
+        _check_names(path, pyarrow.parquet.read_schema(path).names)
         rows = pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid:
-        raise UserError(f"{path}: not a Parquet file: write it again") from None
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, not the file's
+        what = f"not a Parquet file, or a damaged one ({' '.join(str(error).split())[:80]})"
+        raise UserError(f"{path}: {what}: write it again") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}:{number}", row
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise UserError where two columns have one name; those without a name are not read."""
+    doubled = [name for name, count in Counter(names).items() if name and count > 1]
+    if doubled:
+        raise UserError(f"{path}: two columns are called {doubled[0]}: rename or drop one of them")
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
@@ -65,6 +81,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(newline="", encoding="utf-8-sig") as lines:  # spreadsheets write a mark first
         rows = csv.DictReader(lines, strict=True)
         try:
+            _check_names(path, rows.fieldnames or ())
             for row in rows:
                 where = f"{path}:{rows.line_num}"
                 if None in row or None in row.values():

@@ -1,10 +1,14 @@
 """The settings of a run that judges summaries which exist already. Standard library only."""
 
+import hashlib
 import re
+import unicodedata
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from stages.settings.checks import require
+
+LONGEST_NAME = 100  # of a system or a run, in characters: file systems take 255 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,4 +49,19 @@ class Outputs:
         """The run's folder if none is named: `judged-` and the last name of the file."""
         path = Path(self.file)
         last = path.stem if path.suffix else "-".join(path.parts[-2:])
-        return "judged-" + re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-.")
+        return "judged-" + file_name(last, "A-Za-z0-9._", "file")
+
+
+def file_name(name: str, kept: str = "A-Za-z0-9._+-", otherwise: str = "system") -> str:
+    """A name that every file system takes, with hyphens for what is not `kept`.
+
+    Where letters or digits are lost, six digits of a hash follow, so that two names stay two; where
+    nothing is left, they follow `otherwise`.
+    """
+    name = unicodedata.normalize("NFC", name)
+    safe = re.sub(f"[^{kept}]+", "-", name).strip("-.")
+    lost = any(one.isalnum() and not one.isascii() for one in name)
+    if safe and not lost and len(safe) <= LONGEST_NAME:
+        return safe
+    digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]
+    return f"{safe[: LONGEST_NAME - 7].rstrip('-.') or otherwise}-{digits}"

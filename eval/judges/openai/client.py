@@ -334,11 +334,13 @@ class Chat:
         if is_accepted(self.settings, row["model"]):
             return row
         self.other_names += 1
-        name, paid = row["model"] or "*", self.cost(row)
+        name, paid = row["model"], self.cost(row)
         what = (
-            f"the reply is {row['model'] or 'nobody'}'s: if that is the judge you want, set "
+            f"the reply is {name}'s: if that is the judge you want, set "
             f"judge.model={name}, or judge.accept_model={name} to ask it as {self.settings.model}"
         )
+        if not name:
+            what = "the reply names no model: to take it all the same, set judge.accept_model='*'"
         raise OtherModelError(what, usd=paid)
 
     def _who(self) -> str:

@@ -32,11 +32,12 @@ MOST_NAMED = 5
 class OpenAIJudge:
     """An LLM behind an OpenAI-compatible server."""
 
-    def __init__(self, judge: JudgeSettings, cache: Path) -> None:
+    def __init__(self, judge: JudgeSettings, cache: Path, instead: str) -> None:
+        """`instead` says how to judge without a server. Raises UserError without a key."""
         if not os.environ.get("OPENAI_API_KEY"):
             raise UserError(
                 "judge.kind=openai needs OPENAI_API_KEY in the environment (any word for a local "
-                "server); without an LLM: --set judge.kind=reward_model --name NAME"
+                f"server); without a server: {instead}"
             )
         self.settings, self.price = judge, price_of(judge)
         self.cache = ReplyCache(cache)

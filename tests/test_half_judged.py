@@ -1,0 +1,107 @@
+"""Systems that the judge said nothing usable about: the others keep their results."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval import judge
+from eval.controls import judge_controls
+from eval.judge import judge_summaries
+from eval.judges.offline import FactsJudge
+from eval.judges.protocol import Reply
+from eval.outputs import take_outputs
+from eval.win_rate import main, measure_win_rates
+from reports import collect, run_page
+from reports.outputs_page import write_report
+from stages.finished import read_manifest, stage_folder
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+from stages.sharing.contents import headline
+from tests.fabricated_runs import fabricate
+from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
+
+NOTHING = {"estimate": None, "low": None, "high": None, "p_value": None, "headline": False}
+
+
+class Choosy(FactsJudge):
+    """The rule of the built-in world, which says nothing usable of some texts."""
+
+    def __init__(self, *unheard):
+        self.unheard = unheard
+
+    def compare(self, post_id, query, first, second):
+        if any(one in text for one in self.unheard for text in (first, second)):
+            return Reply(choice=None, text="?")
+        return super().compare(post_id, query, first, second)
+
+
+def judged_by(monkeypatch, config, *unheard):
+    monkeypatch.setattr(judge, "make_judge", lambda config, policies: Choosy(*unheard))
+    for stage in (take_outputs, judge_summaries, judge_controls):
+        stage(config)
+
+
+@pytest.fixture
+def three(tmp_path):
+    """Two systems that are judged and one that is not, whose texts say MUTE."""
+    rows = rows_of_world(12)
+    mute = [row | {"system": "mute", "summary": f"MUTE {row['id']}"} for row in rows[::2]]
+    return config_of_file(write_jsonl(tmp_path / "three.jsonl", [*rows, *mute]))
+
+
+def test_a_system_without_a_verdict_is_a_row_without_a_rate_beside_the_others(
+    runs, three, monkeypatch, capsys
+):
+    """It was an error after everything had been paid for, and no system had a result."""
+    judged_by(monkeypatch, three, "MUTE")
+    main(["--preset", "outputs", "--set", *three.overrides])
+    printed = capsys.readouterr().out
+    assert "no rate: 100.0% unjudged, so [0.0%, 100.0%]" in printed
+    results = (read_manifest(stage_folder(three, "win_rate")) or {})["results"]
+    json.dumps(results, allow_nan=False)
+    mute = results["policies"]["mute"]
+    assert (mute["win_rate"], mute["p_value"], mute["unjudged"]) == (None, None, 1.0)
+    assert results["policies"]["all-of-it"]["win_rate"] == 0.5
+    (pair,) = results["differences"]  # that of the two that are judged
+    assert "mute" not in pair
+    assert not any("mute" in key for key in headline(three, results))
+    said = write_report(three)
+    assert "mute                     – (100.0% unjudged)" in said
+    page = (stage_folder(three, "report") / "judged-three-seed44413.md").read_text()
+    assert "MUTE: 100.0% of the posts have no verdict." in page
+    assert "| mute | – | – (100.0% unjudged) | – | – |" in page
+
+
+def test_two_systems_that_no_post_has_judged_both_have_no_difference(runs, tmp_path, monkeypatch):
+    rows = [
+        row | {"summary": f"{row['summary']} {row['id']}-{row['system']}"}
+        for row in rows_of_world(6)
+    ]
+    config = config_of_file(write_jsonl(tmp_path / "two.jsonl", rows))
+    halves = {"lead-3": (0, 1, 2), "all-of-it": (3, 4, 5)}
+    unheard = [f"toy1-validation-{k}-{name}" for name, half in halves.items() for k in half]
+    judged_by(monkeypatch, config, *unheard)
+    results = measure_win_rates(config)
+    assert [one["posts"] for one in results["policies"].values()] == [3, 3]
+    assert results["differences"] == {}
+    write_report(config)
+
+
+def test_where_no_system_has_any_verdict_one_line_says_so(runs, three, monkeypatch, capsys):
+    judged_by(monkeypatch, three, " ")
+    with pytest.raises(UserError, match=r"no post has a verdict in both orders.*judge again"):
+        measure_win_rates(three)
+
+
+def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
+    config = make_config("tiny")
+    fabricate(config, unjudged=1.0, found={"win_rate": {"differences": {}}})
+    record = collect.load_run(config)
+    numbers = collect.row(record)
+    assert numbers["differences"] == {"ppo-sft": NOTHING}
+    text = run_page.headline(numbers, Path("page"))
+    assert "– (100.0% unjudged)" in text
+    assert "too many comparisons had no verdict" in text
+    page = "\n".join(block.markdown("x") for block in run_page.blocks(record))
+    assert "| PPO LESS SFT | – (too many unjudged) | – |" in page

@@ -1,0 +1,216 @@
+"""Given summaries that cannot be judged: each is refused when read, in one line with the mend."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from eval.judge import make_judge
+from eval.outputs import read_outputs, take_outputs
+from stages.finished import make_command, stage_folder
+from stages.settings.command_line import make_config
+from stages.settings.config import Outputs, UserError
+from tests.test_outputs import GOOD, ROOT, config_of_file, write_jsonl
+
+WIDE: list[dict[str, Any]] = [
+    {"id": k, "post": f"p{k}", "summary": f"s{k}", "reference": "r"} for k in range(4)
+]
+
+
+def refusal(path, **settings):
+    with pytest.raises(UserError) as caught:
+        read_outputs(Outputs(file=str(path), **settings))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+def test_a_mistyped_column_of_labels_is_found_when_the_file_is_read(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [row | {"people": 1} for row in WIDE])
+    said = refusal(path, label="poeple")
+    assert said.startswith(f"{path}: no column poeple: correct SET=outputs.label=")
+    assert "people" in said
+
+
+@pytest.mark.parametrize("empty", ["", None, "tie", 0.5])
+def test_a_column_of_labels_without_one_is_found_when_the_file_is_read(tmp_path, empty):
+    path = write_jsonl(tmp_path / "x.jsonl", [row | {"people": empty} for row in WIDE])
+    assert "column people has no label" in refusal(path, label="people")
+
+
+def test_labels_that_only_the_left_out_posts_have_are_missed_before_anything_is_paid(
+    runs, tmp_path
+):
+    rows = [row | {"people": "" if row["id"] < 2 else "1"} for row in WIDE]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    with pytest.raises(UserError, match=r"eval.posts=2 leaves no row with a label.* people"):
+        take_outputs(config_of_file(path, "outputs.label=people", "eval.posts=2"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, ending):
+    """A column of 1, 0 and nothing becomes one of floats."""
+    table = pd.DataFrame(WIDE).assign(people=[1, 0, 0.5, float("nan")])
+    path = tmp_path / f"x.{ending}"
+    if ending == "csv":
+        table.to_csv(path, index=False, na_rep="nan")
+        assert "1.0" in path.read_text()
+        assert "nan" in path.read_text()
+    else:
+        table.to_parquet(path, index=False)
+    found = read_outputs(Outputs(file=str(path), label="people"))["x"]
+    assert [row.get("label") for row in found] == [True, False, None, None]
+
+
+def test_a_label_that_is_none_names_every_spelling_that_is_taken(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [GOOD | {"people": "yes"}])
+    said = refusal(path, label="people")
+    for spelling in "1 1.0 true summary policy 0 0.0 false reference none nan 0.5 tie".split():
+        assert f" {spelling}" in said
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_parquet_file_with_a_good_footer_and_damaged_rows_is_one_line(tmp_path):
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(WIDE * 200), path)
+    content = bytearray(path.read_bytes())
+    content[4:200] = b"\xff" * 196
+    path.write_bytes(content)
+    assert f"{path}: not a Parquet file, or a damaged one (" in refusal(path)
+    path.unlink()
+    assert "no file of summaries" in refusal(path)
+
+
+def test_a_line_that_is_nested_too_deeply_is_one_line(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [GOOD])
+    path.write_text(path.read_text() + "[" * 100_000 + "\n")
+    assert "x.jsonl:2: not JSON that can be read (nested too deeply)" in refusal(path)
+
+
+def test_blank_lines_are_passed_over_and_lines_are_still_counted(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"\n{json.dumps(GOOD)}\n \t\n\n")
+    assert [row["id"] for row in read_outputs(Outputs(file=str(path)))["x"]] == ["1"]
+    path.write_text(path.read_text() + "[1]\n")
+    assert "x.jsonl:5: not a JSON object" in refusal(path)
+
+
+def test_two_columns_of_one_name_are_named(tmp_path):
+    (tmp_path / "x.csv").write_text("id,post,summary,summary,reference\n1,p,s,t,r\n")
+    said = "two columns are called summary: rename or drop one of them"
+    assert refusal(tmp_path / "x.csv") == f"{tmp_path / 'x.csv'}: {said}"
+    names = ["id", "post", "summary", "summary", "reference"]
+    table = pyarrow.Table.from_arrays([pyarrow.array(["x"])] * 5, names=names)
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    assert refusal(tmp_path / "x.parquet") == f"{tmp_path / 'x.parquet'}: {said}"
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_a_system_with_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(runs, tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [GOOD | {"system": "a" * 101}])
+    said = refusal(path)
+    assert "x.jsonl:1: the system's name has 101 characters" in said
+    assert "shorten it to at most 100" in said
+    write_jsonl(path, [GOOD | {"system": "a" * 100}])
+    config = config_of_file(path)
+    take_outputs(config)
+    assert (stage_folder(config, "summaries") / f"{'a' * 100}.jsonl").exists()
+
+
+def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path):
+    rows = [GOOD | {"system": name} for name in ("модель", "другая", "café", "cafe\u0300", "b c")]
+    names = list(read_outputs(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
+    assert len(set(names)) == 5
+    assert all(name.isascii() for name in names)
+    assert [name[:-6] for name in names[:4]] == ["system-", "system-", "caf-", "caf-"]
+    assert names[4] == "b-c"
+
+
+def test_files_whose_letters_are_lost_become_runs_of_different_names():
+    names = {Outputs(file=f"{name}.jsonl").run_name for name in ("модель", "другая", "模型")}
+    assert len(names) == 3
+    assert all(name.startswith("judged-file-") and name.isascii() for name in names)
+    assert Outputs(file="my outputs.v2.jsonl").run_name == "judged-my-outputs.v2"
+    assert len(Outputs(file=f"{'a' * 240}.jsonl").run_name) <= 110
+
+
+def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_name(tmp_path):
+    rows = [GOOD | {"system": name} for name in ("ppo", "reference")]
+    said = refusal(write_jsonl(tmp_path / "x.jsonl", rows))
+    assert "x.jsonl:2: a system is called reference" in said
+    assert "rename it" in said
+    bare = [{key: value for key, value in row.items() if key != "reference"} for row in rows]
+    path = write_jsonl(tmp_path / "y.jsonl", bare)
+    assert list(read_outputs(Outputs(file=str(path)))) == ["ppo"]  # it takes the place
+
+
+# -- posts -----------------------------------------------------------------------------------------
+
+
+def test_systems_that_share_no_post_are_refused_before_they_are_judged(runs, tmp_path):
+    rows = [row | {"system": "a" if row["id"] < 2 else "b"} for row in WIDE]
+    config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
+    with pytest.raises(UserError, match=r"x.jsonl: systems a and b share no post: give all"):
+        take_outputs(config)
+    assert not stage_folder(config, "summaries").exists()
+
+
+def test_three_systems_without_one_post_in_common_are_refused_too(runs, tmp_path):
+    has = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
+    rows = [WIDE[k] | {"system": name} for name, posts in has.items() for k in posts]
+    config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
+    with pytest.raises(UserError, match="no post has a summary of every system"):
+        take_outputs(config)
+
+
+# -- the judge -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "advised"),
+    [
+        ("outputs", ("outputs.file=x.jsonl",), "judge.kind=reward_model judge.model=gold"),
+        ("outputs", ("outputs.file=x.jsonl",), "judge.kind=local judge.model=some"),
+        ("tiny", (), "judge.kind=reward_model"),
+    ],
+)
+def test_without_a_key_what_is_advised_is_accepted(runs, monkeypatch, preset, overrides, advised):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    config = make_config(preset, overrides=(*overrides, "judge.kind=openai"))
+    with pytest.raises(UserError, match="needs OPENAI_API_KEY") as caught:
+        make_judge(config, {})
+    kind, _, model = advised.partition(" ")
+    assert f"{kind} judge.model=..." in str(caught.value) if model else kind in str(caught.value)
+    make_config(preset, overrides=(*overrides, *advised.split()))
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_a_file_with_a_space_in_its_path_is_printed_as_input_and_not_as_a_setting(tmp_path):
+    """SET= is split at spaces."""
+    config = make_config("outputs", overrides=("outputs.file=my own/x.jsonl", "judge.kind=facts"))
+    command = make_command(config, "judge")
+    start = "make eval PRESET=outputs SEED=44413 NAME=judged-x SET=judge.kind=facts"
+    assert command == f"{start} INPUT='my own/x.jsonl'"
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    words = [*shlex.split(command), "--dry-run", "VENV=", f"PYTHON={sys.executable}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "judged-x seed 44413: would make judge (is missing)" in said.stdout, said.stderr
