@@ -230,10 +230,12 @@ def print_summary(results: dict[str, Any]) -> None:
     for name, row in results["policies"].items():
         print(f"  {name[:16]:16} {_said_of(row)}"[:80])
     for name, row in results["differences"].items():
-        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in names_of_pair(name)):
+        pair = names_of_pair(name)
+        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
-        print(f"  {name[:28]:16} {estimate:>6} [{low:>6}, {high:>6}]  points on the same posts")
+        points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
+        print(f"  {' - '.join(pair)[:28]:28} {points}")
 
 
 def _said_of(row: dict[str, Any]) -> str:

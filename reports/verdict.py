@@ -169,8 +169,8 @@ def judge_note(row: Row) -> str | None:
         note += " If PPO wins, it optimised its reward; whether people would agree, nobody asked."
     if row["judge_kind"] == "gold_reward_model":
         note += (
-            " No policy was optimised against it. It was learned from labels of the same kind, so"
-            " it can share mistakes with the run's own."
+            " It learned from labels, so it can share mistakes with every policy that learned from"
+            " such labels."
         )
     return note
 

@@ -106,6 +106,7 @@ def test_its_note_says_whether_the_training_posts_were_others(config):
     found = find_gold(config)  # the run learned all posts, so it shares the odd ones
     assert found.shared_posts == len(own & theirs) > 0
     assert f"THE SAME comparisons as the run's own ({found.shared_posts} of" in found.about.note
+    assert "; no policy was optimised against it; it ranks" in found.about.note
     path = stage_folder(config, "rm") / "config.json"
     saved = json.loads(path.read_text())
     saved["rm"]["pairs"] = "even"
@@ -114,6 +115,14 @@ def test_its_note_says_whether_the_training_posts_were_others(config):
     assert "with no post in common" in find_gold(config).about.note
     shutil.rmtree(stage_folder(config, "base") / "data")
     assert "NOT KNOWN" in find_gold(config).about.note
+
+
+def test_of_summaries_that_are_given_it_says_only_what_is_known(config):
+    """The page said "the run's own" where there is none, and that none was optimised against it."""
+    given = replace(config, name="given", outputs=replace(config.outputs, file="given.jsonl"))
+    note = find_gold(given).about.note
+    assert "whether a policy was optimised against it is NOT KNOWN; it ranks" in note
+    assert "own" not in note.split()
 
 
 def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refused(config):

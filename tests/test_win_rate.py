@@ -303,6 +303,20 @@ def test_long_names_still_print_within_80_columns(capsys):
     assert "100.0%" in printed
 
 
+def test_a_difference_prints_as_one_policy_less_the_other(capsys):
+    """`title-lead` read as one name beside `title - lead-3`."""
+    row = {"win_rate": 0.5, "low": 0.4, "high": 0.6, "posts": 9, "unjudged": 0.0}
+    gap = {"estimate": 0.1, "low": 0.0, "high": 0.2}
+    gaps = {"title-lead": gap, "title - lead-3": gap}
+    policies = dict.fromkeys(("lead", "lead-3", "title"), row)
+    print_summary({"judge": {"name": "x"}, "policies": policies, "differences": gaps})
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert [line[:32].split() for line in lines] == [
+        ["title", "-", "lead"],
+        ["title", "-", "lead-3"],
+    ]
+
+
 def test_above_2_percent_unjudged_no_rate_is_printed(capsys):
     fine = {"win_rate": 0.617, "low": 0.6, "high": 0.63, "posts": 980, "unjudged": 0.02}
     row: dict[str, Any] = {**fine, "unjudged": 0.021, "worst_case": [0.61, 0.63]}

@@ -28,6 +28,7 @@ from stages.posts.readers import POST_TEMPLATE, parse_post
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
+from stages.settings.stages import TRAINED
 from stages.system.files import read_lines
 
 KIND = "gold_reward_model"
@@ -44,6 +45,8 @@ class Gold:
     label: str
     """How pages name it."""
     max_query_tokens: int
+    trained: bool = True
+    """Whether the run trained its policies itself, so that it has a reward model of its own."""
     shared_posts: int | None = None
     """Posts whose comparisons both it and the run's own reward model learned; None: not known."""
     own_posts: int | None = None
@@ -55,17 +58,31 @@ class Gold:
     def about(self) -> About:
         """Who judges, and how far it can be believed."""
         name = f"gold reward model {self.label}, not an LLM"
-        note = f"another reward model than the run's own, not an LLM: {self._training()}"
-        return About(kind=KIND, name=name, is_llm=False, note=f"{note}; {self._accuracy()}")
+        return About(
+            kind=KIND, name=name, is_llm=False, note=f"{self._training()}; {self._accuracy()}"
+        )
 
     def _training(self) -> str:
+        if not self.trained:
+            return (
+                "a reward model, not an LLM: whether a policy was optimised against it is NOT KNOWN"
+            )
+        note = "another reward model than the run's own, not an LLM:"
         if self.shared_posts is None:
-            return "whether it was trained on other comparisons than the run's own is NOT KNOWN"
+            return (
+                f"{note} whether it was trained on other comparisons than the run's own is NOT"
+                " KNOWN"
+            )
+        unused = "no policy was optimised against it"
         if not self.shared_posts:
-            return "trained on other comparisons than the run's own, with no post in common"
+            return (
+                f"{note} trained on other comparisons than the run's own, with no post in common;"
+                f" {unused}"
+            )
         return (
-            f"trained in part on THE SAME comparisons as the run's own ({self.shared_posts:,} of"
-            f" {self.own_posts:,} posts), so it may share its mistakes"
+            f"{note} trained in part on THE SAME comparisons as the run's own"
+            f" ({self.shared_posts:,} of {self.own_posts:,} posts), so it may share its mistakes;"
+            f" {unused}"
         )
 
     def _accuracy(self) -> str:
@@ -98,7 +115,12 @@ def find_gold(config: Config) -> Gold:
             " whose `make rm` has finished (name or name/seed1), or a model's folder"
         )
     limit = config.data.max_query_tokens
-    return Gold(folder=folder, label=f"in folder {folder.name}", max_query_tokens=limit)
+    return Gold(
+        folder=folder,
+        label=f"in folder {folder.name}",
+        max_query_tokens=limit,
+        trained=config.kind == TRAINED,
+    )
 
 
 def _of_run(config: Config, folder: Path) -> Gold:
@@ -111,6 +133,7 @@ def _of_run(config: Config, folder: Path) -> Gold:
         folder=folder / "model",
         label=f"{theirs.name} seed {theirs.seed}",
         max_query_tokens=theirs.data.max_query_tokens,
+        trained=config.kind == TRAINED,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
         held_out={key: found[key] for key in HELD_OUT} if found else None,
