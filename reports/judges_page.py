@@ -186,7 +186,7 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
         "Agreement with the labels, a tie counting half; simple judges count on all pairs. People:"
         " Stiennon et al. 2020, of real pairs, the ceiling for any judge of labels by people. The"
         " price is that of the replies used; 0: it runs here. The speed is that of the last"
-        " calibration, and replies that were kept from before are read at once."
+        " calibration; a dash where every reply was kept from before."
     )
     flagged = [
         Note(f"{briefly(row['judge'])} is FLAGGED: {'; '.join(row['flags'])}.")

@@ -88,6 +88,15 @@ class Preparing(Protocol):
 
 
 @runtime_checkable
+class Remembering(Protocol):
+    """A judge that keeps its replies, so that not every question is asked anew."""
+
+    @property
+    def remembered(self) -> int:
+        """Questions that kept replies answered when it was told what it will be asked."""
+
+
+@runtime_checkable
 class Keeping(Protocol):
     """A judge that computes for long, so that its finished parts must outlast an interruption."""
 

@@ -46,6 +46,7 @@ class OpenAIJudge:
         self.locks: dict[str, Lock] = defaultdict(Lock)
         self.unjudged: dict[str, str] = {}
         """Why the server will not judge a post, by the post's id."""
+        self.remembered = 0
 
     @property
     def about(self) -> About:
@@ -75,9 +76,9 @@ class OpenAIJudge:
         account = {key for one in requests for key in (one.key, *one.other_keys)}
         self.chat.budget.spent = self.cache.spent(account)
         todo = self._missing(comparisons)
-        print(
-            self._estimate(len({one.key for one in requests[: len(comparisons)]}), todo), flush=True
-        )
+        known = len({one.key for one in requests[: len(comparisons)]})
+        self.remembered = known - len(todo)
+        print(self._estimate(known, todo), flush=True)
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
         if self.settings.batch and todo:
