@@ -26,6 +26,7 @@ from stages.settings.config import TOY, UserError, fail
 from stages.system.files import file_hash, read_json, read_lines
 
 OTHER = "the other"
+LEVEL = 0.05  # a p-value above it tells nothing apart
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -89,14 +90,14 @@ def mirrored(said: Row) -> Row:
 
 
 def verdict(found: dict[str, Any]) -> str:
-    """Who is preferred, as far as the posts tell."""
+    """Who is preferred, if both the interval and the test say so."""
     if found["unjudged"] > MOST_UNJUDGED:
         low, high = found["statistics"]["worst_case"]
         return (
             f"{percent(found['unjudged'])} of the posts have no verdict, more than"
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
-    if found["low"] <= 0.5 <= found["high"]:
+    if found["low"] <= 0.5 <= found["high"] or found["p_value"] > LEVEL:
         said = f"{found['a']} and {found['b']} cannot be told apart"
     else:
         winner, loser = ("a", "b") if found["low"] > 0.5 else ("b", "a")

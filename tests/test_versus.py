@@ -167,6 +167,14 @@ def test_a_page_without_a_comparison_names_the_command(runs, capsys):
     assert "run `make versus A=tiny/1 B=tiny/1:sft`" in capsys.readouterr().err
 
 
+def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
+    summarise(1, ppo=["event"], sft=["event", "ask"])
+    _, found = compare("tiny/1:sft", "tiny/1")
+    sure = found | {"low": 0.503, "high": 0.831, "p_value": 0.04}
+    assert " is preferred to " in versus_page.verdict(sure)
+    assert "cannot be told apart" in versus_page.verdict(sure | {"p_value": 0.289})
+
+
 def test_too_many_unjudged_posts_give_no_rate(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
     _, found = compare("tiny/1:sft", "tiny/1")

@@ -182,6 +182,25 @@ def test_the_interval_holds_the_truth_19_times_in_20(loss_rate):
     assert 0.91 <= held / 400 <= 0.99
 
 
+@pytest.mark.parametrize("n", [8, 12, 20, 100])
+@pytest.mark.parametrize("shares", [(0.3, 0.4, 0.3), (0.2, 0.2, 0.6), (0.02, 0.96, 0.02)])
+def test_with_few_posts_and_ties_the_interval_holds_the_truth_too(n, shares):
+    """Of 8 posts with 40 % ties it held it in 82 % of the data sets."""
+    rng = np.random.default_rng(0)
+    truth, held = shares[1] / 2 + shares[2], 0
+    for _ in range(300):
+        scores = posts(*rng.choice([0.0, 0.5, 1.0], n, p=shares))
+        interval = win_rate(scores, resamples=300)
+        held += interval.low <= truth <= interval.high
+    assert held / 300 >= 0.92
+
+
+def test_of_a_dozen_posts_with_ties_the_interval_is_no_narrower_than_students():
+    interval = win_rate(many(win=6, half=4, loss=2))  # t of 11 degrees 2.201, by hand
+    half = 2.201 * math.sqrt((6 * (1 / 3) ** 2 + 4 * (1 / 6) ** 2 + 2 * (2 / 3) ** 2) / 11 / 12)
+    assert (interval.low, interval.high) == pytest.approx((2 / 3 - half, 2 / 3 + half), abs=1e-4)
+
+
 def test_an_interval_holds_its_estimate_and_stays_within_its_limits():
     rng = np.random.default_rng(0)
     for _ in range(100):

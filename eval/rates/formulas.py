@@ -20,6 +20,8 @@ CONFIDENCE = 0.95
 TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 # If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
 FEW_POSTS = 10
+# Of fewer posts than this, a bootstrap is too narrow: it knows nothing of Student's t.
+SMALL_SAMPLE = 50
 RESAMPLES = 10_000
 DRAWS_AT_ONCE = 1_000  # so that the draws of 10,000 posts take no more than 80 MB
 
@@ -39,6 +41,8 @@ def mean_of_posts(
 ) -> Interval:
     """The mean of one value per post, each within `limits`, with a bootstrap over posts.
 
+    Where few posts have another value than most, `_interval_of_few` takes its place. There, and of
+    few posts, an interval is never narrower than Student's t where a value lies between the limits.
     Raises UserError where there is no value.
     """
     if not len(values):
@@ -46,14 +50,28 @@ def mean_of_posts(
             "no post is judged, so there is no rate: see the replies in judgements.jsonl"
         )
     levels, counts = np.unique(values, return_counts=True)
-    if len(values) - counts.max() < FEW_POSTS:
+    mean = float(values.mean())
+    few = len(values) - counts.max() < FEW_POSTS
+    if few:
         low, high = _interval_of_few(values, float(levels[counts.argmax()]), limits)
     else:
         low, high = bootstrap(values[:, None], lambda totals: totals[:, 0], seed, resamples)
         low, high = low / len(values), high / len(values)
-    mean = float(values.mean())
+    between = not set(levels) <= set(limits)  # of wins and losses alone, Wilson's is right
+    if between and (few or len(values) < SMALL_SAMPLE):
+        half = _students_half_width(values)
+        low, high = min(low, mean - half), max(high, mean + half)
     low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
     return Interval(estimate=mean, low=low, high=high, posts=len(values))
+
+
+def _students_half_width(values: Floats) -> float:
+    """Half the width of Student's interval of a mean; 0 for one post."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return 0.0
+    return float(t.ppf(TAILS[1], len(values) - 1) * values.std(ddof=1) / sqrt(len(values)))
 
 
 def mean_with_error(values: Floats) -> Interval:
