@@ -1,6 +1,7 @@
 """Several systems and several judges: strengths, corrected tests, the panel, the page of all."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from math import log
@@ -16,13 +17,23 @@ from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
 from eval.pairs import judge_pairs, pair_rows
-from eval.rates.strengths import Game, fleiss, holm, majority, strengths
+from eval.rates.formulas import cohens_kappa
+from eval.rates.strengths import (
+    Game,
+    cohen_over_posts,
+    fleiss,
+    fleiss_over_posts,
+    holm,
+    majority,
+    strengths,
+)
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
 from reports.sections import systems
 from reports.verdict import at_equal_length
 from stages.finished import read_manifest, stage_folder
+from stages.running.grid import How
 from stages.settings.command_line import Asked, make_config
 from stages.settings.config import Judge, UserError, hash_of
 from stages.system.files import read_lines
@@ -138,6 +149,27 @@ def test_fleiss_kappa_is_that_of_a_hand_calculation():
     assert fleiss([["a", "a"]]) is None
 
 
+def test_kappas_of_judges_have_an_interval_over_posts():
+    rng = np.random.default_rng(0)
+    truth = rng.choice(["win", "tie", "loss"], 200)
+    said = [np.where(rng.random(200) < 0.3, rng.permutation(truth), truth) for _ in range(3)]
+    posts = [str(k) for k in range(200)]
+    cohen = cohen_over_posts(list(said[0]), list(said[1]), posts)
+    all_three = fleiss_over_posts(list(zip(*said, strict=True)), posts)
+    assert cohen
+    assert all_three
+    assert cohen.estimate == pytest.approx(cohens_kappa(list(said[0]), list(said[1])))
+    assert all_three.estimate == pytest.approx(fleiss(list(zip(*said, strict=True))))
+    # The bootstrap's middle is the estimate, so its totals are those of statsmodels' tables.
+    for one in (cohen, all_three):
+        assert (one.low + one.high) / 2 == pytest.approx(one.estimate, abs=0.02)
+        assert 0.1 < one.high - one.low < 0.3
+    twice = cohen_over_posts(list(said[0]) * 2, list(said[1]) * 2, posts * 2)
+    assert twice
+    assert twice.high - twice.low == pytest.approx(cohen.high - cohen.low, abs=0.01)
+    assert cohen_over_posts(["win"], ["win"], ["p"]) is None
+
+
 def verdicts(policy, said):
     """Judgements of one policy: for each post the verdicts in both orders."""
     orders = ("policy_first", "reference_first")
@@ -190,7 +222,11 @@ def test_a_panel_is_asked_order_by_order_and_agreement_is_counted_by_post():
     found = agreement({"one": one, "two": two})
     (pair,) = found["pairs"]
     assert pair["share"]["estimate"] == 0.5  # posts 0 and 2; a split verdict is a tie
-    assert found["shared"] == 4
+    assert (found["shared"], pair["summaries"]) == (4, 4)
+    assert pair["kappa"]["low"] <= pair["kappa"]["estimate"] <= pair["kappa"]["high"]
+    rows = agreement({"one": one, "two": two, "three": three[:4]})  # two posts
+    assert [row["summaries"] for row in rows["pairs"]] == [4, 2, 2]
+    assert (rows["shared"], rows["fleiss"]["posts"]) == (2, 2)
     assert panel([one, two[:2]]) == panel([one[:2], two[:2]])  # the rest was not asked of both
 
 
@@ -303,6 +339,19 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
     note = json.loads((runs / "reports/leaderboard-judged-three-seed44413.json").read_text())
     assert len(note["judges"]) == 3
 
+    config = config_of_file(path, *served)
+    named = ["--judges", config.judge.folder, "nobody"]
+    leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}", *named])
+    alone = (runs / "reports/leaderboard-judged-three-seed44413.md").read_text()
+    assert "judged by 1 judge against" in alone  # whatever else lies on disk
+    assert "Judge nobody is left out: it has no finished win rates." in alone
+    assert "rests on comparisons with the reference alone" not in text
+    shutil.rmtree(stage_folder(config, "pairs"))
+    leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}"])
+    lacking = (runs / "reports/leaderboard-judged-three-seed44413.md").read_text()
+    said = "It rests on comparisons with the reference alone: long did not compare every two"
+    assert said in lacking
+
 
 def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
     asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl", "judge.asks=2"))
@@ -318,3 +367,27 @@ def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
         leaderboard.cells(asked, ["modell=x"], pairs=False)
     with pytest.raises(UserError, match="JUDGES: 'local' is no judge"):
         leaderboard.cells(asked, ["local"], pairs=False)
+
+
+def test_the_page_shows_the_judges_that_were_named_and_all_where_none_was():
+    class Called:
+        stopped = 0
+        how = How()
+
+        def __init__(self):
+            self.words: list[str] = []
+
+        def make_all(self, todo):
+            return [0] * len(todo)
+
+        def call(self, words):
+            self.words = words
+            return 0
+
+    maker: Any = Called()
+    asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl",))
+    todo = leaderboard.cells(asked, ["kind=facts", "kind=local,model=m"], pairs=False)
+    assert leaderboard.make_leaderboard(maker, todo, named=True) == 0
+    assert maker.words[-3:] == ["--judges", "facts", Judge(kind="local", model="m").folder]
+    assert leaderboard.make_leaderboard(maker, todo[:1], named=False) == 0
+    assert "--judges" not in maker.words
