@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from stages.settings.config import Config, UserError, fail
 from stages.system.files import read_lines
 
 ORDERS = {"policy_first", "reference_first"}
+COLUMNS = 80  # of a terminal
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
 
@@ -226,16 +228,32 @@ def paired_difference(
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
-    print(f"win rate against the reference, judged by {results['judge']['name']}"[:80])
+    lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
     for name, row in results["policies"].items():
-        print(f"  {name[:16]:16} {_said_of(row)}"[:80])
+        lines += row_of(f"  {name}", f" {_said_of(row)}", 18)
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
         if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
         points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        print(f"  {' - '.join(pair)[:28]:28} {points}")
+        lines += row_of(f"  {' - '.join(pair)}", f" {points}", 30)
+    print("\n".join(lines))
+
+
+def row_of(name: str, cells: str, width: int) -> list[str]:
+    """A row of a table: a name in a column of this width, then the cells.
+
+    A longer name stands whole, above the cells: names that differ must not read alike.
+    """
+    if len(name) <= width:
+        return [f"{name:{width}}{cells}"]
+    return [*folded(name), f"{'':{width}}{cells}"]
+
+
+def folded(text: str) -> list[str]:
+    """A text in lines of at most 80 columns; its own indent stands before the first."""
+    return wrap(text, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _said_of(row: dict[str, Any]) -> str:
