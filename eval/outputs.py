@@ -9,7 +9,6 @@ judge, its controls, the win rates and the pages are those of every run.
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from textwrap import wrap
 from typing import Any
 
 from eval.judges.protocol import Row
@@ -24,6 +23,7 @@ from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import LONGEST_NAME, file_name
+from stages.system.terminal import folded
 
 TAKEN = "reference"  # on every page: no system may be called so
 
@@ -80,7 +80,7 @@ def said_of_empty(systems: Mapping[str, Sequence[Row]]) -> str:
     said = ", ".join(
         f"{count} of {len(systems[name])} of {name}" for name, count in empty.items() if count
     )
-    return said and "\n".join(wrap(f"empty summaries, judged as they are: {said}", 80))
+    return said and "\n".join(folded(f"empty summaries, judged as they are: {said}"))
 
 
 def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:

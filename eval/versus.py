@@ -10,7 +10,6 @@ A's posts (from the cache, where run A was evaluated with it).
 
 import argparse
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, Judge, UserError, fail
 from stages.system.files import file_hash, read_lines
+from stages.system.terminal import folded
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -274,7 +274,7 @@ def summary_of(results: Mapping[str, Any]) -> list[str]:
         f"{results['a']} over {results['b']}: {results['posts']} posts judged,"
         f" {results['unjudged']:.1%} of the posts unjudged"
     )
-    return textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)
+    return folded(said)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,9 @@ from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 from stages.system.files import read_lines
+from stages.system.terminal import folded
 
 ORDERS = {"policy_first", "reference_first"}
-COLUMNS = 80  # of a terminal
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
 
@@ -249,11 +248,6 @@ def row_of(name: str, cells: str, width: int) -> list[str]:
     if len(name) <= width:
         return [f"{name:{width}}{cells}"]
     return [*folded(name), f"{'':{width}}{cells}"]
-
-
-def folded(text: str) -> list[str]:
-    """A text in lines of at most 80 columns; its own indent stands before the first."""
-    return wrap(text, COLUMNS, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _said_of(row: dict[str, Any]) -> str:

@@ -17,12 +17,9 @@ from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
 from eval.pairs import judge_pairs, pair_rows
-from eval.rates.formulas import cohens_kappa
 from eval.rates.strengths import (
     Game,
-    cohen_over_posts,
     fleiss,
-    fleiss_over_posts,
     holm,
     majority,
     strengths,
@@ -147,27 +144,6 @@ def test_fleiss_kappa_is_that_of_a_hand_calculation():
     answers = [["a"] * 3, ["a", "a", "b"], ["b"] * 3, ["a", "b", "b"]]
     assert fleiss(answers) == pytest.approx((2 / 3 - 1 / 2) / (1 - 1 / 2))
     assert fleiss([["a", "a"]]) is None
-
-
-def test_kappas_of_judges_have_an_interval_over_posts():
-    rng = np.random.default_rng(0)
-    truth = rng.choice(["win", "tie", "loss"], 200)
-    said = [np.where(rng.random(200) < 0.3, rng.permutation(truth), truth) for _ in range(3)]
-    posts = [str(k) for k in range(200)]
-    cohen = cohen_over_posts(list(said[0]), list(said[1]), posts)
-    all_three = fleiss_over_posts(list(zip(*said, strict=True)), posts)
-    assert cohen
-    assert all_three
-    assert cohen.estimate == pytest.approx(cohens_kappa(list(said[0]), list(said[1])))
-    assert all_three.estimate == pytest.approx(fleiss(list(zip(*said, strict=True))))
-    # The bootstrap's middle is the estimate, so its totals are those of statsmodels' tables.
-    for one in (cohen, all_three):
-        assert (one.low + one.high) / 2 == pytest.approx(one.estimate, abs=0.02)
-        assert 0.1 < one.high - one.low < 0.3
-    twice = cohen_over_posts(list(said[0]) * 2, list(said[1]) * 2, posts * 2)
-    assert twice
-    assert twice.high - twice.low == pytest.approx(cohen.high - cohen.low, abs=0.01)
-    assert cohen_over_posts(["win"], ["win"], ["p"]) is None
 
 
 def verdicts(policy, said):
@@ -339,18 +315,30 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
     note = json.loads((runs / "reports/leaderboard-judged-three-seed44413.json").read_text())
     assert len(note["judges"]) == 3
 
-    config = config_of_file(path, *served)
-    named = ["--judges", config.judge.folder, "nobody"]
-    leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}", *named])
-    alone = (runs / "reports/leaderboard-judged-three-seed44413.md").read_text()
+
+def test_a_page_shows_the_judges_that_were_named_and_says_who_made_no_direct_comparisons(
+    judge_environment, tmp_path
+):
+    rows = rows_of_world(8)
+    path = write_jsonl(tmp_path / "two.jsonl", rows)
+    with serving(answer_by_length) as server:
+        served = [f"judge.base_url={server.url}", "judge.model=long", "judge.kind=openai"]
+        make_all(config_of_file(path, "judge.kind=facts"), pairs=True)
+        make_all(config_of_file(path, *served), pairs=True)
+    page = judge_environment / "reports/leaderboard-judged-two-seed44413.md"
+
+    def made(*words):
+        leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}", *words])
+        return page.read_text()
+
+    folder = config_of_file(path, *served).judge.folder
+    alone = made("--judges", folder, "nobody")
     assert "judged by 1 judge against" in alone  # whatever else lies on disk
     assert "Judge nobody is left out: it has no finished win rates." in alone
-    assert "rests on comparisons with the reference alone" not in text
-    shutil.rmtree(stage_folder(config, "pairs"))
-    leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}"])
-    lacking = (runs / "reports/leaderboard-judged-three-seed44413.md").read_text()
+    assert "rests on comparisons with the reference alone" not in made()
+    shutil.rmtree(stage_folder(config_of_file(path, *served), "pairs"))
     said = "It rests on comparisons with the reference alone: long did not compare every two"
-    assert said in lacking
+    assert said in made()
 
 
 def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
