@@ -118,9 +118,10 @@ compare: $(INSTALLED)
 	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
 		$(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
 versus: $(INSTALLED)
-	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,set,$(SET)) \
-		$(call option,max-cost,$(MAX_COST))
-	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,set,$(SET))
+	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
+		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))
+	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
+		$(call option,set,$(SET))
 # How many posts and dollars tell two policies apart, from the verdicts of a finished run.
 DIFFERENCE ?=
 power: $(INSTALLED)
@@ -130,9 +131,10 @@ leaderboard: $(INSTALLED)
 	+@$(PY) -m eval.leaderboard $(ASKED) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
 		$(call option,judges,$(JUDGES))
 JUDGED ?= ppo_1.3b
+AGAINST ?= ref
 verdict-analysis: $(INSTALLED)
 	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
-		$(call option,tokenizer,$(TOKENIZER))
+		--reference $(AGAINST) $(call option,tokenizer,$(TOKENIZER))
 # Every judge that was calibrated, beside the others on the same labelled pairs.
 judges: $(INSTALLED)
 	@$(PY) -m reports.judges_page $(call option,names,$(NAME))

@@ -2,6 +2,7 @@
 
 summaries         what each policy writes about held-out posts
 outputs           summaries that exist already, in files
+output_rows       what a row of such a file says
 judge             each summary against the reference, in both orders
 win_rate          win rates against the reference, with intervals
 control_texts     texts whose worth is known from how they were made

@@ -46,6 +46,7 @@ from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.stages import OUTPUTS
+from stages.system.terminal import folded
 
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
@@ -303,7 +304,7 @@ def print_summary(results: dict[str, Any]) -> None:
     for name, one in results["simple"].items():
         print(f"  beside {NAMES[name]}, {_percent(one['agreement'])}"[:80])
     for flag in results["flags"]:
-        print(f"  FLAGGED: {flag}")
+        print("\n".join(folded(f"  FLAGGED: {flag}")))
 
 
 def main(argv: list[str] | None = None) -> None:

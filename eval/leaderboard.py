@@ -3,8 +3,9 @@
     python -m eval.leaderboard --preset outputs --set outputs.file=outputs.jsonl
         --judges kind=local,model=folder kind=openai,axis=accuracy
 
-makes the judgements that are missing, one judge after the other, then the page. A judge is written
-as its settings with commas between them; each has folders of its own below the run.
+makes the judgements that are missing, one judge after the other, then the page of these judges (of
+all that have judged the run, where none is named). A judge is written as its settings with commas
+between them, and `accept_model`'s names with `+`; each has folders of its own below the run.
 """
 
 import argparse
@@ -31,21 +32,27 @@ def cells(asked: Asked, judges: Sequence[str], pairs: bool) -> list[Cell]:
     for judge in judges or [""]:
         own = tuple(f"judge.{one}" for one in judge.split(",") if one)
         if not all("=" in one for one in own):
-            raise UserError(f"JUDGES: {judge!r} is no judge: write kind=local,model=folder")
+            raise UserError(
+                f"JUDGES: {judge!r} is no judge: write kind=local,model=folder"
+                " (several names of accept_model: a+b)"
+            )
         with_judge = replace(asked, overrides=(*asked.overrides, *own))
         found.append(Cell(asked=with_judge, config=config_of(with_judge), goals=goals))
     return found
 
 
-def make_leaderboard(maker: Maker, todo: Sequence[Cell]) -> int:
-    """Make what is missing of each judge, then the page of all judges; return the exit status.
+def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:
+    """Make what is missing of each judge, then the page; return the exit status.
 
-    A judge that fails leaves the others alone.
+    The page shows the judges that were `named`, else all on disk. A judge that fails leaves the
+    others alone.
     """
     codes = maker.make_all(todo)
     if maker.stopped or maker.how.dry_run or all(codes):
         return maker.stopped or max(codes)
-    return max(*codes, maker.call([sys.executable, "-m", PAGE, *todo[0].asked.arguments]))
+    words = [sys.executable, "-m", PAGE, *todo[0].asked.arguments]
+    shown = ["--judges", *(one.config.judge.folder for one in todo)] if named else []
+    return max(*codes, maker.call([*words, *shown]))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -73,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         )
         todo = cells(asked_of(args), args.judges, args.pairs)
         with Maker(how) as maker:
-            code = make_leaderboard(maker, todo)
+            code = make_leaderboard(maker, todo, bool(args.judges))
     except UserError as error:
         fail(error)
     raise SystemExit(code)

@@ -7,17 +7,15 @@ published schema, and puts each system's summaries where those of a policy are l
 judge, its controls, the win rates and the pages are those of every run.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any
 
 from eval.judges.protocol import Row
+from eval.output_rows import Output, check_texts, flattened, outputs_of
 from eval.rates.length_control import word_count
 from eval.rates.simple_judges import measured
 from stages.finished import OUTPUT_FILES, output_files
-from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import check_comparison, format_post, text_of
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
 from stages.running.kept import write_rows
@@ -25,35 +23,16 @@ from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import LONGEST_NAME, file_name
+from stages.system.terminal import folded
 
-QUERY = "query"  # the column of a prompt that is shown as it is
-REFERENCE = "ref"  # the reference's policy in published comparisons
 TAKEN = "reference"  # on every page: no system may be called so
-LABELS: dict[str, bool | None] = {  # numbers also as pandas writes a column with empty cells
-    **dict.fromkeys(("1", "1.0", "true", "summary", "policy"), True),
-    **dict.fromkeys(("0", "0.0", "false", "reference"), False),
-    **dict.fromkeys(("", "none", "nan", "<na>", "0.5", "tie"), None),
-}
-
-
-class Output(NamedTuple):
-    """One summary of one post, as a file has it."""
-
-    where: str
-    system: str
-    post_id: str
-    query: str
-    summary: str
-    reference: str | None
-    """None where the file has no column for it."""
-    label: bool | None
-    """Whether people prefer the summary to the reference; None where nobody said."""
 
 
 def take_outputs(config: Config) -> None:
     """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
     with open_stage(config, "summaries") as run:
-        systems = first_posts(read_outputs(config.outputs), config.eval.posts)
+        found, columns = read_rows(config.outputs)
+        systems = first_posts(of_systems(found, columns, config.outputs), config.eval.posts)
         check_shared_posts(config.outputs.file, systems)
         if config.outputs.label and not _labelled(systems):
             raise UserError(
@@ -69,8 +48,39 @@ def take_outputs(config: Config) -> None:
                 "policies": {name: describe(rows) for name, rows in systems.items()},
                 "reference_tokens": None,
                 "reference_words": _mean_words(list(references.values())),
+                **given_names(found),
+                **reference_system(found, config.outputs),
             }
         )
+    if line := said_of_empty(systems):
+        print(line)
+
+
+def given_names(found: Sequence[Output]) -> dict[str, Any]:
+    """`given_names`: the systems that are not called as their file called them, with that name.
+
+    Empty where there is none.
+    """
+    names = {file_name(one.system): one.system for one in found}
+    other = {safe: given for safe, given in names.items() if safe != given}
+    return {"given_names": other} if other else {}
+
+
+def reference_system(found: Sequence[Output], outputs: Outputs) -> dict[str, str]:
+    """The system that takes the place of the reference; empty where the file has references."""
+    columns = outputs.summary_columns
+    is_column = len(columns) > 1 and outputs.reference in columns
+    taken = is_column or not any(one.reference for one in found)
+    return {"reference_system": outputs.reference} if taken else {}
+
+
+def said_of_empty(systems: Mapping[str, Sequence[Row]]) -> str:
+    """How many summaries of each system are empty, in a line of text; empty if none is."""
+    empty = {name: sum(not row["summary"] for row in rows) for name, rows in systems.items()}
+    said = ", ".join(
+        f"{count} of {len(systems[name])} of {name}" for name, count in empty.items() if count
+    )
+    return said and "\n".join(folded(f"empty summaries, judged as they are: {said}"))
 
 
 def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
@@ -78,6 +88,11 @@ def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
 
     Raises UserError, with file and line, for a row that cannot be judged.
     """
+    return of_systems(*read_rows(outputs), outputs)
+
+
+def read_rows(outputs: Outputs) -> tuple[list[Output], list[str]]:
+    """Every summary of the files, and the columns that there are. Raises UserError."""
     paths = output_files(outputs.file)
     if not paths:
         kinds = ", ".join(OUTPUT_FILES)
@@ -85,17 +100,26 @@ def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
     found: list[Output] = []
     columns: dict[str, None] = {}
     for path in paths:
+        before = len(found)
         for where, raw in parsed_rows(path):
             for row in flattened(where, raw, outputs):
                 columns |= dict.fromkeys(row)
                 found += outputs_of(where, path.stem, row, outputs)
+        check_texts(path, found[before:], outputs.summary)
     if not found:
         raise UserError(f"{outputs.file} holds no summaries: give at least one row")
+    return found, list(columns)
+
+
+def of_systems(
+    found: Sequence[Output], columns: Sequence[str], outputs: Outputs
+) -> dict[str, list[Row]]:
+    """The rows of each system, against their references. Raises UserError for what differs."""
     systems = by_system(found)
     check_posts(found)
     rows = with_references(systems, outputs)
     if outputs.label:
-        _check_labels(rows, outputs, list(columns))
+        _check_labels(rows, outputs, columns)
     return rows
 
 
@@ -116,97 +140,6 @@ def _check_labels(
 
 def _labelled(systems: Mapping[str, Sequence[Row]]) -> bool:
     return any("label" in row for rows in systems.values() for row in rows)
-
-
-def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
-    """A row as it is; a published comparison as the row of the summary beside the reference.
-
-    A comparison without a reference is left out. Its `choice` says whether the summary was chosen.
-    """
-    if not {"info", "summaries", "choice"} <= row.keys():
-        yield row
-        return
-    check_comparison(where, row)
-    policies = [one["policy"] for one in row["summaries"]]
-    if policies.count(REFERENCE) == 1:
-        place = policies.index(REFERENCE)
-        yield {
-            **row["info"],
-            outputs.id: row["info"]["id"],
-            outputs.system: policies[1 - place],
-            outputs.summary: row["summaries"][1 - place]["text"],
-            outputs.reference: row["summaries"][place]["text"],
-            "choice": row["choice"] != place,
-        }
-
-
-def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output]:
-    """The summaries of one row. Raises BadRowError for a column that is missing or no text."""
-    query = _query(where, row, outputs)
-    digest = hashlib.sha256(query.encode()).hexdigest()[:12]
-    reference = None
-    if outputs.reference in row:
-        reference = text_of(where, row, outputs.reference).strip()
-        if not reference:
-            raise BadRowError(where, f"column {outputs.reference} is empty: fill it")
-    columns = outputs.summary_columns
-    found = []
-    for column in columns:
-        system = _named(row, outputs.system, stem) if len(columns) == 1 else column
-        found.append(
-            Output(
-                where=where,
-                system=system,
-                post_id=_named(row, outputs.id, digest),
-                query=query,
-                summary=_text(where, row, column, "outputs.summary").strip(),
-                reference=reference,
-                label=_label(where, row, outputs.label),
-            )
-        )
-    return found
-
-
-def _named(row: Row, column: str, otherwise: str) -> str:
-    given = row.get(column)
-    return otherwise if given in (None, "") else str(given)
-
-
-def _query(where: str, row: Row, outputs: Outputs) -> str:
-    """The post as the judge is shown it."""
-    if outputs.post not in row and QUERY in row:
-        return text_of(where, row, QUERY)
-    post = _text(where, row, outputs.post, "outputs.post")
-    if not post.strip():
-        raise BadRowError(where, f"column {outputs.post} is empty: fill it")
-    if not {"title", "subreddit"} <= row.keys():
-        return post
-    title, subreddit = (text_of(where, row, name) for name in ("title", "subreddit"))
-    return format_post({"subreddit": subreddit, "title": title, "post": post})
-
-
-def _text(where: str, row: Row, column: str, setting: str) -> str:
-    if column not in row:
-        has = ", ".join(map(str, row))
-        raise BadRowError(where, f"no column {column}: name it, SET={setting}=... (it has {has})")
-    return text_of(where, row, column)
-
-
-def _label(where: str, row: Row, column: str) -> bool | None:
-    if not column:
-        return None
-    word = str(row.get(column, "")).strip().lower()
-    if word not in LABELS:
-        taken = {
-            meaning: ", ".join(one or "an empty cell" for one in LABELS if LABELS[one] is meaning)
-            for meaning in (True, False, None)
-        }
-        raise BadRowError(
-            where,
-            f"column {column} is {word!r}: correct it to one of {taken[True]} (the summary is"
-            f" preferred); {taken[False]} (the reference is); {taken[None]} (neither)",
-        )
-    return LABELS[word]
 
 
 def by_system(found: Sequence[Output]) -> dict[str, dict[str, Output]]:
@@ -260,17 +193,20 @@ def with_references(
     beside the references is called so itself.
     """
     of_posts = {}
-    if not any(one.reference for posts in systems.values() for one in posts.values()):
-        if outputs.reference not in systems:
+    rows = [one for posts in systems.values() for one in posts.values()]
+    place = file_name(outputs.reference)
+    is_system = bool(reference_system(rows, outputs))
+    if not any(one.reference for one in rows):
+        if place not in systems:
             raise UserError(
                 f"{outputs.file} has no column {outputs.reference} and no system of that name:"
                 " name what to compare with, a column or a system: SET=outputs.reference=..."
                 f" (systems: {', '.join(systems)})"
             )
-        of_posts = {key: one.summary for key, one in systems[outputs.reference].items()}
+        of_posts = {key: one.summary for key, one in systems[place].items()}
     found = {}
     for name, posts in systems.items():
-        if of_posts and name == outputs.reference:
+        if is_system and name == place:
             continue
         found[name] = [_row(one, of_posts.get(key, one.reference)) for key, one in posts.items()]
     if not found:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,19 +28,21 @@ from eval.judges.openai.budget import (
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
 from eval.rates.formulas import Floats
-from eval.win_rate import post_scores, written_by_policy
+from eval.win_rate import post_scores, row_of, written_by_policy
 from stages.finished import read_manifest, stage_folder
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import override_of, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
 from stages.system.files import read_lines
+from stages.system.terminal import folded
 
 POWER = 0.8
 ALPHA = 0.05
 REFERENCE = "reference"
 MOST_POSTS_READ = 500  # whose texts say how long a question is
 WIDTHS = (8, 11, 11, 6, 8, 10)  # of the table's columns
+NAME = 24  # of the column of names before them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,25 +194,30 @@ def priced_judge(config: Config, overrides: Sequence[str]) -> Judge:
     return replace(config.judge, **changes)
 
 
+def asked_of(judge: Judge) -> dict[str, Any]:
+    """What the tokens of a question depend on: the model and how it is asked, not the server."""
+    elsewhere = ("base_url", "accept_model")
+    return {key: value for key, value in judge.identity.items() if key not in elsewhere}
+
+
 def lines_of(found: Sequence[Needed], price: float | None) -> list[str]:
     """The table, at most 80 columns wide; `price` in USD a question, None where not known."""
     header = ("posts", "questions", "USD", "ties", "spread", "told now")
-    lines = [_line("", header)]
+    lines = row_of("", _cells(header), NAME)
     for one in found:
         dollars = "unknown" if price is None else f"{one.questions * price:,.2f}"
         cells = (f"{one.posts:,}", f"{one.questions:,}", dollars, f"{one.ties:.0%}")
         points = (f"{100 * one.spread:.1f}", f"{100 * one.told:.1f}")
-        lines.append(_line(_name(one), (*cells, *points)))
+        lines += row_of(_name(one), _cells((*cells, *points)), NAME)
     return lines
 
 
 def _name(one: Needed) -> str:
-    later, earlier = (name[:9] for name in one.pair)
-    return f"{later} vs {earlier}" if one.alone else f"{later} less {earlier}"
+    return f" {'vs' if one.alone else 'less'} ".join(one.pair)
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
-    return f"{name:24}" + "".join(f"{one:>{w}}" for one, w in zip(cells, WIDTHS, strict=True))
+def _cells(cells: Sequence[str]) -> str:
+    return "".join(f"{one:>{w}}" for one, w in zip(cells, WIDTHS, strict=True))
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -241,14 +249,14 @@ def main(argv: list[str] | None = None) -> None:
         judge = priced_judge(config, args.overrides)
         judgements = read_lines(folder / "judgements.jsonl")
         found = needed(judgements, args.difference / 100)
-        known = judgements if judge == config.judge else []
+        known = judgements if asked_of(judge) == asked_of(config.judge) else []
         price = dollars_a_question(judge, known, stage_folder(config, "summaries"))
     except UserError as error:
         fail(error)
     who = judge.model if judge.kind == "openai" else f"{judge.kind}, which costs nothing"
     print(f"{args.difference:g} points at 80% power, two-sided 5%, paired by post")
-    print(f"spread and ties: {args.name} seed {args.seed}, {folder.name}"[:80])
-    print(f"price: {who}"[:80])
+    for line in (f"spread and ties: {args.name} seed {args.seed}, {folder.name}", f"price: {who}"):
+        print("\n".join(folded(line)))
     print("\n".join(lines_of(found, price)))
     print("spread: of a post's difference, points; told now: by the posts judged so far")
 

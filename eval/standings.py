@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import Row
-from eval.rates.formulas import clustered_share, cohens_kappa
+from eval.rates.formulas import clustered_share
 from eval.rates.length_control import word_count
-from eval.rates.strengths import Game, fleiss, holm, majority, strengths
+from eval.rates.strengths import (
+    Game,
+    cohen_over_posts,
+    fleiss_over_posts,
+    holm,
+    majority,
+    strengths,
+)
 from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
 from eval.win_rate import (
     Scores,
@@ -139,14 +146,17 @@ def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
 def agreement(judged: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """How far judges say the same of a post, after both orders: win, tie or loss.
 
-    `pairs`: for each two judges the share with Wilson's interval (clustered by post) and Cohen's
-    kappa; `fleiss`: of all together. None where they share no judged post.
+    `pairs`: for each two judges the share with Wilson's interval (clustered by post), Cohen's kappa
+    (bootstrap over posts), and on how many `summaries`; `fleiss`: of all together, on the `shared`
+    summaries that all have judged. None where they share no judged post.
     """
     said = {name: _verdicts_of_posts(rows) for name, rows in judged.items()}
     shared = [key for key in next(iter(said.values())) if all(key in one for one in said.values())]
+    answers = [[one[key] for one in said.values()] for key in shared]
+    together = fleiss_over_posts(answers, [post for _, post in shared])
     return {
         "pairs": [_agreement(a, b, said) for a, b in combinations(said, 2)],
-        "fleiss": fleiss([[one[key] for one in said.values()] for key in shared]),
+        "fleiss": None if together is None else asdict(together),
         "shared": len(shared),
     }
 
@@ -166,8 +176,10 @@ def _agreement(a: str, b: str, said: Mapping[str, Mapping[tuple[str, str], str]]
     same = np.array([said[a][key] == said[b][key] for key in shared], dtype=float)
     share = clustered_share(same, np.array([numbers[post] for _, post in shared], dtype=np.int64))
     answers = [[said[one][key] for key in shared] for one in (a, b)]
+    kappa = cohen_over_posts(answers[0], answers[1], [post for _, post in shared])
     return {
         "judges": [a, b],
         "share": None if share is None else asdict(share),
-        "kappa": cohens_kappa(*answers) if shared else None,
+        "kappa": None if kappa is None else asdict(kappa),
+        "summaries": len(shared),
     }

@@ -58,7 +58,9 @@ def table_of(
     if not pairs:
         names = sorted({one["policy"] for row in rows for one in _pair(row)})
         raise UserError(
-            f"no row compares {policy} with {reference}: policies there are {', '.join(names[:9])}"
+            f"no row compares {policy} with {reference}: policies there are"
+            f" {', '.join(names[:9])}: name two of them, --policy and --reference"
+            " (make: JUDGED= and AGAINST=)"
         )
     first = [_pair(row)[0]["policy"] == policy for row in pairs]
     won = [_pair(row)[row["choice"]]["policy"] == policy for row in pairs]

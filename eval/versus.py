@@ -3,8 +3,9 @@
     python -m eval.versus --a tiny:ppo --b tiny:sft
 
 A side is `name[/seed][:policy]` (44413 and ppo where left out). The judge is the one that run A's
-settings name, changed by `--set judge.*`; it sees both orders of each pair, as with references,
-and the controls on A's posts (from the cache, where run A was evaluated with it).
+settings name (`--judge` names its folder, of several), changed by `--set judge.*`; another kind or
+model inherits no server. It sees both orders of each pair, as with references, and the controls on
+A's posts (from the cache, where run A was evaluated with it).
 """
 
 import argparse
@@ -22,6 +23,7 @@ from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.formulas import sign_flip_p_value
 from eval.rates.table import analyse, verdict_table
+from eval.win_rate import describe as of_posts
 from eval.win_rate import post_scores, win_rate
 from stages.finished import read_manifest, stage_folder
 from stages.running.start import ended_by_signal
@@ -31,11 +33,14 @@ from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, Judge, UserError, fail
 from stages.system.files import file_hash, read_lines
+from stages.system.terminal import folded
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
 NEEDED = ("id", "query", "summary", "reference", "score")  # of a row of summaries
 OWN_FILES = "judge files of your own by `make judge INPUT=...`"
+# What belongs to the server of one model, and not to another model.
+OF_THE_SERVER = ("base_url", "accept_model", "input_price", "output_price")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +60,21 @@ class Side:
 
 
 def compare(
-    a: str, b: str, overrides: Sequence[str] = (), max_cost: float | None = None
+    a: str,
+    b: str,
+    overrides: Sequence[str] = (),
+    max_cost: float | None = None,
+    judge_folder: str = "",
 ) -> tuple[Config, dict[str, Any]]:
     """Judge side `a` against side `b`, both `name[/seed][:policy]`; the config and the results.
+
+    `judge_folder` names one of the judges that judged run A, where these are several.
 
     Raises UserError where a side has no summaries, the posts differ, or the judge cannot tell.
     """
     left, right = read_side(a), read_side(b)
     check_posts(left, right)
-    config = versus_config(left, right, overrides)
+    config = versus_config(left, right, overrides, judge_folder)
     config = replace(config, judge=capped(config.judge, max_cost))
     if knows_own_texts_only(config.judge):
         check_scores(left, right)
@@ -153,27 +164,46 @@ def check_scores(a: Side, b: Side) -> None:
         )
 
 
-def versus_config(a: Side, b: Side, overrides: Sequence[str]) -> Config:
+def versus_config(a: Side, b: Side, overrides: Sequence[str], judge_folder: str = "") -> Config:
     """A config that names the comparison's folder and holds the judge of run A and its checks."""
-    saved = saved_settings(judged_folder(a, overrides), overrides)
-    known = {one.name for one in fields(Judge)}
-    changes = {key: value for key, value in saved["judge"].items() if key in known}
+    changes: dict[str, Any] = {}
     for override in overrides:
         section, field, value = override_of(override)
         if section != "judge":
             raise UserError(f"{override} has no effect: versus takes judge.* alone")
         changes[field] = value
-    judge = Judge(**changes)
+    saved = [saved_settings(one, "kind" in changes) for one in judged_folders(a, judge_folder)]
+    judge, *others = (changed_judge(one["judge"], changes) for one in saved)
+    if any(one != judge for one in others):
+        names = ", ".join(one.name for one in judged_folders(a))
+        raise UserError(f"{a.label} was judged by {names}: choose one with JUDGE= (its folder)")
     config = make_config("tiny", seed=a.seed)
     name = f"versus-{a.label}-{b.label}"
-    checks = Checks(**saved["checks"]) if "checks" in saved else config.checks
+    checks = Checks(**saved[0]["checks"]) if "checks" in saved[0] else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
 
 
-def saved_settings(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge:
+    """The judge of recorded settings with changes.
+
+    Another kind takes nothing from the record, another model nothing that belongs to the recorded
+    model's server: its texts would go there.
+    """
+    known = {one.name for one in fields(Judge)}
+    kept = {key: value for key, value in saved.items() if key in known}
+    recorded = Judge(**kept)
+    if changes.get("kind", recorded.kind) != recorded.kind:
+        kept = {}
+    elif changes.get("model", recorded.model) != recorded.model:
+        kept = {key: value for key, value in kept.items() if key not in OF_THE_SERVER}
+    return Judge(**{**kept, **changes})
+
+
+def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:
     """The settings that a stage recorded.
 
-    Raises UserError where no stage did and no judge is chosen: such a folder was made by hand.
+    Raises UserError where no stage did and no kind of judge is chosen: such a folder was made by
+    hand.
     """
     try:
         saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -181,7 +211,7 @@ def saved_settings(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         saved = None
     if isinstance(saved, dict) and isinstance(saved.get("judge"), dict):
         return saved
-    if not any(one.startswith("judge.kind=") for one in overrides):
+    if not chosen:
         raise UserError(
             f"{folder} names no judge, because no run wrote it: choose one with"
             f" SET=judge.kind=..., or {OWN_FILES}"
@@ -189,17 +219,19 @@ def saved_settings(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return {"judge": {}}
 
 
-def judged_folder(side: Side, overrides: Sequence[str]) -> Path:
-    """The folder whose recorded settings name the judge: that of a run's verdicts, if it has any.
+def judged_folders(side: Side, name: str = "") -> list[Path]:
+    """The folders whose settings name the judges of a side, or the one of that name.
 
-    Raises UserError where several judges judged it and none is chosen.
+    Where no judge has judged it, the folder of its summaries. Raises UserError for an unknown name.
     """
     root = side.folder.with_name("judge")
     judges = sorted(one for one in root.glob("*") if read_manifest(one) is not None)
-    if len(judges) > 1 and not any(one.startswith("judge.kind=") for one in overrides):
-        names = ", ".join(one.name for one in judges)
-        raise UserError(f"{side.label} was judged by {names}: choose one with SET=judge.kind=...")
-    return judges[0] if judges else side.folder
+    if not name:
+        return judges or [side.folder]
+    if name not in (one.name for one in judges):
+        there = ", ".join(one.name for one in judges) or "none"
+        raise UserError(f"JUDGE={name} has not judged {side.label}: choose of {there}")
+    return [root / name]
 
 
 def pair_rows(a: Side, b: Side) -> list[Row]:
@@ -217,6 +249,7 @@ def pair_rows(a: Side, b: Side) -> list[Row]:
 def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     """A's rate over B in [0, 1] over posts, its p-value against 1/2, and what `analyse` finds.
 
+    `worst_case` is the rate with every unjudged post lost and with every one won.
     Raises UserError where no post has a verdict in both orders.
     """
     scores = post_scores(judgements)["versus"]
@@ -230,15 +263,26 @@ def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "wins": int((judged > 0.5).sum()),
         "ties": int((judged == 0.5).sum()),
         "losses": int((judged < 0.5).sum()),
-        "statistics": analyse(verdict_table(judgements, texts)),
+        "statistics": analyse(verdict_table(judgements, texts))
+        | {"worst_case": of_posts(scores)["worst_case"]},
     }
 
 
+def summary_of(results: Mapping[str, Any]) -> list[str]:
+    """Who was compared, and on how many posts, in lines of at most 80 columns."""
+    said = (
+        f"{results['a']} over {results['b']}: {results['posts']} posts judged,"
+        f" {results['unjudged']:.1%} of the posts unjudged"
+    )
+    return folded(said)
+
+
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """What the command line asks for: `a`, `b` and `overrides`."""
+    """What the command line asks for: `a`, `b`, `judge` and `overrides`."""
     parser = argparse.ArgumentParser(description="judge two policies against each other")
     parser.add_argument("--a", required=True, help="name[/seed][:policy]")
     parser.add_argument("--b", required=True, help="name[/seed][:policy]")
+    parser.add_argument("--judge", default="", help="the folder of one judge of run A, of several")
     parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
     parser.add_argument("--max-cost", type=float, help="the most that the judge may cost, USD")
     return parser.parse_args(argv)
@@ -249,11 +293,10 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     try:
         with ended_by_signal(f"make versus A={args.a} B={args.b}"):
-            config, results = compare(args.a, args.b, args.overrides, args.max_cost)
+            config, results = compare(args.a, args.b, args.overrides, args.max_cost, args.judge)
     except UserError as error:
         fail(error)
-    judged = f"{results['a']} over {results['b']}: {results['posts']} posts judged"
-    print(f"{judged}, {results['unjudged']:.1%} not"[:80])
+    print("\n".join(summary_of(results)))
     print(f"verdicts:\n{stage_folder(config, 'versus')}")
 
 

@@ -27,6 +27,7 @@ from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 from stages.system.files import read_lines
+from stages.system.terminal import folded
 
 ORDERS = {"policy_first", "reference_first"}
 Scores = Mapping[str, float | None]
@@ -226,16 +227,27 @@ def paired_difference(
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
-    print(f"win rate against the reference, judged by {results['judge']['name']}"[:80])
+    lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
     for name, row in results["policies"].items():
-        print(f"  {name[:16]:16} {_said_of(row)}"[:80])
+        lines += row_of(f"  {name}", f" {_said_of(row)}", 18)
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
         if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
         points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
-        print(f"  {' - '.join(pair)[:28]:28} {points}")
+        lines += row_of(f"  {' - '.join(pair)}", f" {points}", 30)
+    print("\n".join(lines))
+
+
+def row_of(name: str, cells: str, width: int) -> list[str]:
+    """A row of a table: a name in a column of this width, then the cells.
+
+    A longer name stands whole, above the cells: names that differ must not read alike.
+    """
+    if len(name) <= width:
+        return [f"{name:{width}}{cells}"]
+    return [*folded(name), f"{'':{width}}{cells}"]
 
 
 def _said_of(row: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
     python -m reports.leaderboard_page --preset outputs --set outputs.file=outputs.jsonl
 
 writes leaderboard-<name>-seed<k>.md, .html and .json to runs/reports/. It reads what the judges of
-the run left on disk: `make leaderboard` asks them.
+the run left on disk: `make leaderboard` asks them. `--judges` names the folders of those that are
+shown; without it, all are.
 """
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +53,11 @@ class Judged:
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print who leads by each judge, and the page's path."""
     try:
-        config = config_from_arguments(argv, "all systems of a run side by side")
-        judges, left_out = read_judges(config)
+        own = argparse.ArgumentParser(add_help=False)
+        own.add_argument("--judges", nargs="+", default=[])
+        given, others = own.parse_known_args(argv)
+        config = config_from_arguments(others, "all systems of a run side by side")
+        judges, left_out = read_judges(config, given.judges)
     except UserError as error:
         fail(error)
     by_panel = panel_standing(judges)
@@ -64,16 +69,20 @@ def main(argv: list[str] | None = None) -> None:
     print(page.for_terminal(said, path))
 
 
-def read_judges(config: Config) -> tuple[list[Judged], list[str]]:
+def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judged], list[str]]:
     """Every judge whose verdicts on the run still hold, and a line on each other one.
 
-    Raises UserError where there is none.
+    `folders` names those that are asked for, in the place of all. Raises UserError where there is
+    none.
     """
     found: list[tuple[Config, Record]] = []
     left_out = []
-    for folder in sorted(stage_folder(config, "win_rate").parent.glob("*")):
+    root = stage_folder(config, "win_rate").parent
+    for folder in [root / one for one in sorted(set(folders))] or sorted(root.glob("*")):
         made = recorded_config(folder) if read_manifest(folder) is not None else None
         if made is None:
+            if folders:
+                left_out.append(f"Judge {folder.name} is left out: it has no finished win rates.")
             continue
         try:
             found.append((made, load_run(made)))
@@ -117,13 +126,18 @@ def members(judges: Sequence[Judged]) -> list[Judged]:
     return [one for one in judges if one.settings.axis == AXES[0]]
 
 
+def without_pairs(judges: Sequence[Judged]) -> list[str]:
+    """The judges that were not asked about each two systems."""
+    return [one.label for one in judges if not one.pairs]
+
+
 def panel_standing(judges: Sequence[Judged]) -> dict[str, Any] | None:
     """The systems by the majority of the panel; None for fewer than two judges."""
     asked = members(judges)
     if len(asked) < 2:
         return None
     texts = summary_texts(asked[0].record.folders["summaries"])
-    pairs = panel([one.pairs for one in asked]) if all(one.pairs for one in asked) else []
+    pairs = [] if without_pairs(asked) else panel([one.pairs for one in asked])
     return standings(panel([one.judgements for one in asked]), texts, pairs)
 
 
@@ -184,9 +198,21 @@ def notes(judges: Sequence[Judged]) -> list[str]:
         )
         found.append(
             f"The panel is the majority of {len(members(judges))} judges, order by order: what more"
-            f" than half of them say, else a tie.{weak}"
+            f" than half of them say, else a tie.{weak}{_panel_without_pairs(members(judges))}"
         )
     return found
+
+
+def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
+    """Why direct comparisons that some judges made do not count for the panel."""
+    lacking = without_pairs(panel_of)
+    if len(lacking) in (0, len(panel_of)):
+        return ""
+    names = ", ".join(briefly(one) for one in lacking)
+    return (
+        f" It rests on comparisons with the reference alone: {names} did not compare every two"
+        " systems with each other. Ask all judges with DIRECT=1, or leave some out by JUDGES=."
+    )
 
 
 def _standing(name: str, standing: dict[str, Any], explained: bool) -> list[Block]:
@@ -230,19 +256,34 @@ def _judges_table(judges: Sequence[Judged]) -> Table:
 def _agreement(judges: Sequence[Judged]) -> list[Block]:
     found = agreement({one.label: one.judgements for one in members(judges)})
     rows = [
-        [" and ".join(one["judges"]), estimate(one["share"]), number(one["kappa"])]
+        [
+            " and ".join(one["judges"]),
+            whole(one["summaries"]),
+            estimate(one["share"]),
+            _kappa(one["kappa"]),
+        ]
         for one in found["pairs"]
     ]
     caption = (
-        "How often two judges say the same of a post after both orders: win, tie or loss, on"
-        f" {whole(found['shared'])} summaries."
+        "How often two judges say the same of a post after both orders: win, tie or loss, on the"
+        " summaries that both have judged. Kappas have a bootstrap over posts."
     )
     if len(members(judges)) > 2:  # of two, Cohen's stands in the table
-        caption += f" Fleiss' kappa of all together: {number(found['fleiss'])}."
+        caption += (
+            f" Fleiss' kappa of all together, on the {whole(found['shared'])} summaries that all"
+            f" have judged: {_kappa(found['fleiss'])}."
+        )
     return [
         Heading("Do the judges agree?"),
-        Table(("judges", "same verdict [95%]", "Cohen's kappa"), rows, caption),
+        Table(("judges", "summaries", "same verdict [95%]", "Cohen's kappa [95%]"), rows, caption),
     ]
+
+
+def _kappa(found: dict[str, Any] | None) -> str:
+    """A kappa with its interval; a dash where there is none."""
+    if found is None:
+        return MISSING
+    return f"{number(found['estimate'])} [{number(found['low'])}, {number(found['high'])}]"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     try:
         sides = [read_side(one) for one in (args.a, args.b)]
-        config = versus_config(sides[0], sides[1], args.overrides)
+        config = versus_config(sides[0], sides[1], args.overrides, args.judge)
         folder = stage_folder(config, "versus")
         manifest = read_manifest(folder)
         if manifest is None:

@@ -54,6 +54,7 @@ from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_o
 from stages.settings.config import Config, UserError, fail
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 from stages.system.locks import held
+from stages.system.terminal import folded
 
 START = (sys.executable, "-m", "stages.running.start")
 # Two other commands compare what runs have made.
@@ -186,7 +187,8 @@ class Maker:
                 return self.stopped
             made.append(stage)
             what = row_of(stage, config.kind).what
-            print(f"\n[{number}/{len(own)}] {stage}: {what} ({why})", flush=True)
+            start = "\n".join(folded(f"[{number}/{len(own)}] {stage}: {what} ({why})"))
+            print(f"\n{start}", flush=True)
             code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
                 return code

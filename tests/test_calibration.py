@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from eval import calibration
-from eval.calibration import calibrate, correct, describe, main, sample_pairs, with_answers
+from eval.calibration import (
+    calibrate,
+    correct,
+    describe,
+    main,
+    print_summary,
+    sample_pairs,
+    with_answers,
+)
 from eval.judges.protocol import About, Reply
 from reports import calibration_page
 from reports.judges_page import find_calibrations
@@ -165,6 +173,16 @@ def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypa
     assert "FLAGGED: no pair has a verdict in both orders" in text
     assert "| agreement with the labels, a tie counting half | – |" in text
     assert "| unjudged | 100.0% |" in text
+
+
+def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):
+    flags = ["it agrees with the labels on 50.0% [40.4, 59.6], not clearly more than 60%"]
+    flags.append("its verdict survives a swap of the order in only 0.0% [0.0, 9.9]")
+    results = {"judge": {"name": "x"}, "pairs": 9, "judged": 9, "ties": 0, "kappa": None}
+    print_summary(results | {"agreement": None, "simple": {}, "flags": flags})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("  FLAGGED: ") for line in lines) == 2
 
 
 def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):

@@ -96,7 +96,10 @@ def test_a_judge_that_reasons_has_room_for_it_and_the_estimate_is_mended_after_2
     bill, estimate = map(float, found.groups())
     assert bill == pytest.approx(luna.usd, abs=1e-4)
     assert bill < 1.5 * estimate
-    assert f"{luna.written['thought']:,} reasoning and 0 in replies that were cut off" in out
+    assert f"{luna.written['thought']:,} reasoning, 0 in replies cut off" in out
+    said = [line for line in out.splitlines() if line.startswith("judge gpt-6-luna: ")]
+    assert max(map(len, said)) <= 80
+    assert [line for line in said if "replies cost" in line]
 
 
 def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, monkeypatch):
@@ -115,7 +118,8 @@ def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, mo
         assert {reply.choice for reply in judge_all(judge, pairs(60), 4)} == {"A"}
         assert luna.replies.total() == 61
         out = capsys.readouterr().out
-        assert re.search(r"the first 20 replies took \d+ tokens each, \d+ of them reasoning", out)
+        assert re.search(r"the first 20 replies took \d+ tokens each\n", out)
+        assert re.search(r"judge gpt-6-luna: \d+ of them reasoning: about \$", out)
         again = make_judge(luna_config(url), {})
         assert isinstance(again, OpenAIJudge)
         again.prepare(pairs(62))

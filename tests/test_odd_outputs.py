@@ -15,10 +15,17 @@ import pytest
 
 from eval.judge import make_judge
 from eval.outputs import read_outputs, take_outputs
-from stages.finished import make_command, stage_folder
+from stages.finished import make_command, read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
-from tests.test_outputs import GOOD, ROOT, config_of_file, write_jsonl
+from tests.test_outputs import (
+    GOOD,
+    ROOT,
+    config_of_file,
+    write_csv,
+    write_jsonl,
+    write_parquet,
+)
 
 WIDE: list[dict[str, Any]] = [
     {"id": k, "post": f"p{k}", "summary": f"s{k}", "reference": "r"} for k in range(4)
@@ -214,3 +221,67 @@ def test_a_file_with_a_space_in_its_path_is_printed_as_input_and_not_as_a_settin
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert "judged-x seed 44413: would make judge (is missing)" in said.stdout, said.stderr
+
+
+# -- missing cells, names and the system in the reference's place ----------------------------------
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
+def test_a_title_that_is_null_is_empty_as_in_csv(tmp_path, write):
+    rows = [row | {"title": None, "subreddit": "x"} for row in WIDE[:2]]
+    rows[1]["title"] = "t"
+    path = write(tmp_path / f"x.{write.__name__.split('_')[1]}", rows)
+    (first, _) = read_outputs(Outputs(file=str(path)))["x"]
+    write_csv(tmp_path / "c.csv", [row | {"title": row["title"] or ""} for row in rows])
+    (same, _) = read_outputs(Outputs(file=str(tmp_path / "c.csv")))["c"]
+    assert first["query"] == same["query"]
+
+
+def test_a_csv_column_of_numbers_is_no_column_of_summaries(tmp_path):
+    write_csv(tmp_path / "x.csv", [row | {"summary": row["id"]} for row in WIDE])
+    assert "column summary holds numbers alone: name the" in refusal(tmp_path / "x.csv")
+    write_csv(tmp_path / "x.csv", [row | {"summary": row["id"] or "words"} for row in WIDE])
+    assert len(read_outputs(Outputs(file=str(tmp_path / "x.csv")))["x"]) == len(WIDE)
+
+
+def test_empty_summaries_are_counted_in_lines_of_80_columns(runs, tmp_path, capsys):
+    names = ["a system with quite a long name indeed", "another system with a long name"]
+    rows = [row | {"system": name, "summary": ""} for row in WIDE for name in names]
+    take_outputs(config_of_file(write_jsonl(tmp_path / "x.jsonl", rows)))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    one_line = " ".join(said.split())
+    assert "empty summaries, judged as they are: 4 of 4 of a-system-with" in one_line
+
+
+def test_the_given_name_of_a_system_named_by_a_hash_is_kept(runs, tmp_path):
+    rows = [row | {"system": name} for row in WIDE for name in ("모델", "plain")]
+    config = config_of_file(write_jsonl(tmp_path / "x.jsonl", rows))
+    take_outputs(config)
+    results = (read_manifest(stage_folder(config, "summaries")) or {})["results"]
+    assert {given: name for name, given in results["given_names"].items()} == {
+        "모델": next(name for name in results["policies"] if name != "plain")
+    }
+    assert "reference_system" not in results
+
+
+def test_a_column_that_is_the_reference_does_not_compete(runs, tmp_path):
+    rows = [{"id": k, "post": f"p{k}", "ours": f"o{k}", "theirs": f"t{k}"} for k in range(4)]
+    path = write_csv(tmp_path / "x.csv", rows)
+    names = {"summary": "ours,theirs", "reference": "theirs"}
+    found = read_outputs(Outputs(file=str(path), **names))
+    assert {name: rows[0]["reference"] for name, rows in found.items()} == {"ours": "t0"}
+    config = config_of_file(path, *(f"outputs.{key}={value}" for key, value in names.items()))
+    take_outputs(config)
+    results = (read_manifest(stage_folder(config, "summaries")) or {})["results"]
+    assert results["reference_system"] == "theirs"
+
+
+def test_a_system_is_the_reference_by_the_name_that_the_file_gives_it(tmp_path):
+    rows = [
+        {key: row[key] for key in ("id", "post", "summary")} | {"system": name}
+        for row in WIDE
+        for name in ("모델", "plain")
+    ]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    assert list(read_outputs(Outputs(file=str(path), reference="모델"))) == ["plain"]

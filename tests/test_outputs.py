@@ -135,8 +135,14 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
     ("rows", "settings", "said"),
     [
         ([{"id": 1, "text": "p", "summary": "s"}], {}, r"x.jsonl:1: no column post: name it.*text"),
-        ([GOOD, GOOD | {"summary": None}], {}, "x.jsonl:2: field summary is missing"),
-        ([GOOD | {"summary": 3}], {}, "field summary is of type int"),
+        ([GOOD, GOOD | {"summary": None}], {}, r'x.jsonl:2: column summary is null: write ""'),
+        (
+            [GOOD | {"summary": 3}],
+            {},
+            "column summary is of type int: write it as text, or name another column, SET=outputs.",
+        ),
+        ([GOOD | {"reference": None}], {}, "column reference is null: fill it, or drop the row"),
+        ([GOOD | {"post": None}], {}, "column post is null: fill it, or drop the row"),
         ([GOOD | {"summary": "\ud800"}], {}, "holds half a character"),
         ([GOOD | {"post": " "}], {}, "column post is empty"),
         ([GOOD | {"reference": ""}], {}, "column reference is empty"),

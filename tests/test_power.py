@@ -125,8 +125,8 @@ def test_a_question_costs_the_tokens_that_the_judge_counted(tmp_path, judge, exp
     assert dollars_a_question(judge, rows, tmp_path) == pytest.approx(expected)
 
 
-def write_run(scores, tokens=(0, 0)):
-    config = make_config("tiny")
+def write_run(scores, tokens=(0, 0), own=()):
+    config = make_config("tiny", overrides=own)
     with open_stage(config, "summaries") as run:
         for number in range(3):
             row = {"id": f"p{number}", "query": "q" * 4000, "summary": "s", "reference": "r"}
@@ -173,3 +173,34 @@ def test_what_cannot_be_planned_is_refused_in_one_line(runs, capsys, arguments, 
         main(arguments)
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("own", "counted"),
+    [
+        (["judge.concurrency=3"], True),
+        (["judge.base_url=http://127.0.0.1:1/v1", "judge.max_cost=2"], True),
+        (["judge.model=another"], False),
+        (["judge.max_tokens=8"], False),
+    ],
+)
+def test_the_tokens_that_were_counted_price_whatever_asks_the_same(runs, capsys, own, counted):
+    mine = ("judge.kind=openai", "judge.model=mine", "judge.input_price=2", "judge.output_price=10")
+    rng = np.random.default_rng(3)
+    scores = {"ppo": rng.choice([0.0, 0.5, 1.0], size=300)}
+    write_run(scores, (500, 60), mine)
+    main(["--difference", "3", "--set", *own])
+    (row,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("ppo vs")]
+    questions, dollars = (float(cell.replace(",", "")) for cell in row.split()[4:6])
+    # 500 tokens read and 60 written; else the texts' lengths say how many.
+    assert (dollars == pytest.approx(0.0016 * questions, abs=0.01)) is counted
+
+
+def test_long_names_that_begin_alike_stay_two(capsys):
+    rng = np.random.default_rng(1)
+    names = [f"meta-llama-3.1-{size}b-instruct" for size in (8, 70)]
+    rows = [row for name in names for row in rows_of(name, rng.choice([0.0, 1.0], 99))]
+    lines = lines_of(needed(rows, 0.05), 0.0)
+    assert f"{names[1]} less {names[0]}" in lines
+    assert max(map(len, lines)) <= 80
+    assert len({len(line) for line in lines if line.startswith(" ")}) == 1

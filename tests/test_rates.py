@@ -27,6 +27,7 @@ from eval.rates.formulas import (
     mean_of_two,
     sign_flip_p_value,
 )
+from eval.rates.strengths import cohen_over_posts, fleiss, fleiss_over_posts
 from stages.learning.intervals import wilson
 
 
@@ -278,3 +279,24 @@ def test_a_mean_over_seeds_has_students_interval():
     expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert mean_of_seeds(values) == pytest.approx(expected)
     assert mean_of_seeds([0.6]) is None
+
+
+def test_kappas_of_judges_have_an_interval_over_posts():
+    rng = np.random.default_rng(0)
+    truth = rng.choice(["win", "tie", "loss"], 200)
+    said = [np.where(rng.random(200) < 0.3, rng.permutation(truth), truth) for _ in range(3)]
+    posts = [str(k) for k in range(200)]
+    cohen = cohen_over_posts(list(said[0]), list(said[1]), posts)
+    all_three = fleiss_over_posts(list(zip(*said, strict=True)), posts)
+    assert cohen
+    assert all_three
+    assert cohen.estimate == pytest.approx(cohens_kappa(list(said[0]), list(said[1])))
+    assert all_three.estimate == pytest.approx(fleiss(list(zip(*said, strict=True))))
+    # The bootstrap's middle is the estimate, so its totals are those of statsmodels' tables.
+    for one in (cohen, all_three):
+        assert (one.low + one.high) / 2 == pytest.approx(one.estimate, abs=0.02)
+        assert 0.1 < one.high - one.low < 0.3
+    twice = cohen_over_posts(list(said[0]) * 2, list(said[1]) * 2, posts * 2)
+    assert twice
+    assert twice.high - twice.low == pytest.approx(cohen.high - cohen.low, abs=0.01)
+    assert cohen_over_posts(["win"], ["win"], ["p"]) is None

@@ -204,7 +204,7 @@ def test_the_estimate_is_printed_before_the_first_request(capsys):
         assert f"about ${usual:.4f}, at most ${worst:.4f}" in line
         list(judge_all(judge, questions(2), 1))
         judge.prepare(questions(3))
-        line = capsys.readouterr().out.splitlines()[-1]
+        line, _ = capsys.readouterr().out.splitlines()[-2:]
         assert "1 of 3 replies to ask for" in line
         assert "$0.4000 spent before" in line
 

@@ -150,3 +150,18 @@ def test_a_judge_as_good_as_people_beats_the_simple_ones_and_is_not_flagged(shar
     assert found["flags"] == []
     assert found["kappa_interval"]["low"] > 0.3
     assert all(one["difference"]["low"] > 0 for one in found["simple"].values())
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((-0.26, -0.44, -0.07), "-0.26 [-0.44, -0.07], is below 0: it says the opposite of"),
+        ((-0.02, -0.2, 0.16), "-0.02 [-0.20, 0.16], may be 0"),
+        ((0.4, 0.2, 0.6), ""),
+    ],
+)
+def test_a_kappa_surely_below_0_is_not_said_to_be_0(bounds, said):
+    kappa = dict(zip(("estimate", "low", "high"), bounds, strict=True))
+    found = "; ".join(not_beaten({"simple": {}, "kappa_interval": kappa}))
+    assert said in found
+    assert bool(found) == bool(said)

@@ -1,6 +1,7 @@
 """Several systems and several judges: strengths, corrected tests, the panel, the page of all."""
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from math import log
@@ -16,13 +17,20 @@ from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
 from eval.pairs import judge_pairs, pair_rows
-from eval.rates.strengths import Game, fleiss, holm, majority, strengths
+from eval.rates.strengths import (
+    Game,
+    fleiss,
+    holm,
+    majority,
+    strengths,
+)
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
 from reports.sections import systems
 from reports.verdict import at_equal_length
 from stages.finished import read_manifest, stage_folder
+from stages.running.grid import How
 from stages.settings.command_line import Asked, make_config
 from stages.settings.config import Judge, UserError, hash_of
 from stages.system.files import read_lines
@@ -190,7 +198,11 @@ def test_a_panel_is_asked_order_by_order_and_agreement_is_counted_by_post():
     found = agreement({"one": one, "two": two})
     (pair,) = found["pairs"]
     assert pair["share"]["estimate"] == 0.5  # posts 0 and 2; a split verdict is a tie
-    assert found["shared"] == 4
+    assert (found["shared"], pair["summaries"]) == (4, 4)
+    assert pair["kappa"]["low"] <= pair["kappa"]["estimate"] <= pair["kappa"]["high"]
+    rows = agreement({"one": one, "two": two, "three": three[:4]})  # two posts
+    assert [row["summaries"] for row in rows["pairs"]] == [4, 2, 2]
+    assert (rows["shared"], rows["fleiss"]["posts"]) == (2, 2)
     assert panel([one, two[:2]]) == panel([one[:2], two[:2]])  # the rest was not asked of both
 
 
@@ -304,6 +316,31 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
     assert len(note["judges"]) == 3
 
 
+def test_a_page_shows_the_judges_that_were_named_and_says_who_made_no_direct_comparisons(
+    judge_environment, tmp_path
+):
+    rows = rows_of_world(8)
+    path = write_jsonl(tmp_path / "two.jsonl", rows)
+    with serving(answer_by_length) as server:
+        served = [f"judge.base_url={server.url}", "judge.model=long", "judge.kind=openai"]
+        make_all(config_of_file(path, "judge.kind=facts"), pairs=True)
+        make_all(config_of_file(path, *served), pairs=True)
+    page = judge_environment / "reports/leaderboard-judged-two-seed44413.md"
+
+    def made(*words):
+        leaderboard_page.main(["--preset", "outputs", "--set", f"outputs.file={path}", *words])
+        return page.read_text()
+
+    folder = config_of_file(path, *served).judge.folder
+    alone = made("--judges", folder, "nobody")
+    assert "judged by 1 judge against" in alone  # whatever else lies on disk
+    assert "Judge nobody is left out: it has no finished win rates." in alone
+    assert "rests on comparisons with the reference alone" not in made()
+    shutil.rmtree(stage_folder(config_of_file(path, *served), "pairs"))
+    said = "It rests on comparisons with the reference alone: long did not compare every two"
+    assert said in made()
+
+
 def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
     asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl", "judge.asks=2"))
     words = ["kind=facts", "kind=local,model=m,axis=accuracy"]
@@ -318,3 +355,27 @@ def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
         leaderboard.cells(asked, ["modell=x"], pairs=False)
     with pytest.raises(UserError, match="JUDGES: 'local' is no judge"):
         leaderboard.cells(asked, ["local"], pairs=False)
+
+
+def test_the_page_shows_the_judges_that_were_named_and_all_where_none_was():
+    class Called:
+        stopped = 0
+        how = How()
+
+        def __init__(self):
+            self.words: list[str] = []
+
+        def make_all(self, todo):
+            return [0] * len(todo)
+
+        def call(self, words):
+            self.words = words
+            return 0
+
+    maker: Any = Called()
+    asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl",))
+    todo = leaderboard.cells(asked, ["kind=facts", "kind=local,model=m"], pairs=False)
+    assert leaderboard.make_leaderboard(maker, todo, named=True) == 0
+    assert maker.words[-3:] == ["--judges", "facts", Judge(kind="local", model="m").folder]
+    assert leaderboard.make_leaderboard(maker, todo[:1], named=False) == 0
+    assert "--judges" not in maker.words

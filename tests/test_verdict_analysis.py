@@ -1,11 +1,13 @@
 """Published verdicts: counted by hand, beside what others published of them, and fast enough."""
 
 import json
+import subprocess
 
 import pytest
 
 from eval.verdict_analysis import analyse_folder, characters, lines_of, main, token_counter
 from stages.settings.checks import UserError
+from tests.test_outputs import ROOT
 
 PUBLISHED = {  # of all 1,000 verdicts, by another author; 880 of them are in ../shared/tldr
     "raw": 0.640,
@@ -53,7 +55,11 @@ def test_rates_by_order_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"), [("nobody", "policies there are mine, ref"), ("mine", "summaries has 1")]
+    ("policy", "said"),
+    [
+        ("nobody", "policies there are mine, ref: name two of them, --policy and --reference"),
+        ("mine", "summaries has 1"),
+    ],
 )
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, capsys, policy, said):
     rows = [comparison(0, MINE, REF, 0)]
@@ -97,3 +103,10 @@ def test_length_can_be_counted_in_characters_and_tokens(tokenizer_folder):
     assert 1 <= tokens("My boss sold my bike.") < len("My boss sold my bike.")
     with pytest.raises(UserError, match=r"tokenizer\.json is missing"):
         token_counter(str(tokenizer_folder / "no"))
+
+
+def test_make_names_whom_a_policy_is_compared_with():
+    words = ["make", "-n", "verdict-analysis", "DATA=x", "JUDGED=ppo", "AGAINST=lead3", "VENV="]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--policy ppo" in done.stdout
+    assert "--reference lead3" in done.stdout

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from eval.judges.protocol import About, Reply
-from eval.versus import compare, main, read_side
+from eval.versus import compare, main, read_side, summary_of, versus_config
 from reports import page, versus_page
 from reports.page import PUBLIC
 from stages.finished import read_manifest, stage_folder
@@ -99,6 +99,65 @@ def test_the_judge_is_the_runs_own_unless_set(runs):
     assert found["estimate"] == 1.0  # the recorded score is the number of clauses
     with pytest.raises(UserError, match="versus takes judge"):
         compare("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
+
+
+ALPHA = ("judge.kind=openai", "judge.model=alpha@1", "judge.base_url=http://127.0.0.1:1/v1")
+BETA = ("judge.kind=openai", "judge.model=beta", "judge.base_url=http://127.0.0.1:2/v1")
+
+
+def judged_by(*judges):
+    """Finished verdicts of run tiny, seed 1, by judges with these settings; both sides."""
+    summarise(1, ppo=["event"], sft=["event", "ask"])
+    for one in judges:
+        with open_stage(make_config("tiny", seed=1, overrides=one), "judge") as run:
+            run.finish({})
+    return read_side("tiny/1:sft"), read_side("tiny/1:ppo")
+
+
+@pytest.mark.parametrize("own", [(), ("judge.kind=openai",), ("judge.concurrency=2",)])
+def test_of_several_judges_none_is_taken_unasked(runs, own):
+    a, b = judged_by(ALPHA, BETA)
+    with pytest.raises(UserError, match=r"judged by alpha-1-\w+, beta-\w+: choose one with JUDGE="):
+        versus_config(a, b, own)
+    folder = make_config("tiny", overrides=BETA).judge.folder
+    assert versus_config(a, b, own, folder).judge.model == "beta"
+    with pytest.raises(UserError, match=r"JUDGE=nobody has not judged tiny-1-sft: choose of alpha"):
+        versus_config(a, b, own, "nobody")
+
+
+def test_a_judge_that_no_judge_there_could_change_needs_no_choice(runs):
+    a, b = judged_by(ALPHA, BETA)
+    assert versus_config(a, b, ["judge.kind=reward_model"]).judge.gold == ""
+
+
+def test_another_model_is_never_asked_at_the_server_of_the_recorded_one(runs):
+    a, b = judged_by((*ALPHA, "judge.input_price=3", "judge.max_tokens=32"))
+    judge = versus_config(a, b, ["judge.model=gpt-6-luna"]).judge
+    assert (judge.kind, judge.base_url, judge.input_price) == ("openai", "", -1)
+    assert judge.max_tokens == 32
+    assert versus_config(a, b, ["judge.concurrency=2"]).judge.base_url.endswith(":1/v1")
+
+
+def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, monkeypatch):
+    class Half:
+        about = About(kind="facts", name="half", is_llm=False, note="for tests")
+        asked = 0
+
+        def compare(self, post_id, query, first, second):
+            self.asked += 1
+            return Reply(choice=None if self.asked % 4 == 1 else "tie", text="")
+
+    summarise(1, ppo=["event"], sft=["event", "ask"])
+    monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: Half())
+    _, found = compare("tiny/1:sft", "tiny/1")
+    left = found["unjudged"]  # each post of them has one verdict
+    assert found["statistics"]["unjudged"] == pytest.approx(left / 2)
+    bounds = [(1 - left) / 2, (1 - left) / 2 + left]
+    assert found["statistics"]["worst_case"] == pytest.approx(bounds)
+    long = found | {"a": "judged-systems-with-a-long-name-44413-ppo"}
+    lines = summary_of(long)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(line.strip() for line in lines).endswith(f"{left:.1%} of the posts unjudged")
 
 
 def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(

@@ -322,6 +322,18 @@ def test_long_names_still_print_within_80_columns(capsys):
     assert "100.0%" in printed
 
 
+def test_long_names_that_begin_alike_stay_two(capsys):
+    row = {"win_rate": 1.0, "low": 1.0, "high": 1.0, "posts": 6447, "unjudged": 0.01}
+    small, large = (f"meta-llama-3.1-{size}b-instruct" for size in (8, 70))
+    gap = {f"{large} - {small}": {"estimate": 0.1, "low": 0.0, "high": 0.2}}
+    print_summary(
+        {"judge": {"name": "x"}, "policies": {small: row, large: row}, "differences": gap}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[1], lines[3]] == [f"  {small}", f"  {large}"]
+    assert lines[5] == f"  {large} - {small}"
+
+
 def test_a_difference_prints_as_one_policy_less_the_other(capsys):
     """`title-lead` read as one name beside `title - lead-3`."""
     row = {"win_rate": 0.5, "low": 0.4, "high": 0.6, "posts": 9, "unjudged": 0.0}

@@ -193,7 +193,10 @@ def not_beaten(found: Mapping[str, Any]) -> list[str]:
     kappa = found["kappa_interval"]
     if kappa is not None and kappa["low"] <= 0:
         bounds = f"[{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        said.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, may be 0")
+        what = (
+            "may be 0" if kappa["high"] >= 0 else "is below 0: it says the opposite of the labels"
+        )
+        said.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, {what}")
     return said
 
 

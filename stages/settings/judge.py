@@ -58,8 +58,8 @@ class Judge:
     reasoning_tokens: int = 4096
     """Room for reasoning beside `max_tokens`, where the judge is asked to reason or is seen to."""
     accept_model: str = ""
-    """Other names under which the server may answer, joined by commas: aliases, proxies. `*` and
-    `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
+    """Other names under which the server may answer, joined by commas or `+`: aliases, proxies.
+    `*` and `?` stand for any characters. Empty: `model` alone, also with a date or revision."""
     asks: int = 4
     """Replies asked for until one is usable, each with twice the budget of the one before."""
     structured: str = "auto"

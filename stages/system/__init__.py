@@ -6,4 +6,5 @@ locks     who works on a stage
 machine   what a run was made with
 progress  how far, and how long it will take
 stopping  signals: what is under way is finished first
+terminal  lines of 80 columns
 """

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from eval.judges.protocol import Row
+from stages.system.terminal import told
 
 MEASURED_AFTER = 20
 """Replies after which the estimate is checked by what they cost."""
@@ -45,24 +46,24 @@ class Bill:
         new = self.usd / self.replies * max(self.expected, self.replies)
         if abs(new - first) > WORTH_SAYING * first:
             tokens, reasoning = self.written / self.replies, self.reasoning / self.replies
-            print(
-                f"{self.who}: the first {self.replies} replies took {tokens:.0f} tokens each,"
-                f" {reasoning:.0f} of them reasoning: about ${usd(new)} in all, not ${usd(first)}",
-                flush=True,
-            )
+            took = f"the first {self.replies} replies took {tokens:.0f} tokens each"
+            mended = f"about ${usd(new)} in all, not ${usd(first)}"
+            lines = (took, f"{reasoning:.0f} of them reasoning: {mended}")
+            print("\n".join(told(self.who, one) for one in lines), flush=True)
 
-    def line(self) -> str:
-        """The bill in one line; empty where nothing was asked."""
+    def lines(self) -> str:
+        """The bill in lines of 80 columns; empty where nothing was asked."""
         if not self.replies:
             return ""
         cost = ""
         if self.estimate is not None:
             cost = f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
-        return (
-            f"{self.who}: {self.replies:,} replies{cost}; {self.read:,} tokens read,"
-            f" {self.written:,} written, of these {self.reasoning:,} reasoning and"
-            f" {self.cut_off:,} in replies that were cut off"
+        lines = (
+            f"{self.replies:,} replies{cost}",
+            f"{self.read:,} tokens read, {self.written:,} written",
+            f"of these {self.reasoning:,} reasoning, {self.cut_off:,} in replies cut off",
         )
+        return "\n".join(told(self.who, one) for one in lines)
 
 
 def usd(amount: float) -> str:

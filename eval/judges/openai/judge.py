@@ -24,6 +24,7 @@ from eval.judges.reply_parser import parse_choice
 from stages.settings.checks import UserError
 from stages.settings.judge import Judge as JudgeSettings
 from stages.settings.judge_models import warning_of
+from stages.system.terminal import folded, told
 
 MOST_NAMED = 5
 """Posts that one line names."""
@@ -69,7 +70,7 @@ class OpenAIJudge:
         before is asked the shortest question first, to find out what it takes.
         """
         if warning := warning_of(self.settings.model):
-            print(warning, flush=True)
+            print("\n".join(folded(warning)), flush=True)
         batches = Batches(self.chat)
         batches.collect_open(wait=self.settings.batch)
         requests = [self.chat.request(one) for one in (*comparisons, *beside)]
@@ -140,15 +141,15 @@ class OpenAIJudge:
 
     def finish(self) -> None:
         """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if line := self.chat.bill.line():
-            print(line, flush=True)
+        if lines := self.chat.bill.lines():
+            print(lines, flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
             more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
             named = ", ".join(posts[:MOST_NAMED]) + more
             why = self.unjudged[posts[0]]
             count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
-            print(f"{self.chat.bill.who}: {count} ({named}): {why}")
+            print(told(self.chat.bill.who, f"{count} ({named}): {why}"))
 
     def _rows(self, request: Request) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
@@ -189,10 +190,11 @@ class OpenAIJudge:
         return Reply(choice=choice, **{name: row[name] for name in names})
 
     def _estimate(self, known: int, todo: list[tuple[Request, int]]) -> str:
-        """The line before the first request; it sets what the bill is compared with."""
-        start = f"judge {self.settings.model}: {len(todo):,} of {known:,} replies to ask for"
+        """What stands before the first request; it sets what the bill is compared with."""
+        who = self.chat.bill.who
+        start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or self.price is None:
-            return start if not todo else f"{start}; price unknown (judge.input_price)"
+            return told(who, start if not todo else f"{start}; price unknown (judge.input_price)")
         share = BATCH_DISCOUNT if self.settings.batch else 1.0
         written = usual_reply(self.settings, self.chat.reasons)
         usual = share * sum(
@@ -200,10 +202,13 @@ class OpenAIJudge:
         )
         worst = share * sum(self.chat.worst(one, tokens) for one, tokens in todo)
         self.chat.bill.expected, self.chat.bill.estimate = len(todo), usual
-        line = f"{start}, about ${usd(usual)}, at most ${usd(worst)} if each is asked once"
+        lines = [
+            told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before"),
+            told(who, f"about ${usd(usual)}, at most ${usd(worst)} if each is asked once"),
+        ]
         if self.chat.reasons:
-            line += f" (it reasons: {written} tokens a reply are assumed)"
-        return f"{line}; ${usd(self.chat.budget.spent)} spent before"
+            lines.append(told(who, f"it reasons: {written} tokens a reply are assumed"))
+        return "\n".join(lines)
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:

@@ -65,7 +65,8 @@ def read_reply(judge: JudgeSettings, key: str, prompt_hash: str, max_tokens: int
 
 def is_accepted(judge: JudgeSettings, returned: str) -> bool:
     """Whether a reply under this name is the judge's: the model asked, or a name accepted."""
-    names = [one.strip() for one in judge.accept_model.split(",") if one.strip()]
+    joined = judge.accept_model.split(",")
+    names = [one.strip() for part in joined for one in (part, *part.split("+")) if one.strip()]
     return is_model(judge.model, returned) or any(fnmatchcase(returned, one) for one in names)
 
 
