@@ -37,6 +37,11 @@ def whole(value: float | None) -> str:
     return number(value, 0)
 
 
+def posts_of(count: float) -> str:
+    """A count of posts."""
+    return f"{whole(count)} post{'' if count == 1 else 's'}"
+
+
 def interval(low: float, high: float) -> str:
     """A 95% interval of fractions, in percent."""
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
