@@ -86,7 +86,10 @@ def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
     names = [f"{name[:22]:22}" for name in found["systems"]]
     rates = [systems.rate(one) for one in found["systems"].values()]
-    equal = [one["statistics"]["length_controlled"] for one in found["systems"].values()]
+    equal = [
+        one["statistics"]["length_controlled"] if systems.rank_given(found, name) else None
+        for name, one in found["systems"].items()
+    ]
     lines = [
         f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
         for name, rate, length in zip(names, rates, equal, strict=True)

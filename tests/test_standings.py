@@ -181,35 +181,6 @@ def test_systems_that_are_not_told_apart_share_their_ranks_and_a_silent_one_has_
     assert cells["silent"][1:3] == ["–", "– (100.0% unjudged)"]
 
 
-@pytest.mark.parametrize(
-    ("said", "stands"),
-    [
-        ([WIN] * 12, "surely beats the reference"),
-        ([LOSS] * 10 + [WIN] * 2, "surely LOSES to the reference"),
-        ([SPLIT] * 12, "cannot be told from the reference"),
-    ],
-)
-def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
-    found = standings(verdicts("a", said), {"a": TEXTS})
-    assert systems.leads(found).startswith(f"a {stands}: ")
-    assert "leads" not in systems.leads(found)  # it has no opponent
-    rows = [*verdicts("a", said), *verdicts("b", said)]
-    both = systems.leads(standings(rows, dict.fromkeys("ab", TEXTS)))
-    assert both.startswith("a leads with ")
-    assert both.endswith(f"but is not told apart from b. It {stands}.")
-
-
-def test_one_difference_and_one_post_are_written_of_one():
-    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [LOSS] * 11)]
-    texts = {"a": TEXTS, "b": {post: TEXTS[post] for post in list(TEXTS)[:11]}}
-    found = standings(rows, texts)
-    (left_out,), (details,) = systems.left_out(found), systems.differences(found)
-    (table,) = details.inside()
-    assert "after Holm's correction, which leaves one as it is." in table.markdown("")
-    one = "1 post is left out of the table, because some system has no summary of it."
-    assert left_out.markdown("") == one
-
-
 def test_a_panel_is_asked_order_by_order_and_agreement_is_counted_by_post():
     one = verdicts("a", [WIN, WIN, LOSS, SPLIT])
     two = verdicts("a", [WIN, LOSS, LOSS, WIN])

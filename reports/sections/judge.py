@@ -1,27 +1,21 @@
 """The judge's part of a page: who judged, every rate beside the raw one, controls, calibration."""
 
-from itertools import combinations
 from typing import Any
 
-from eval.calibration import HUMAN_CEILING, correct, correct_difference
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
-from eval.rates.correction import SHIFT, Corrected
-from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
-from reports.collect import RM_AGREES, Record, policies_of
+from reports.collect import RM_AGREES, Record
 from reports.page import Block, Details, Heading, Note, Table, Text
+from reports.sections import calibration
 from reports.verdict import (
     MISSING,
-    STRENGTH,
     at_equal_length,
-    clipped,
     difference,
     estimate,
     interval,
     judge,
-    kappa,
     number,
     p_value,
     percent,
@@ -30,8 +24,6 @@ from reports.verdict import (
 )
 
 Row = dict[str, Any]
-Differences = dict[tuple[str, str], Corrected | str]
-"""(later policy, earlier one) -> the corrected difference, or why there is none."""
 RATES = (
     ("raw", "raw [95%]"),
     ("order_balanced", "order-balanced"),
@@ -85,7 +77,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
         Heading("Calibration of the judge"),
-        *_calibration(record),
+        *calibration.of_run(record),
     ]
 
 
@@ -213,11 +205,13 @@ def controls(found: Row) -> list[Block]:
     rows = [_control(name, one) for name, one in found["controls"].items()]
     caption = (
         f"{whole(found['posts'])} posts, both orders; a post that has no such text is left out. The"
-        " judge must prefer the reference to each of these (the whole interval below 50%); the"
-        " reference against itself must be a tie, which our protocol says without asking the judge."
+        " judge must prefer the reference to each of these (the whole interval below 50%, and above"
+        f" {percent(MOST_UNJUDGED)} unjudged, which gives no rate, even if all of those had gone"
+        " against the reference); the reference against itself must be a tie, which our protocol"
+        " says without asking the judge."
     )
-    header = ("against the reference", "posts", "preferred to it [95%]", "verdict", "a pass shows")
-    table = Table(header, rows, caption)
+    header = "against the reference|posts|unjudged|preferred to it [95%]|verdict|a pass shows"
+    table = Table(header.split("|"), rows, caption)
     if not found["failed"]:
         return [table]
     failed = ", ".join(found["controls"][name]["what"] for name in found["failed"])
@@ -225,176 +219,11 @@ def controls(found: Row) -> list[Block]:
 
 
 def _control(name: str, one: Row) -> list[str]:
-    what = [one["what"], whole(one["judgements"] / len(VERDICTS))]
+    unjudged = one.get("unjudged")  # an older run may not say
+    what = [one["what"], whole(one["judgements"] / len(VERDICTS)), percent(unjudged)]
     if one["passed"] is None:
         return [*what, MISSING, f"not available: {one['why']}", CONTROLS[name].proves]
     cell = MISSING
-    if one["preferred"] is not None:
+    if one["preferred"] is not None and (unjudged or 0) <= MOST_UNJUDGED:
         cell = f"{percent(one['preferred'])} {interval(one['low'], one['high'])}"
     return [*what, cell, "passed" if one["passed"] else "FAILED", CONTROLS[name].proves]
-
-
-def _calibration(record: Record) -> list[Block]:
-    if record.calibration is None:
-        return [
-            Text(
-                "This judge was not compared with labelled comparisons: `make judge-calibration`"
-                " (with the same PRESET, SET and so on) does that."
-            )
-        ]
-    return calibration(record.calibration, corrected_rates(record), corrected_differences(record))
-
-
-def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
-    """For each policy the corrected win rate.
-
-    None if it cannot be computed, or if too many posts have no verdict for any rate.
-    """
-    pairs = record.calibration_pairs
-    given = _given_scores(record)
-    return {
-        policy: _plain(correct(list(scores.values()), pairs)) if scores else None
-        for policy, scores in given.items()
-    }
-
-
-def corrected_differences(record: Record) -> Differences:
-    """For each two policies the corrected difference on the same posts, or why there is none."""
-    given = {policy: scores for policy, scores in _given_scores(record).items() if scores}
-    return {
-        (later, earlier): correct_difference(given[later], given[earlier], record.calibration_pairs)
-        for earlier, later in combinations(given, 2)
-    }
-
-
-def _given_scores(record: Record) -> dict[str, dict[str, float]]:
-    """For each policy its judged posts' scores; none where too much is unjudged for any rate."""
-    scores: dict[str, dict[str, float]] = {}
-    for row in record.rows("win_rate", "post_scores.jsonl"):
-        if row["score"] is not None:
-            scores.setdefault(row["policy"], {})[row["id"]] = row["score"]
-    judged = record.results("win_rate")["policies"]
-    return {
-        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
-        for policy in policies_of(record)
-        if policy in scores
-    }
-
-
-def _plain(found: Any) -> dict[str, Any] | None:
-    return None if found is None else vars(found)
-
-
-def calibration(
-    found: Row,
-    corrected: dict[str, dict[str, Any] | None],
-    differences: Differences,
-) -> list[Block]:
-    """What the comparison with labels found, and the corrected win rates and differences."""
-    low, high = HUMAN_CEILING
-    statistics = found["statistics"]
-    longer = found["prefers_longer"] or {"judge": None, "labels": None}
-    flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in found["flags"]]
-    cells = [
-        ["agreement with the labels, a tie counting half", estimate(found["agreement"])],
-        ["agreement where it decides", estimate(found["agreement_decided"])],
-        ["Cohen's kappa where it decides", kappa(found["kappa_interval"])],
-        ["prefers the longer text", estimate(longer["judge"])],
-        ["the labels prefer the longer text", estimate(longer["labels"])],
-        ["picks the first shown", estimate(statistics["share_first"])],
-        ["same verdict after a swap", estimate(statistics["swap_consistency"])],
-        ["unjudged", percent(statistics["unjudged"])],
-    ]
-    caption = (
-        f"{whole(found['pairs'])} of {whole(found['of_pairs'])} labelled pairs"
-        f" ({found['source']}), {whole(found['ties'])} ties. People agree with each other on"
-        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (Stiennon et al. 2020): with"
-        " labels by people, that is the ceiling for any judge."
-    )
-    if found["source"] == "built-in world":
-        caption += " The built-in world's labels come from its own noisy labeller, not from people."
-    groups = [
-        [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
-    ]
-    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups)
-    return [
-        *flagged,
-        Table(("", "of this judge"), cells, caption),
-        *([_beside_simple(found)] if found["simple"] else []),
-        *([by_strength] if groups else []),
-        *_families(found.get("by_family", {})),
-        *_corrected(found, corrected),
-        *_corrected_differences(differences),
-    ]
-
-
-def _families(found: Row) -> list[Block]:
-    """The judge's errors on each family of policies; nothing where there is one family."""
-    rows = [
-        [name, whole(one["pairs"]), estimate(one["sensitivity"]), estimate(one["specificity"])]
-        for name, one in found.items()
-    ]
-    header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
-    caption = "Errors by family: a judge may err differently on what another policy writes."
-    return [Table(header, rows, caption)] if len(rows) > 1 else []
-
-
-def _corrected_differences(found: Differences) -> list[Block]:
-    if not found:
-        return []
-    rows = []
-    for (later, earlier), one in found.items():
-        given = (
-            (MISSING, one)
-            if isinstance(one, str)
-            else (difference(vars(one) | {"headline": True}), "")
-        )
-        rows.append([f"{later.upper()} less {earlier.upper()}", *given])
-    caption = (
-        "Differences corrected for the judge's errors, on the same posts. None is given unless two"
-        " families of policies were labelled and the judge errs alike on them as far as can be"
-        " seen: errors that differ between policies can turn a difference's sign around. The"
-        " interval allows for a gap as large as the largest seen between families."
-    )
-    return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
-
-
-def _beside_simple(found: Row) -> Table:
-    """The judge and three that need no judgement, on the same pairs."""
-    low, high = HUMAN_CEILING
-    rows = [["this judge", estimate(found["agreement"]), kappa(found["kappa_interval"]), MISSING]]
-    for name, one in found["simple"].items():
-        more = difference(one["difference"] | {"headline": True})
-        rows.append([NAMES[name], estimate(one["agreement"]), kappa(one["kappa"]), more])
-    people = f"{100 * low:.0f} to {100 * high:.0f}%"
-    rows.append(["people with each other", people, MISSING, MISSING])
-    header = (
-        "on the same pairs",
-        "agreement [95%]",
-        "Cohen's kappa [95%]",
-        "the judge has more by",
-    )
-    caption = (
-        "Agreement counts a tie half; differences are paired. A judge that does not clearly agree"
-        " more often than each of these is flagged: it may read length or topic alone."
-    )
-    return Table(header, rows, caption)
-
-
-def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
-    if not corrected:
-        return []
-    shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
-    rows = [[policy.upper(), estimate(one), clipped(one)] for policy, one in corrected.items()]
-    which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
-    caption = (
-        "Win rate corrected for the judge's errors (Rogan and Gladen):"
-        f" on {whole(found['error_pairs'])} labelled {which} it agrees with"
-        f" {estimate(found['sensitivity'])} of the labels for the summary and with"
-        f" {estimate(found['specificity'])} of those against it. The interval is a bootstrap over"
-        f" both samples, widened for a shift: on our summaries either share may differ from that"
-        f" on the labelled ones by up to {100 * shift:.1f} points, and no further. A dash: that"
-        " allowance would span every rate, the judge cannot tell, or too many posts have no"
-        " verdict."
-    )
-    return [Table(("", "corrected win rate [95%]", ""), rows, caption)]

@@ -1,0 +1,56 @@
+"""What a page says of several systems: who leads, the headline, names and counts."""
+
+from pathlib import Path
+
+import pytest
+
+from eval.standings import standings
+from reports import outputs_page
+from reports.sections import systems
+from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
+
+
+@pytest.mark.parametrize(
+    ("said", "stands"),
+    [
+        ([WIN] * 12, "surely beats the reference"),
+        ([LOSS] * 10 + [WIN] * 2, "surely LOSES to the reference"),
+        ([SPLIT] * 12, "cannot be told from the reference"),
+    ],
+)
+def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
+    found = standings(verdicts("a", said), {"a": TEXTS})
+    assert systems.leads(found).startswith(f"a {stands}: ")
+    assert "leads" not in systems.leads(found)  # it has no opponent
+    rows = [*verdicts("a", said), *verdicts("b", said)]
+    both = systems.leads(standings(rows, dict.fromkeys("ab", TEXTS)))
+    assert both.startswith("a leads with ")
+    assert both.endswith(f"but is not told apart from b. It {stands}.")
+
+
+def test_one_difference_and_one_post_are_written_of_one():
+    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [LOSS] * 11)]
+    texts = {"a": TEXTS, "b": {post: TEXTS[post] for post in list(TEXTS)[:11]}}
+    found = standings(rows, texts)
+    (left_out,), (details,) = systems.left_out(found), systems.differences(found)
+    (table,) = details.inside()
+    assert "after Holm's correction, which leaves one as it is." in table.markdown("")
+    one = "1 post is left out of the table, because some system has no summary of it."
+    assert left_out.markdown("") == one
+
+
+def headline_of(found):
+    """The headline of a judge without a caveat."""
+    about = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
+    about |= {"posts": 100}
+    return outputs_page.headline(about, found, Path("page.html"))
+
+
+def test_the_headline_gives_no_rate_at_all_where_too_much_is_unjudged():
+    rows = [*verdicts("a", [WIN, LOSS] * 20), *verdicts("b", [WIN, LOSS, ("unjudged",) * 2] * 13)]
+    texts = {name: {str(k): ("one two", "one two") for k in range(39)} for name in "ab"}
+    found = standings([row for row in rows if row["id"] in texts["a"]], texts)
+    found["systems"]["b"]["statistics"]["length_controlled"] |= {"estimate": 0.5, "low": 0.4}
+    found["systems"]["b"]["statistics"]["length_controlled"] |= {"high": 0.6}
+    (line,) = (one for one in headline_of(found).splitlines() if one.startswith("  b "))
+    assert line.split() == ["b", "–", "(33.3%", "unjudged)", "–"]
