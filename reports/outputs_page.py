@@ -17,7 +17,7 @@ from reports.made_from import hashes
 from reports.page import Block, Heading, Note, Text, wrapped
 from reports.run_report import Report
 from reports.sections import judge, made_with, samples, systems
-from reports.verdict import whole
+from reports.verdict import posts_of
 from stages.settings.config import Config
 from stages.system.files import read_lines
 
@@ -58,7 +58,7 @@ def standing_of(record: Record) -> dict[str, Any]:
 def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
-        Text(_lead(numbers, found), lead=True),
+        Text(lead(numbers, found), lead=True),
         *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
         Heading("Result"),
         systems.table(found),
@@ -72,14 +72,22 @@ def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> li
     ]
 
 
-def _lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+def lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+    """What was judged, by whom, and who leads."""
     count = len(found["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
-        f"We judged {many} summaries of {whole(numbers['posts'])} posts as they are: no run here"
+        f"We judged {many} summaries of {_posts(found)} as they are: no run here"
         f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference, in"
         f" both orders. {systems.leads(found)}"
     )
+
+
+def _posts(found: dict[str, Any]) -> str:
+    """How many posts the rates rest on, and of how many where some system lacks others."""
+    if not found["left_out"]:
+        return posts_of(found["posts"])
+    return f"{posts_of(found['posts'])} that all have (of {found['posts'] + found['left_out']:,})"
 
 
 def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
@@ -94,7 +102,7 @@ def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
         f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
         for name, rate, length in zip(names, rates, equal, strict=True)
     ]
-    said = f"{numbers['name']}: {whole(numbers['posts'])} posts, judged by {verdict.judge(numbers)}"
+    said = f"{numbers['name']}: {_posts(found)}, judged by {verdict.judge(numbers)}"
     return "\n".join(
         (
             *wrapped(said),

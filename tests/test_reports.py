@@ -227,7 +227,7 @@ def test_every_rate_stands_beside_the_raw_one(made):
     for key in ("order_balanced", "shown_first", "shown_second"):
         assert verdict.estimate(found[key]) in markdown
     assert "+21.8 points [+17.8, +25.8] | p &lt; 0.001" in markdown
-    assert "the post's title | 50 | 0.0% | 8.1% [3.0, 19.0] | passed" in markdown
+    assert "the post's title | 50 | 8.1% [3.0, 19.0] | 0.0% | passed" in markdown
     assert "`make judge-calibration`".replace("`", "\\`") in markdown
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from eval.standings import standings
+from eval.win_rate import statistics_of
 from reports import outputs_page
-from reports.sections import systems
+from reports.page import Details
+from reports.sections import judge, systems
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
 
@@ -54,3 +56,36 @@ def test_the_headline_gives_no_rate_at_all_where_too_much_is_unjudged():
     found["systems"]["b"]["statistics"]["length_controlled"] |= {"high": 0.6}
     (line,) = (one for one in headline_of(found).splitlines() if one.startswith("  b "))
     assert line.split() == ["b", "–", "(33.3%", "unjudged)", "–"]
+
+
+def parts():
+    """Two systems of ten posts each, four of which both have."""
+    a, b = list(TEXTS)[:8], list(TEXTS)[4:]
+    texts = {"a": {post: TEXTS[post] for post in a}, "b": {post: TEXTS[post] for post in b}}
+    rows = verdicts("a", [WIN] * 8) + verdicts("b", [LOSS] * 12)
+    return [row for row in rows if row["id"] in texts[row["policy"]]], texts
+
+
+def test_headline_and_lead_count_the_posts_that_the_rates_rest_on():
+    rows, texts = parts()
+    found = standings(rows, texts)
+    assert "x: 4 posts that all have (of 12), judged by j" in headline_of(found)
+    about = {"judge": "j", "is_llm": True, "posts": 12}
+    assert "summaries of 4 posts that all have (of 12) as" in outputs_page.lead(about, found)
+
+
+def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ():
+    rows, texts = parts()
+    numbers = {
+        "posts": 12,
+        "policies": ["a", "b"],
+        **{f"{one}/statistics": statistics_of(one, rows, texts[one]) for one in "ab"},
+    }
+    assert "only those that all systems have" in judge.beside_the_result(numbers)
+    numbers["posts"] = 8
+    assert "shows the second interval" in judge.beside_the_result(numbers)
+
+
+def test_rates_by_length_stand_there_only_where_there_are_some():
+    titles = [one.summary for one in judge.rates({"a": {}}) if isinstance(one, Details)]
+    assert titles == []

@@ -37,8 +37,7 @@ RATES_CAPTION = (
     " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
     " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
     " more, too, so it stands beside the raw rate and not in its place. The first two are one rate"
-    " where every post has both verdicts; only the way to its interval differs. The result table"
-    " shows the second interval."
+    " where every post has both verdicts; only the way to its interval differs."
 )
 
 
@@ -71,7 +70,10 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Heading("The judge"),
         Text(_who(numbers)),
         _counts(numbers),
-        *rates({one.upper(): _given(numbers, one) for one in numbers["policies"]}),
+        *rates(
+            {one.upper(): _given(numbers, one) for one in numbers["policies"]},
+            beside_the_result(numbers),
+        ),
         _leanings_table(numbers),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
@@ -79,6 +81,18 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Heading("Calibration of the judge"),
         *calibration.of_run(record),
     ]
+
+
+def beside_the_result(numbers: Row) -> str:
+    """How the result table's rates go with these."""
+    if all(
+        numbers[f"{one}/statistics"]["posts"] == numbers["posts"] for one in numbers["policies"]
+    ):
+        return "The result table shows the second interval."
+    return (
+        "Each row, here and below, counts all posts of its system; the result table counts only"
+        " those that all systems have."
+    )
 
 
 def _who(numbers: Row) -> str:
@@ -111,10 +125,17 @@ def _counts(numbers: Row) -> Table:
     return Table(["", "wins", "ties", "losses", "unjudged", "worst case"], rows, caption)
 
 
-def rates(found: dict[str, Row]) -> list[Block]:
-    """Every rate side by side, what the model says, and the rates by length; `found` by name."""
+def rates(
+    found: dict[str, Row], result: str = "The result table shows the second interval."
+) -> list[Block]:
+    """Every rate side by side, what the model says, and the rates by length; `found` by name.
+
+    `result`: how the page's result table goes with these rates.
+    """
     rows = [[one, *(at_equal_length(found[one].get(key)) for key, _ in RATES)] for one in found]
-    said: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
+    said: list[Block] = [
+        Table(["", *(title for _, title in RATES)], rows, f"{RATES_CAPTION} {result}")
+    ]
     for one in found:
         note = _about_the_model(found[one].get("length_controlled"))
         said += (
@@ -130,9 +151,11 @@ def rates(found: dict[str, Row]) -> list[Block]:
         for one in found
         for part in found[one].get("length_bins", [])
     ]
-    header = ("", "words, summary over other", "judgements", "win rate")
+    if not bins:
+        return said
+    columns = ("", "words, summary over other", "judgements", "win rate")
     caption = "Win rate by length ratio, bins of about equal size where ratios differ enough."
-    return [*said, Details("Win rate by length", [Table(header, bins, caption)])]
+    return [*said, Details("Win rate by length", [Table(columns, bins, caption)])]
 
 
 def _about_the_model(found: Row | None) -> str:
@@ -210,7 +233,7 @@ def controls(found: Row) -> list[Block]:
         " against the reference); the reference against itself must be a tie, which our protocol"
         " says without asking the judge."
     )
-    header = "against the reference|posts|unjudged|preferred to it [95%]|verdict|a pass shows"
+    header = "against the reference|posts|preferred to it [95%]|unjudged|verdict|a pass shows"
     table = Table(header.split("|"), rows, caption)
     if not found["failed"]:
         return [table]
@@ -220,10 +243,11 @@ def controls(found: Row) -> list[Block]:
 
 def _control(name: str, one: Row) -> list[str]:
     unjudged = one.get("unjudged")  # an older run may not say
-    what = [one["what"], whole(one["judgements"] / len(VERDICTS)), percent(unjudged)]
+    what = [one["what"], whole(one["judgements"] / len(VERDICTS))]
     if one["passed"] is None:
-        return [*what, MISSING, f"not available: {one['why']}", CONTROLS[name].proves]
+        return [*what, MISSING, MISSING, f"not available: {one['why']}", CONTROLS[name].proves]
     cell = MISSING
     if one["preferred"] is not None and (unjudged or 0) <= MOST_UNJUDGED:
         cell = f"{percent(one['preferred'])} {interval(one['low'], one['high'])}"
-    return [*what, cell, "passed" if one["passed"] else "FAILED", CONTROLS[name].proves]
+    verdict = "passed" if one["passed"] else "FAILED"
+    return [*what, cell, percent(unjudged), verdict, CONTROLS[name].proves]
