@@ -20,6 +20,7 @@ from reports.sections import judge, made_with, samples, systems
 from reports.verdict import posts_of
 from stages.settings.config import Config
 from stages.system.files import read_lines
+from stages.system.short_names import shortened
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -92,7 +93,7 @@ def _posts(found: dict[str, Any]) -> str:
 
 def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = [f"{name[:22]:22}" for name in found["systems"]]
+    names = [f"{name:22}" for name in shortened(list(found["systems"]), 22)]
     rates = [systems.rate(one) for one in found["systems"].values()]
     equal = [
         one["statistics"]["length_controlled"] if systems.rank_given(found, name) else None

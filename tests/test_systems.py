@@ -9,6 +9,8 @@ from eval.win_rate import statistics_of
 from reports import outputs_page
 from reports.page import Details
 from reports.sections import judge, systems
+from reports.verdict import named
+from stages.system.short_names import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
 
@@ -89,3 +91,32 @@ def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ()
 def test_rates_by_length_stand_there_only_where_there_are_some():
     titles = [one.summary for one in judge.rates({"a": {}}) if isinstance(one, Details)]
     assert titles == []
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_only_our_own_policies_are_written_in_capitals():
+    names = ("sft", "ppo", "dpo", "released", "Ours", "ours", "lead3")
+    said = [named(one, names) for one in names]
+    assert said == ["SFT", "PPO", "DPO", "RELEASED", "Ours", "ours", "lead3"]
+    assert [named(one, ("ppo", "PPO")) for one in ("ppo", "PPO")] == ["ppo", "PPO"]
+
+
+def test_two_long_names_stay_different_in_a_narrow_column():
+    names = [f"meta-llama-3.1-8b-instruct-sft-{one}" for one in ("nucleus", "beam")]
+    short = shortened([*names, "ppo"], 22)
+    assert short == ["meta-llama-…ft-nucleus", "meta-llama-…t-sft-beam", "ppo"]
+    inside = [f"{'a' * 20}{one}{'b' * 20}" for one in ("1", "2")]
+    assert len(set(shortened(inside, 30))) == 2
+    assert len(set(shortened(inside, 10))) == 2
+    for width, some in ((22, names), (30, inside), (10, inside)):
+        assert max(map(len, shortened(some, width))) <= width
+
+
+def test_the_headline_tells_two_long_names_apart():
+    names = [f"meta-llama-3.1-8b-instruct-sft-{one}" for one in ("nucleus", "beam")]
+    rows = [row for name in names for row in verdicts(name, [WIN] * 12)]
+    said = headline_of(standings(rows, dict.fromkeys(names, TEXTS))).splitlines()
+    lines = [one for one in said if one.startswith("  meta")]
+    assert len({one.split()[0] for one in lines}) == 2

@@ -16,6 +16,7 @@ from reports.verdict import (
     difference,
     estimate,
     kappa,
+    named,
     percent,
     whole,
 )
@@ -30,7 +31,7 @@ def of_run(record: Record) -> list[Block]:
     if record.calibration is None:
         return [
             Text(
-                "This judge was not compared with labelled comparisons: `make judge-calibration`"
+                "This judge was not compared with labelled comparisons: make judge-calibration"
                 " (with the same PRESET, SET and so on) does that."
             )
         ]
@@ -108,7 +109,13 @@ def calibration(
     groups = [
         [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
     ]
-    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups)
+    strong = "1: slightly better, 4: far better, as those who labelled said."
+    without = found["judged"] - sum(one["pairs"] for one in found["by_strength"].values())
+    if without:
+        strong += (
+            f" {whole(without)} of the {whole(found['judged'])} judged pairs have no strength."
+        )
+    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
@@ -135,13 +142,14 @@ def _corrected_differences(found: Differences) -> list[Block]:
     if not found:
         return []
     rows = []
+    names = {name for pair in found for name in pair}
     for (later, earlier), one in found.items():
         given = (
             (MISSING, one)
             if isinstance(one, str)
             else (difference(vars(one) | {"headline": True}), "")
         )
-        rows.append([f"{later.upper()} less {earlier.upper()}", *given])
+        rows.append([f"{named(later, names)} less {named(earlier, names)}", *given])
     caption = (
         "Differences corrected for the judge's errors, on the same posts. None is given unless two"
         " families of policies were labelled and the judge errs alike on them as far as can be"
@@ -177,7 +185,9 @@ def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[
     if not corrected:
         return []
     shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
-    rows = [[policy.upper(), estimate(one), clipped(one)] for policy, one in corrected.items()]
+    rows = [
+        [named(policy, corrected), estimate(one), clipped(one)] for policy, one in corrected.items()
+    ]
     which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
     caption = (
         "Win rate corrected for the judge's errors (Rogan and Gladen):"

@@ -16,6 +16,7 @@ from reports.verdict import (
     estimate,
     interval,
     judge,
+    named,
     number,
     p_value,
     percent,
@@ -48,7 +49,7 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     for policy in numbers["policies"]:
         found = _given(numbers, policy)
         rate = at_equal_length(found.get("length_controlled"))
-        rows.append([policy.upper(), rate, *_leanings(numbers, policy)])
+        rows.append([named(policy, numbers["policies"]), rate, *_leanings(numbers, policy)])
     return header, rows
 
 
@@ -71,7 +72,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Text(_who(numbers)),
         _counts(numbers),
         *rates(
-            {one.upper(): _given(numbers, one) for one in numbers["policies"]},
+            {named(one, numbers["policies"]): _given(numbers, one) for one in numbers["policies"]},
             beside_the_result(numbers),
         ),
         _leanings_table(numbers),
@@ -111,7 +112,7 @@ def _who(numbers: Row) -> str:
 def _counts(numbers: Row) -> Table:
     rows = [
         [
-            policy.upper(),
+            named(policy, numbers["policies"]),
             *(whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")),
             percent(numbers[f"{policy}/unjudged"]),
             interval(numbers[f"{policy}/worst_low"], numbers[f"{policy}/worst_high"]),
@@ -193,7 +194,7 @@ def _leanings_table(numbers: Row) -> Table:
         cells = [estimate(found[key]) for key in ("share_first", "swap_consistency")]
         agrees = {name: numbers[f"{policy}/rm_agrees{end}"] for end, name in RM_AGREES.items()}
         cells += [number(found["median_length_ratio"]), estimate(agrees)]
-        rows.append([policy.upper(), *cells])
+        rows.append([named(policy, numbers["policies"]), *cells])
     header = ("", "picks the first shown", "same after a swap", "median length ratio", "RM agrees")
     caption = (
         "What the judge leans to, and how much longer the summaries are. RM agrees: of the posts"
@@ -214,7 +215,7 @@ def _differences(numbers: Row) -> Table:
     for pair in sorted(numbers["differences"], key=order):
         found = numbers["differences"][pair]
         p = p_value(found["p_value"] if found["headline"] else None)
-        names = " less ".join(name.upper() for name in names_of_pair(pair))
+        names = " less ".join(named(name, places) for name in names_of_pair(pair))
         rows.append([names, difference(found), p])
     caption = (
         "Differences of win rates on the same posts: bootstrap over posts, and the p-value of a"
