@@ -39,6 +39,8 @@ def write_report(config: Config) -> str:
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+    summaries = record.results("summaries")  # of an older run, without these two
+    numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
     numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
     found = standing_of(record)
     return Report(
@@ -60,10 +62,11 @@ def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> li
     """The page, from the result down to the hashes."""
     return [
         Text(lead(numbers, found), lead=True),
-        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        *(Note(caveat) for caveat in caveats(numbers)),
         Heading("Result"),
         systems.table(found),
         *systems.left_out(found),
+        *_given_names(numbers),
         *systems.figure(found),
         *systems.differences(found),
         *judge.blocks(record, numbers),
@@ -73,14 +76,38 @@ def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> li
     ]
 
 
+def caveats(numbers: dict[str, Any]) -> list[str]:
+    """What to hold against the numbers; that the reference is a system comes first."""
+    system = numbers.get("reference_system")
+    if not system:
+        return verdict.judged_caveats(numbers)
+    place = (
+        f"The reference is the system {system}. The controls are made from its summaries, whose"
+        " worth is not known: a judge that fails them may have read well."
+    )
+    return [place, *verdict.judged_caveats(numbers)]
+
+
+def _in_its_place(numbers: dict[str, Any]) -> str:
+    system = numbers.get("reference_system")
+    return f" which is the system {system}," if system else ""
+
+
+def _given_names(numbers: dict[str, Any]) -> list[Block]:
+    """What a file calls the systems whose names no file of ours can have."""
+    names = numbers.get("given_names") or {}
+    said = ", ".join(f"{ours} is {given}" for ours, given in names.items())
+    return [Text(f"Names that no file can have are replaced: {said}.")] if names else []
+
+
 def lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
     """What was judged, by whom, and who leads."""
     count = len(found["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
         f"We judged {many} summaries of {_posts(found)} as they are: no run here"
-        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference, in"
-        f" both orders. {systems.leads(found)}"
+        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference,"
+        f"{_in_its_place(numbers)} in both orders. {systems.leads(found)}"
     )
 
 
@@ -112,7 +139,7 @@ def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
             *lines,
             "",
             *wrapped(systems.leads(found)),
-            *(line for one in verdict.judged_caveats(numbers) for line in wrapped(one, "- ")),
+            *(line for one in caveats(numbers) for line in wrapped(one, "- ")),
             "",
             "report:",
             f"{path}\n",

@@ -110,11 +110,10 @@ def calibration(
         [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
     ]
     strong = "1: slightly better, 4: far better, as those who labelled said."
-    without = found["judged"] - sum(one["pairs"] for one in found["by_strength"].values())
-    if without:
-        strong += (
-            f" {whole(without)} of the {whole(found['judged'])} judged pairs have no strength."
-        )
+    judged = found.get("judged", found["pairs"])  # an older one does not say
+    without = judged - sum(one["pairs"] for one in found["by_strength"].values())
+    if without > 0:
+        strong += f" {whole(without)} of the {whole(judged)} judged pairs have no strength."
     by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *flagged,

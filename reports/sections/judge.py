@@ -168,7 +168,7 @@ def _about_the_model(found: Row | None) -> str:
     if "doubled_length_logits" not in found:
         return (
             "made by an earlier model, whose effect of length had no bound: remove the folder of"
-            " stage win_rate and run `make eval` again."
+            " stage win_rate and run make eval again."
         )
     order, length = (found[key] for key in ("order_logits", "doubled_length_logits"))
     said = "the two orders of each post were averaged first, because order decides nearly all."
