@@ -120,8 +120,10 @@ def print_summary(results: dict[str, Any]) -> None:
     """A line for each control, 80 columns."""
     for name, one in results["controls"].items():
         said = one.get("why") or ("passed" if one["passed"] else "FAILED")
-        rate = "" if one.get("preferred") is None else f"{one['preferred']:6.1%} preferred, "
-        unjudged = f"{one['unjudged']:.1%} unjudged, " if one.get("unjudged") else ""
+        missing = one.get("unjudged") or 0.0
+        given = one.get("preferred") is not None and missing <= MOST_UNJUDGED
+        rate = f"{one['preferred']:6.1%} preferred, " if given else ""
+        unjudged = f"{missing:.1%} unjudged, " if missing else ""
         print(f"  {name:16} {rate}{unjudged}{said}"[:80])
 
 

@@ -287,7 +287,9 @@ def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, 
     assert (found["preferred"], found["unjudged"]) == (0.0, silent / 40)
     assert found["passed"] is passed
     print_summary({"controls": {"title": found}})
-    assert (f"{silent / 40:.1%} unjudged, " in capsys.readouterr().out) is bool(silent)
+    said = capsys.readouterr().out
+    assert (f"{silent / 40:.1%} unjudged, " in said) is bool(silent)
+    assert ("preferred" in said) is not bool(silent)
     shown = judge_page.controls({"posts": 20, "controls": {"title": found}, "failed": []})[-1]
     cells = [cell.strip() for cell in shown.markdown("").splitlines()[-1].split("|")]
     assert cells[4] == f"{100 * silent / 40:.1f}%"

@@ -20,6 +20,7 @@ from reports.verdict import (
     number,
     p_value,
     percent,
+    posts_of,
     turned_by_length,
     whole,
 )
@@ -228,7 +229,7 @@ def controls(found: Row) -> list[Block]:
     """The controls' table, and a note if one of them failed."""
     rows = [_control(name, one) for name, one in found["controls"].items()]
     caption = (
-        f"{whole(found['posts'])} posts, both orders; a post that has no such text is left out. The"
+        f"{posts_of(found['posts'])}, both orders; a post that has no such text is left out. The"
         " judge must prefer the reference to each of these (the whole interval below 50%, and above"
         f" {percent(MOST_UNJUDGED)} unjudged, which gives no rate, even if all of those had gone"
         " against the reference); the reference against itself must be a tie, which our protocol"
