@@ -16,7 +16,7 @@ from reports.collect import Record, judged_row
 from reports.made_from import hashes
 from reports.page import Block, Heading, Note, Text, wrapped
 from reports.run_report import Report
-from reports.sections import judge, made_with, samples, systems
+from reports.sections import calibration, judge, made_with, samples, systems
 from reports.verdict import posts_of
 from stages.settings.config import Config
 from stages.system.files import read_lines
@@ -70,6 +70,7 @@ def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> li
         *systems.figure(found),
         *systems.differences(found),
         *judge.blocks(record, numbers),
+        *calibration.blocks(record),
         *samples.blocks(record),
         *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),

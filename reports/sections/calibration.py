@@ -8,7 +8,7 @@ from eval.rates.correction import SHIFT, Corrected
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from reports.collect import Record, policies_of
-from reports.page import Block, Note, Table, Text
+from reports.page import Block, Heading, Note, Table, Text
 from reports.verdict import (
     MISSING,
     STRENGTH,
@@ -26,16 +26,17 @@ Differences = dict[tuple[str, str], Corrected | str]
 """(later policy, earlier one) -> the corrected difference, or why there is none."""
 
 
-def of_run(record: Record) -> list[Block]:
+def blocks(record: Record) -> list[Block]:
     """The section of a run's page."""
-    if record.calibration is None:
-        return [
-            Text(
-                "This judge was not compared with labelled comparisons: make judge-calibration"
-                " (with the same PRESET, SET and so on) does that."
-            )
-        ]
-    return calibration(record.calibration, corrected_rates(record), corrected_differences(record))
+    title = Heading("Calibration of the judge")
+    if record.calibration is not None:
+        rates, differences = corrected_rates(record), corrected_differences(record)
+        return [title, *calibration(record.calibration, rates, differences)]
+    said = (
+        "This judge was not compared with labelled comparisons: make judge-calibration (with the"
+        " same PRESET, SET and so on) does that."
+    )
+    return [title, Text(said)]
 
 
 def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:

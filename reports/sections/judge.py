@@ -1,4 +1,4 @@
-"""The judge's part of a page: who judged, every rate beside the raw one, controls, calibration."""
+"""The judge's part of a page: who judged, every rate beside the raw one, controls."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
 from reports.collect import RM_AGREES, Record
 from reports.page import Block, Details, Heading, Note, Table, Text
-from reports.sections import calibration
 from reports.verdict import (
     MISSING,
     at_equal_length,
@@ -80,8 +79,6 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
-        Heading("Calibration of the judge"),
-        *calibration.of_run(record),
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from eval.judges.openai.budget import cost
-from reports.collect import Record
+from reports.collect import GIVEN, Record
 from reports.page import Block, Details, Heading, Table, Text
 from reports.verdict import MISSING, shown, whole
 from stages.settings.config import NUMERICS, TOY, Config
@@ -16,7 +16,6 @@ from stages.settings.stages import STAGES
 Settings = dict[str, dict[str, Any]]
 Manifests = dict[str, dict[str, Any]]
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
-GIVEN = "outputs"  # the section that only a run of given summaries has: it trains nothing
 OF_TRAINING = (
     " These are the paper's, but for the base model (the paper: pretrained Pythia) and the judge"
     " (the paper: gpt-3.5-turbo-0125). Threads and precision always stand here: they change"
@@ -125,7 +124,7 @@ def settings_tables(settings: Settings, preset: str) -> list[Block]:
             if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
     caption = "What differs from the preset or from the defaults."
-    if GIVEN not in settings:
+    if GIVEN not in settings:  # of given summaries nothing was trained
         caption += OF_TRAINING
     header = ("setting", "this run", f"preset {preset}", "default")
     return [

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from eval.rates.length_control import word_count
-from reports.collect import Record, policies_of
+from reports.collect import GIVEN, Record, policies_of
 from reports.page import Block, Heading, Sample, Text
 from reports.sample_browser import REFERENCE, SampleBrowser, fitting
 from reports.sample_rows import Row, post_rows
-from reports.sections.made_with import GIVEN
 from reports.verdict import named, number, whole
 
 SAMPLES = 6
