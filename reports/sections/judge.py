@@ -178,9 +178,8 @@ def _about_the_model(found: Row | None) -> str:
         )
     if found["extrapolated"]:
         said += (
-            f" EXTRAPOLATED: {whole(found['near_equal'])} posts have nearly equal lengths, or a"
-            " ratio of 1 lies outside the middle 90% of those seen. The model answers, not the"
-            " data."
+            f" EXTRAPOLATED: nearly equal lengths have {posts_of(found['near_equal'])}, or a ratio"
+            " of 1 lies outside the middle 90% of those seen. The model answers, not the data."
         )
     return said
 
