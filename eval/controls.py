@@ -15,11 +15,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judge import config_with_cap, make_judge, questions_about, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
-from eval.rates.table import analyse, verdict_table
+from eval.rates.formulas import clustered_share
+from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, Judge
@@ -86,8 +89,9 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     """One control's result: `preferred`, the rate of the control over the reference in [0, 1].
 
     `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
-    interval of the rate lies below 1/2. None, with the reason under `why`, where the control
-    could not be judged at all. `posts`: how many have such a text; the others are left out.
+    interval of the rate lies below 1/2: where more are unjudged than a rate may have, even if all
+    of these had gone to the control. None, with the reason under `why`, where the control could
+    not be judged at all. `posts`: how many have such a text; the others are left out.
     """
     mine = [row for row in judgements if row["policy"] == name]
     about = {"what": CONTROLS[name].what, "posts": len(rows.get(name, []))}
@@ -96,13 +100,18 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
         why = "the posts have no such text" if name in rows else "this judge knows no new texts"
         return found | {"why": why}
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
-    statistics = analyse(verdict_table(mine, texts))
+    table = verdict_table(mine, texts)
+    statistics = analyse(table)
     rate = statistics["raw"]
     found |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}
     if rate is None:  # not one usable verdict
         return found | {"passed": False}
     tied = all(row["verdict"] == "tie" for row in mine)
-    passed = tied if name == SELF else rate["high"] < EVEN
+    high = rate["high"]
+    if statistics["unjudged"] > MOST_UNJUDGED:
+        worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
+        high = max(high, worst.high) if worst else high
+    passed = tied if name == SELF else high < EVEN
     bounds = {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
     return found | bounds | {"passed": passed}
 
@@ -111,8 +120,11 @@ def print_summary(results: dict[str, Any]) -> None:
     """A line for each control, 80 columns."""
     for name, one in results["controls"].items():
         said = one.get("why") or ("passed" if one["passed"] else "FAILED")
-        rate = "" if one.get("preferred") is None else f"{one['preferred']:6.1%} preferred, "
-        print(f"  {name:16} {rate}{said}"[:80])
+        missing = one.get("unjudged") or 0.0
+        given = one.get("preferred") is not None and missing <= MOST_UNJUDGED
+        rate = f"{one['preferred']:6.1%} preferred, " if given else ""
+        unjudged = f"{missing:.1%} unjudged, " if missing else ""
+        print(f"  {name:16} {rate}{unjudged}{said}"[:80])
 
 
 def main(argv: list[str] | None = None) -> None:

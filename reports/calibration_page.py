@@ -12,7 +12,7 @@ from typing import Any
 from reports import page
 from reports.collect import find_calibration, flags_beside, load_run
 from reports.page import Block, Heading, Text
-from reports.sections.judge import (
+from reports.sections.calibration import (
     Differences,
     calibration,
     corrected_differences,

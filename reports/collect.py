@@ -30,6 +30,7 @@ from stages.system.files import read_json, read_lines
 SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
 RELEASED = "released"  # the policy of a run that trains none
+GIVEN = "outputs"  # the section of settings that only a run of given summaries has
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
     f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS

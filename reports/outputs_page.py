@@ -16,10 +16,11 @@ from reports.collect import Record, judged_row
 from reports.made_from import hashes
 from reports.page import Block, Heading, Note, Text, wrapped
 from reports.run_report import Report
-from reports.sections import judge, made_with, samples, systems
-from reports.verdict import whole
+from reports.sections import calibration, judge, made_with, samples, systems
+from reports.verdict import posts_of
 from stages.settings.config import Config
 from stages.system.files import read_lines
+from stages.system.short_names import shortened
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,6 +39,8 @@ def write_report(config: Config) -> str:
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
+    summaries = record.results("summaries")  # of an older run, without these two
+    numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
     numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
     found = standing_of(record)
     return Report(
@@ -58,40 +61,77 @@ def standing_of(record: Record) -> dict[str, Any]:
 def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
-        Text(_lead(numbers, found), lead=True),
-        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        Text(lead(numbers, found), lead=True),
+        *(Note(caveat) for caveat in caveats(numbers)),
         Heading("Result"),
         systems.table(found),
         *systems.left_out(found),
+        *_given_names(numbers),
         *systems.figure(found),
         *systems.differences(found),
         *judge.blocks(record, numbers),
+        *calibration.blocks(record),
         *samples.blocks(record),
         *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
 
 
-def _lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+def caveats(numbers: dict[str, Any]) -> list[str]:
+    """What to hold against the numbers; that the reference is a system comes first."""
+    system = numbers.get("reference_system")
+    if not system:
+        return verdict.judged_caveats(numbers)
+    place = (
+        f"The reference is the system {system}. The controls are made from its summaries, whose"
+        " worth is not known: a judge that fails them may have read well."
+    )
+    return [place, *verdict.judged_caveats(numbers)]
+
+
+def _in_its_place(numbers: dict[str, Any]) -> str:
+    system = numbers.get("reference_system")
+    return f" which is the system {system}," if system else ""
+
+
+def _given_names(numbers: dict[str, Any]) -> list[Block]:
+    """What a file calls the systems whose names no file of ours can have."""
+    names = numbers.get("given_names") or {}
+    said = ", ".join(f"{ours} is {given}" for ours, given in names.items())
+    return [Text(f"Names that no file can have are replaced: {said}.")] if names else []
+
+
+def lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+    """What was judged, by whom, and who leads."""
     count = len(found["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
-        f"We judged {many} summaries of {whole(numbers['posts'])} posts as they are: no run here"
-        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference, in"
-        f" both orders. {systems.leads(found)}"
+        f"We judged {many} summaries of {_posts(found)} as they are: no run here"
+        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference,"
+        f"{_in_its_place(numbers)} in both orders. {systems.leads(found)}"
     )
+
+
+def _posts(found: dict[str, Any]) -> str:
+    """How many posts the rates rest on, and of how many where some system lacks others."""
+    if not found["left_out"]:
+        return posts_of(found["posts"])
+    return f"{posts_of(found['posts'])} that all have (of {found['posts'] + found['left_out']:,})"
 
 
 def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = [f"{name[:22]:22}" for name in found["systems"]]
+    names = [f"{name:22}" for name in shortened(list(found["systems"]), 22)]
     rates = [systems.rate(one) for one in found["systems"].values()]
-    equal = [one["statistics"]["length_controlled"] for one in found["systems"].values()]
+    equal = [
+        one["statistics"]["length_controlled"] if systems.rank_given(found, name) else None
+        for name, one in found["systems"].items()
+    ]
     lines = [
         f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
         for name, rate, length in zip(names, rates, equal, strict=True)
     ]
-    said = f"{numbers['name']}: {whole(numbers['posts'])} posts, judged by {verdict.judge(numbers)}"
+    said = f"{numbers['name']}: {_posts(found)}, judged by {verdict.judge(numbers)}"
     return "\n".join(
         (
             *wrapped(said),
@@ -100,7 +140,7 @@ def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
             *lines,
             "",
             *wrapped(systems.leads(found)),
-            *(line for one in verdict.judged_caveats(numbers) for line in wrapped(one, "- ")),
+            *(line for one in caveats(numbers) for line in wrapped(one, "- ")),
             "",
             "report:",
             f"{path}\n",

@@ -17,6 +17,7 @@ from reports.made_from import hashes
 from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
 from reports.run_report import Report
 from reports.sections import (
+    calibration,
     curves,
     dpo,
     judge,
@@ -81,6 +82,7 @@ def blocks(record: Record) -> list[Block]:
         *scores.blocks(record),
         *spread.blocks(record),
         *judge.blocks(record, numbers),
+        *calibration.blocks(record),
         Heading("What was trained"),
         Text(verdict.what_was_trained(numbers)),
         _lineage(record),
@@ -107,6 +109,7 @@ def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
         Table(header, rows, _result_caption(numbers), strong=True),
         *scores.blocks(record),
         *judge.blocks(record, numbers),
+        *calibration.blocks(record),
         *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.settings_tables(record.settings, record.preset),
@@ -273,13 +276,13 @@ def _reward_model(record: Record) -> list[Block]:
         "Calibration: share of pairs ranked right by the gap between their scores (dots grow with"
         " the number of pairs), beside what the sigmoid of the gap promises."
     )
-    calibration = plots.calibration(found["calibration"], theirs)
+    drawn = plots.calibration(found["calibration"], theirs)
     return [
         Heading("Reward model"),
         Text(text),
         *length.blocks(scorers),
         *tables,
-        _figure("calibration", caption, [calibration], wide=1.4, high=1.2),
+        _figure("calibration", caption, [drawn], wide=1.4, high=1.2),
         _normalization(record),
     ]
 

@@ -5,7 +5,7 @@ plainly as good news.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Any
 
@@ -18,6 +18,7 @@ Row = dict[str, Any]
 MISSING = "–"
 STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
 NO_GUESS = 0.5  # what a coin would get
+OURS = ("sft", "ppo", "dpo", "released")  # written in capitals; others' systems as they are
 
 
 def percent(share: float | None) -> str:
@@ -35,6 +36,17 @@ def number(value: float | None, digits: int = 2) -> str:
 def whole(value: float | None) -> str:
     """A count."""
     return number(value, 0)
+
+
+def named(policy: str, others: Iterable[str] = ()) -> str:
+    """A policy as a page writes it: ours in capitals, unless one of the others is called so."""
+    capitals = policy.upper()
+    return capitals if policy in OURS and capitals not in others else policy
+
+
+def posts_of(count: float) -> str:
+    """A count of posts."""
+    return f"{whole(count)} post{'' if count == 1 else 's'}"
 
 
 def interval(low: float, high: float) -> str:
@@ -208,8 +220,8 @@ def too_many_unjudged(row: Row) -> bool:
 def unjudged(row: Row) -> list[str]:
     """A line for each policy that has posts without a verdict, with the worst-case bound."""
     return [
-        f"{policy.upper()}: {percent(row[f'{policy}/unjudged'])} of the posts have no"
-        f" verdict. Had they all gone one way, its win rate would lie between"
+        f"{named(policy, row['policies'])}: {percent(row[f'{policy}/unjudged'])} of the posts have"
+        f" no verdict. Had they all gone one way, its win rate would lie between"
         f" {percent(row[f'{policy}/worst_low'])} and {percent(row[f'{policy}/worst_high'])}."
         f"{_no_headline(row[f'{policy}/unjudged'])}"
         for policy in row["policies"]
@@ -250,8 +262,8 @@ def _length_notes(row: Row) -> list[str]:
         leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
             found.append(
-                f"{policy.upper()}'s lead over the references is not shown at equal length:"
-                f" {at_equal_length(at_length)}."
+                f"{named(policy, row['policies'])}'s lead over the references is not shown at equal"
+                f" length: {at_equal_length(at_length)}."
             )
     return found
 

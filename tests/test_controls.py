@@ -6,9 +6,10 @@ import pytest
 
 from eval import controls
 from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
-from eval.controls import control_rows, describe, judge_controls, outcome
+from eval.controls import control_rows, describe, judge_controls, outcome, print_summary
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
+from reports.sections import judge as judge_page
 from stages.finished import METHOD, read_manifest, stage_folder, why_not
 from stages.posts.readers import format_post
 from stages.posts.toy import facts_of, make_post, read_summary, score_summary
@@ -270,3 +271,33 @@ def test_too_few_posts_to_be_sure_are_no_pass():
     assert found["preferred"] == 0.0
     assert found["high"] > 0.5  # Wilson for 0 of 3
     assert found["passed"] is False
+
+
+@pytest.mark.parametrize(("silent", "passed"), [(0, True), (2, True), (15, False)])
+def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, silent, passed):
+    """15 of 40 unjudged: by the other 25 it passes, and with these lost it need not."""
+    rows = {"title": [post(f"p{k}", "one two") | {"summary": "three"} for k in range(20)]}
+    orders = [(k, order) for k in range(20) for order in ("policy_first", "reference_first")]
+    judgements = [
+        {"policy": "title", "id": f"p{k}", "order": order}
+        | {"verdict": "unjudged" if place < silent else "reference"}
+        for place, (k, order) in enumerate(orders)
+    ]
+    found = describe("title", judgements, rows)
+    assert (found["preferred"], found["unjudged"]) == (0.0, silent / 40)
+    assert found["passed"] is passed
+    print_summary({"controls": {"title": found}})
+    said = capsys.readouterr().out
+    assert (f"{silent / 40:.1%} unjudged, " in said) is bool(silent)
+    assert ("preferred" in said) is not bool(silent)
+    shown = judge_page.controls({"posts": 20, "controls": {"title": found}, "failed": []})[-1]
+    cells = [cell.strip() for cell in shown.markdown("").splitlines()[-1].split("|")]
+    assert cells[4] == f"{100 * silent / 40:.1f}%"
+    assert (cells[3] == "–") is bool(silent)
+
+
+def test_controls_of_an_older_run_that_counted_no_unjudged_are_still_shown():
+    old = {"what": "its title", "judgements": 40, "passed": True}
+    old |= {"preferred": 0.1, "low": 0.0, "high": 0.2}
+    shown = judge_page.controls({"posts": 20, "controls": {"title": old}, "failed": []})[-1]
+    assert "| its title | 20 | 10.0% [0.0, 20.0] | – | passed |" in shown.markdown("")

@@ -70,7 +70,7 @@ def test_a_system_without_a_verdict_is_a_row_without_a_rate_beside_the_others(
     row = ["mute", "–", "(100.0%", "unjudged)", "–"]
     assert row in [line.split() for line in said.splitlines()]
     page = (stage_folder(three, "report") / "judged-three-seed44413.md").read_text()
-    assert "MUTE: 100.0% of the posts have no verdict." in page
+    assert "mute: 100.0% of the posts have no verdict." in page
     assert "| mute | – | – (100.0% unjudged) | – | – |" in page
 
 

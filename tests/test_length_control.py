@@ -246,5 +246,26 @@ def test_a_post_that_was_seen_twice_does_not_speak_for_all():
     assert found["posts"] == 101
 
 
+def test_posts_seen_once_count_in_the_order_balanced_rate_as_in_those_of_the_orders():
+    """11 of 20 posts in both orders, as two people who share a file judge; 9 in one."""
+    both = [(k, True, 1.0) for k in range(11)] + [(k, False, 1.0) for k in range(11)]
+    alone = [(k, k % 2 == 0, 0.0) for k in range(11, 20)]
+    posts, first, outcomes = map(np.array, zip(*both, *alone, strict=True))
+    table = VerdictTable(
+        posts=posts,
+        outcomes=outcomes,
+        shown_first=first,
+        log_ratios=np.zeros(31),
+        asked=np.ones(31, dtype=bool),
+    )
+    found = analyse(table)
+    rates = [found[key]["estimate"] for key in ("shown_first", "shown_second")]
+    assert rates == pytest.approx([11 / 15, 11 / 16])
+    balanced = found["order_balanced"]
+    assert balanced["estimate"] == pytest.approx(sum(rates) / 2)
+    assert balanced["low"] < balanced["estimate"] < balanced["high"]
+    assert balanced["posts"] == 20
+
+
 def test_an_empty_summary_has_one_word():
     assert [word_count(text) for text in ("", "  ", "one", "a b\nc")] == [1, 1, 1, 3]

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from reports import calibration_page, collect, opening, page, plots, run_page, scaling_page, verdict
-from reports.sections import judge
+from reports.sections import calibration
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -227,8 +227,8 @@ def test_every_rate_stands_beside_the_raw_one(made):
     for key in ("order_balanced", "shown_first", "shown_second"):
         assert verdict.estimate(found[key]) in markdown
     assert "+21.8 points [+17.8, +25.8] | p &lt; 0.001" in markdown
-    assert "the post's title | 50 | 8.1% [3.0, 19.0] | passed" in markdown
-    assert "`make judge-calibration`".replace("`", "\\`") in markdown
+    assert "the post's title | 50 | 8.1% [3.0, 19.0] | 0.0% | passed" in markdown
+    assert "labelled comparisons: make judge-calibration (with" in markdown  # no escaped marks
 
 
 def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
@@ -253,6 +253,9 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     assert "THE JUDGE FAILED ITS CHECKS: it agrees with the labels on 51.0%" in markdown
     assert "| agreement where it decides | 75.0% [72.0, 78.0] |" in markdown
     assert "72 to 77%" in markdown
+    assert (
+        "4: far better, as those who labelled said. 127 of the 197 judged pairs have no" in markdown
+    )
     # Judged right on 9 of 10 labels of each kind, a raw 0.5 stays 0.5.
     assert "| SFT | 50.0% [" in markdown.split("corrected win rate")[1]
     calibration_page.main(["--preset", "tiny"])
@@ -275,7 +278,7 @@ def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
     config = make_config("tiny")
     fabricate(config, unjudged=0.05)
     calibrated(config, flags=[])
-    assert judge.corrected_rates(collect.load_run(config))["ppo"] is None
+    assert calibration.corrected_rates(collect.load_run(config))["ppo"] is None
     text = page.to_markdown("x", "x", run_page.blocks(collect.load_run(config)))
     corrected = text.split("corrected win rate")[1]
     assert "| SFT | 50.0% [" in corrected

@@ -10,7 +10,7 @@ import pytest
 
 from reports import collect, lineage, opening, panels, plots, run_page, seeds, verdict
 from reports.page import Details
-from reports.sections import curves, judge, made_with, spread
+from reports.sections import calibration, curves, judge, made_with, spread
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -206,7 +206,7 @@ def test_a_corrected_rate_at_the_edge_is_marked_as_clipped(places):
     record = record_of(scores=(1.0,) * 40)
     calibrated(make_config("tiny", seed=1), flags=[])
     record = collect.load_run(make_config("tiny", seed=1))
-    text = "\n".join(block.markdown("x") for block in judge._calibration(record))
+    text = "\n".join(block.markdown("x") for block in calibration.blocks(record))
     # All 40 posts won, and a judge right on 9 of 10: (1 + 0.9 - 1) / 0.8 is beyond 100%.
     assert re.search(r"\| PPO \| 100\.0% \[[\d.]+, 100\.0\] \| CLIPPED at 100\.0%", text)
     assert verdict.clipped(interval(0.5)) == ""
@@ -218,7 +218,7 @@ def test_policies_stand_in_one_order_everywhere(places):
     write_rows(record.folders["win_rate"] / "post_scores.jsonl", rows[::-1])
     calibrated(make_config("tiny", seed=1), flags=[])
     record = collect.load_run(make_config("tiny", seed=1))
-    assert list(judge.corrected_rates(record)) == ["sft", "ppo"]
+    assert list(calibration.corrected_rates(record)) == ["sft", "ppo"]
     numbers = collect.row(record)
     gap = numbers["differences"]["ppo-sft"]
     pairs = ("dpo-sft", "ppo-dpo", "ppo-sft")

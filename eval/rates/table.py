@@ -50,7 +50,7 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
         "unjudged": missing / n,
         "worst_case": [won / n, (won + missing) / n],
         "raw": _plain(clustered_share(rows.outcomes, rows.posts)),
-        "order_balanced": _plain(order_balanced(rows)),
+        "order_balanced": _plain(order_balanced(table)),
         "shown_first": _plain(clustered_share(first.outcomes, first.posts)),
         "shown_second": _plain(clustered_share(second.outcomes, second.posts)),
         "share_first": _plain(clustered_share(chose_first, decided.posts)),
@@ -71,18 +71,20 @@ def _plain(found: Interval | None) -> dict[str, Any] | None:
     return None if found is None else asdict(found)
 
 
-def order_balanced(rows: VerdictTable) -> Interval | None:
+def order_balanced(table: VerdictTable) -> Interval | None:
     """The mean of the rate when shown first and when shown second, with posts drawn anew.
 
-    Where most posts were judged in both orders, only those count, so that both rates are about the
-    same posts; elsewhere all posts count. None where an order has no judgement.
+    Where every post was asked about in both orders, only those with a verdict in both count, so
+    that both rates are about the same posts. Elsewhere all verdicts count, as in the rates of the
+    two orders. None where an order has no judgement.
     """
-    sums = _by_post(rows)
-    both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
-    if 2 * both.sum() > len(both):
-        kept = sums[both]
-        means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
-        return mean_of_posts(means, (0.0, 1.0))
+    rows = table.judged()
+    sums, asked = _by_post(rows), _by_post(table)
+    if np.all((asked[:, 1] > 0) & (asked[:, 3] > 0)):
+        kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
+        if 2 * len(kept) > len(sums):
+            means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
+            return mean_of_posts(means, (0.0, 1.0))
     parts = [rows.only(rows.shown_first), rows.only(~rows.shown_first)]
     rates = [clustered_share(part.outcomes, part.posts) for part in parts]
     if rates[0] is None or rates[1] is None:

@@ -1,6 +1,7 @@
 """Parts of pages.
 
-judge      who judged, every rate, controls, calibration
+judge      who judged, every rate, controls
+calibration  the judge beside labels, and what they correct
 length     a reward model's accuracy beside the longer one's
 scores     proxy and gold score, where a gold reward model judged
 dpo        DPO's policy as a reward model

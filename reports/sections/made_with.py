@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from eval.judges.openai.budget import cost
-from reports.collect import Record
+from reports.collect import GIVEN, Record
 from reports.page import Block, Details, Heading, Table, Text
 from reports.verdict import MISSING, shown, whole
 from stages.settings.config import NUMERICS, TOY, Config
@@ -16,6 +16,12 @@ from stages.settings.stages import STAGES
 Settings = dict[str, dict[str, Any]]
 Manifests = dict[str, dict[str, Any]]
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
+OF_TRAINING = (
+    " These are the paper's, but for the base model (the paper: pretrained Pythia) and the judge"
+    " (the paper: gpt-3.5-turbo-0125). Threads and precision always stand here: they change"
+    " rounding, and so PPO's numbers. The other memory knobs only cut batches to fit memory, and"
+    " stand below."
+)
 # What has a word of its own on the command line, and names a place rather than a value.
 ASKED_APART = ("data.source", "base.tokenizer")
 # Measured length -> the setting that bounds it.
@@ -117,12 +123,9 @@ def settings_tables(settings: Settings, preset: str) -> list[Block]:
             differs = value != default and _matters(settings, section)
             if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
-    caption = (
-        "What differs from the preset or from the defaults. These are the paper's, but for the base"
-        " model (the paper: pretrained Pythia) and the judge (the paper: gpt-3.5-turbo-0125)."
-        " Threads and precision always stand here: they change rounding, and so PPO's numbers. The"
-        " other memory knobs only cut batches to fit memory, and stand below."
-    )
+    caption = "What differs from the preset or from the defaults."
+    if GIVEN not in settings:  # of given summaries nothing was trained
+        caption += OF_TRAINING
     header = ("setting", "this run", f"preset {preset}", "default")
     return [
         Heading("Settings"),

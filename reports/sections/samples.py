@@ -3,23 +3,25 @@
 from collections.abc import Sequence
 
 from eval.rates.length_control import word_count
-from reports.collect import Record, policies_of
+from reports.collect import GIVEN, Record, policies_of
 from reports.page import Block, Heading, Sample, Text
 from reports.sample_browser import REFERENCE, SampleBrowser, fitting
 from reports.sample_rows import Row, post_rows
-from reports.verdict import number, whole
+from reports.verdict import named, number, whole
 
 SAMPLES = 6
 
 
 def blocks(record: Record) -> list[Block]:
     """The first held-out posts with the reference, every policy's summary and what was judged."""
-    names = [name.upper() for name in policies_of(record)]
+    policies = policies_of(record)
+    names = [named(name, policies) for name in policies]
     everything = post_rows(record)
     posts = fitting(everything)
+    held_out = "" if GIVEN in record.settings else " held-out"  # nobody knows that of a user's file
     rule = (
-        f"The first {whole(len(posts))} of {whole(len(everything))} held-out posts, in the order of"
-        " the data: nobody chose them."
+        f"The first {whole(len(posts))} of {whole(len(everything))}{held_out} posts, in the order"
+        " of the data: nobody chose them."
     )
     few = [sample(index, row, names) for index, row in enumerate(posts[:SAMPLES], start=1)]
     if len(posts) > len(few):

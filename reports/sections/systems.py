@@ -11,12 +11,13 @@ from reports import plots
 from reports.page import Block, Details, Figure, Table, Text
 from reports.verdict import (
     MISSING,
+    NO_GUESS,
     at_equal_length,
     interval,
     number,
     p_value,
     percent,
-    whole,
+    posts_of,
 )
 
 Standing = dict[str, Any]
@@ -46,7 +47,7 @@ def table(found: Standing, explained: bool = True) -> Table:
         "words",
         "unjudged",
     )
-    said = [f"{whole(found['posts'])} posts, the same for all."]
+    said = [f"{posts_of(found['posts'])}, the same for all."]
     said += [CAPTION] if explained else []
     if found["with_pairs"]:
         said.append("Strengths rest on the comparisons of every two systems, too.")
@@ -107,8 +108,8 @@ def differences(found: Standing, explained: bool = True) -> list[Block]:
         return []
     caption = (
         "Differences of raw win rates on the same posts: bootstrap over posts, not corrected; the"
-        " p-value of a paired randomisation test, and the same after Holm's correction for all"
-        f" {len(rows)} of them."
+        " p-value of a paired randomisation test, and the same after Holm's correction"
+        f"{f' for all {len(rows)} of them' if len(rows) > 1 else ', which leaves one as it is'}."
     )
     header = ("", "difference [95%]", "p-value", "after Holm")
     return [Details("Each two systems", [Table(header, rows, caption if explained else "")])]
@@ -130,18 +131,35 @@ def figure(found: Standing, name: str = "win-rate") -> list[Block]:
 
 
 def leads(found: Standing) -> str:
-    """Which system leads, and whether it is surely better than the next."""
+    """Which system leads, where it stands to the reference, and whether it beats the next surely.
+
+    Of one system: whether it beats the reference, loses to it, or cannot be told from it.
+    """
     given = [name for name in found["systems"] if rank_given(found, name)]
     if not given:
         return "No system has a rate: too many comparisons had no verdict."
-    first = f"{given[0]} leads with {rate(found['systems'][given[0]])}"
+    best = found["systems"][given[0]]
+    stands = beside_reference(best)
+    if len(found["systems"]) == 1:
+        return f"{given[0]} {stands}: {rate(best)}."
+    first = f"{given[0]} leads with {rate(best)}"
     if len(given) == 1:
-        return f"{first} against the reference."
+        return f"{first}, the only one with a rate. It {stands}."
     tests = {one["second"]: one for one in found["differences"] if one["first"] == given[0]}
     if given[1] in tests and tests[given[1]]["holm"] < LEVEL:
-        return f"{first} and is surely better than the next, {given[1]}."
+        return f"{first} and is surely better than the next, {given[1]}. It {stands}."
     same = [name for name, one in tests.items() if one["holm"] >= LEVEL]
-    return f"{first}, but is not told apart from {', '.join(same)}."
+    next_to = f"is not told apart from {', '.join(same or given[1:2])}"
+    return f"{first}, but {next_to}. It {stands}."
+
+
+def beside_reference(one: dict[str, Any]) -> str:
+    """What the interval of a system's win rate says of it and the reference."""
+    if one["low"] > NO_GUESS:
+        return "surely beats the reference"
+    if one["high"] < NO_GUESS:
+        return "surely LOSES to the reference"
+    return "cannot be told from the reference"
 
 
 def rank_given(found: Standing, name: str) -> bool:
@@ -154,8 +172,9 @@ def left_out(found: Standing) -> list[Block]:
     """A line on the posts that some system lacks."""
     if not found["left_out"]:
         return []
-    lacking = f"{whole(found['left_out'])} posts are left out of the table, because some system"
-    return [Text(f"{lacking} has no summary of them.")]
+    one = found["left_out"] == 1
+    lacking = f"{posts_of(found['left_out'])} {'is' if one else 'are'} left out of the table"
+    return [Text(f"{lacking}, because some system has no summary of {'it' if one else 'them'}.")]
 
 
 def side_by_side(standings: Mapping[str, Standing]) -> Table:

@@ -1,0 +1,202 @@
+"""A judge's calibration on a page: its agreement with labels, and the rates that they correct."""
+
+from itertools import combinations
+from typing import Any
+
+from eval.calibration import HUMAN_CEILING, correct, correct_difference
+from eval.rates.correction import SHIFT, Corrected
+from eval.rates.simple_judges import NAMES
+from eval.rates.table import MOST_UNJUDGED
+from reports.collect import Record, policies_of
+from reports.page import Block, Heading, Note, Table, Text
+from reports.verdict import (
+    MISSING,
+    STRENGTH,
+    clipped,
+    difference,
+    estimate,
+    kappa,
+    named,
+    percent,
+    whole,
+)
+
+Row = dict[str, Any]
+Differences = dict[tuple[str, str], Corrected | str]
+"""(later policy, earlier one) -> the corrected difference, or why there is none."""
+
+
+def blocks(record: Record) -> list[Block]:
+    """The section of a run's page."""
+    title = Heading("Calibration of the judge")
+    if record.calibration is not None:
+        rates, differences = corrected_rates(record), corrected_differences(record)
+        return [title, *calibration(record.calibration, rates, differences)]
+    said = (
+        "This judge was not compared with labelled comparisons: make judge-calibration (with the"
+        " same PRESET, SET and so on) does that."
+    )
+    return [title, Text(said)]
+
+
+def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
+    """For each policy the corrected win rate.
+
+    None if it cannot be computed, or if too many posts have no verdict for any rate.
+    """
+    pairs = record.calibration_pairs
+    given = _given_scores(record)
+    return {
+        policy: _plain(correct(list(scores.values()), pairs)) if scores else None
+        for policy, scores in given.items()
+    }
+
+
+def corrected_differences(record: Record) -> Differences:
+    """For each two policies the corrected difference on the same posts, or why there is none."""
+    given = {policy: scores for policy, scores in _given_scores(record).items() if scores}
+    return {
+        (later, earlier): correct_difference(given[later], given[earlier], record.calibration_pairs)
+        for earlier, later in combinations(given, 2)
+    }
+
+
+def _given_scores(record: Record) -> dict[str, dict[str, float]]:
+    """For each policy its judged posts' scores; none where too much is unjudged for any rate."""
+    scores: dict[str, dict[str, float]] = {}
+    for row in record.rows("win_rate", "post_scores.jsonl"):
+        if row["score"] is not None:
+            scores.setdefault(row["policy"], {})[row["id"]] = row["score"]
+    judged = record.results("win_rate")["policies"]
+    return {
+        policy: scores[policy] if judged[policy]["unjudged"] <= MOST_UNJUDGED else {}
+        for policy in policies_of(record)
+        if policy in scores
+    }
+
+
+def _plain(found: Any) -> dict[str, Any] | None:
+    return None if found is None else vars(found)
+
+
+def calibration(
+    found: Row,
+    corrected: dict[str, dict[str, Any] | None],
+    differences: Differences,
+) -> list[Block]:
+    """What the comparison with labels found, and the corrected win rates and differences."""
+    low, high = HUMAN_CEILING
+    statistics = found["statistics"]
+    longer = found["prefers_longer"] or {"judge": None, "labels": None}
+    flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in found["flags"]]
+    cells = [
+        ["agreement with the labels, a tie counting half", estimate(found["agreement"])],
+        ["agreement where it decides", estimate(found["agreement_decided"])],
+        ["Cohen's kappa where it decides", kappa(found["kappa_interval"])],
+        ["prefers the longer text", estimate(longer["judge"])],
+        ["the labels prefer the longer text", estimate(longer["labels"])],
+        ["picks the first shown", estimate(statistics["share_first"])],
+        ["same verdict after a swap", estimate(statistics["swap_consistency"])],
+        ["unjudged", percent(statistics["unjudged"])],
+    ]
+    caption = (
+        f"{whole(found['pairs'])} of {whole(found['of_pairs'])} labelled pairs"
+        f" ({found['source']}), {whole(found['ties'])} ties. People agree with each other on"
+        f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (Stiennon et al. 2020): with"
+        " labels by people, that is the ceiling for any judge."
+    )
+    if found["source"] == "built-in world":
+        caption += " The built-in world's labels come from its own noisy labeller, not from people."
+    groups = [
+        [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
+    ]
+    strong = "1: slightly better, 4: far better, as those who labelled said."
+    judged = found.get("judged", found["pairs"])  # an older one does not say
+    without = judged - sum(one["pairs"] for one in found["by_strength"].values())
+    if without > 0:
+        strong += f" {whole(without)} of the {whole(judged)} judged pairs have no strength."
+    by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
+    return [
+        *flagged,
+        Table(("", "of this judge"), cells, caption),
+        *([_beside_simple(found)] if found["simple"] else []),
+        *([by_strength] if groups else []),
+        *_families(found.get("by_family", {})),
+        *_corrected(found, corrected),
+        *_corrected_differences(differences),
+    ]
+
+
+def _families(found: Row) -> list[Block]:
+    """The judge's errors on each family of policies; nothing where there is one family."""
+    rows = [
+        [name, whole(one["pairs"]), estimate(one["sensitivity"]), estimate(one["specificity"])]
+        for name, one in found.items()
+    ]
+    header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
+    caption = "Errors by family: a judge may err differently on what another policy writes."
+    return [Table(header, rows, caption)] if len(rows) > 1 else []
+
+
+def _corrected_differences(found: Differences) -> list[Block]:
+    if not found:
+        return []
+    rows = []
+    names = {name for pair in found for name in pair}
+    for (later, earlier), one in found.items():
+        given = (
+            (MISSING, one)
+            if isinstance(one, str)
+            else (difference(vars(one) | {"headline": True}), "")
+        )
+        rows.append([f"{named(later, names)} less {named(earlier, names)}", *given])
+    caption = (
+        "Differences corrected for the judge's errors, on the same posts. None is given unless two"
+        " families of policies were labelled and the judge errs alike on them as far as can be"
+        " seen: errors that differ between policies can turn a difference's sign around. The"
+        " interval allows for a gap as large as the largest seen between families."
+    )
+    return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
+
+
+def _beside_simple(found: Row) -> Table:
+    """The judge and three that need no judgement, on the same pairs."""
+    low, high = HUMAN_CEILING
+    rows = [["this judge", estimate(found["agreement"]), kappa(found["kappa_interval"]), MISSING]]
+    for name, one in found["simple"].items():
+        more = difference(one["difference"] | {"headline": True})
+        rows.append([NAMES[name], estimate(one["agreement"]), kappa(one["kappa"]), more])
+    people = f"{100 * low:.0f} to {100 * high:.0f}%"
+    rows.append(["people with each other", people, MISSING, MISSING])
+    header = (
+        "on the same pairs",
+        "agreement [95%]",
+        "Cohen's kappa [95%]",
+        "the judge has more by",
+    )
+    caption = (
+        "Agreement counts a tie half; differences are paired. A judge that does not clearly agree"
+        " more often than each of these is flagged: it may read length or topic alone."
+    )
+    return Table(header, rows, caption)
+
+
+def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
+    if not corrected:
+        return []
+    shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
+    rows = [
+        [named(policy, corrected), estimate(one), clipped(one)] for policy, one in corrected.items()
+    ]
+    which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
+    caption = (
+        "Win rate corrected for the judge's errors (Rogan and Gladen):"
+        f" on {whole(found['error_pairs'])} labelled {which} it agrees with"
+        f" {estimate(found['sensitivity'])} of the labels for the summary and with"
+        f" {estimate(found['specificity'])} of those against it. The interval is a bootstrap over"
+        f" both samples, widened for a shift: on our summaries either share may differ from that"
+        f" on the labelled ones by up to {100 * shift:.1f} points, and no further. A dash: that"
+        " allowance would span every rate, the judge cannot tell, or too many posts have no"
+        " verdict."
+    )
+    return [Table(("", "corrected win rate [95%]", ""), rows, caption)]

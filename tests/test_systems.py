@@ -1,0 +1,135 @@
+"""What a page says of several systems: who leads, the headline, names and counts."""
+
+from pathlib import Path
+
+import pytest
+
+from eval.standings import standings
+from eval.win_rate import statistics_of
+from reports import outputs_page
+from reports.page import Details
+from reports.sections import judge, systems
+from reports.verdict import named
+from stages.system.short_names import shortened
+from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
+
+
+@pytest.mark.parametrize(
+    ("said", "stands"),
+    [
+        ([WIN] * 12, "surely beats the reference"),
+        ([LOSS] * 10 + [WIN] * 2, "surely LOSES to the reference"),
+        ([SPLIT] * 12, "cannot be told from the reference"),
+    ],
+)
+def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
+    found = standings(verdicts("a", said), {"a": TEXTS})
+    assert systems.leads(found).startswith(f"a {stands}: ")
+    assert "leads" not in systems.leads(found)  # it has no opponent
+    rows = [*verdicts("a", said), *verdicts("b", said)]
+    both = systems.leads(standings(rows, dict.fromkeys("ab", TEXTS)))
+    assert both.startswith("a leads with ")
+    assert both.endswith(f"but is not told apart from b. It {stands}.")
+
+
+def test_one_difference_and_one_post_are_written_of_one():
+    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [LOSS] * 11)]
+    texts = {"a": TEXTS, "b": {post: TEXTS[post] for post in list(TEXTS)[:11]}}
+    found = standings(rows, texts)
+    (left_out,), (details,) = systems.left_out(found), systems.differences(found)
+    (table,) = details.inside()
+    assert "after Holm's correction, which leaves one as it is." in table.markdown("")
+    one = "1 post is left out of the table, because some system has no summary of it."
+    assert left_out.markdown("") == one
+
+
+ABOUT = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
+"""A judge without a caveat."""
+
+
+def headline_of(found):
+    return outputs_page.headline(ABOUT, found, Path("page.html"))
+
+
+def test_the_headline_gives_no_rate_at_all_where_too_much_is_unjudged():
+    rows = [*verdicts("a", [WIN, LOSS] * 20), *verdicts("b", [WIN, LOSS, ("unjudged",) * 2] * 13)]
+    texts = {name: {str(k): ("one two", "one two") for k in range(39)} for name in "ab"}
+    found = standings([row for row in rows if row["id"] in texts["a"]], texts)
+    found["systems"]["b"]["statistics"]["length_controlled"] |= {"estimate": 0.5, "low": 0.4}
+    found["systems"]["b"]["statistics"]["length_controlled"] |= {"high": 0.6}
+    (line,) = (one for one in headline_of(found).splitlines() if one.startswith("  b "))
+    assert line.split() == ["b", "–", "(33.3%", "unjudged)", "–"]
+
+
+def parts():
+    """Two systems of ten posts each, four of which both have."""
+    a, b = list(TEXTS)[:8], list(TEXTS)[4:]
+    texts = {"a": {post: TEXTS[post] for post in a}, "b": {post: TEXTS[post] for post in b}}
+    rows = verdicts("a", [WIN] * 8) + verdicts("b", [LOSS] * 12)
+    return [row for row in rows if row["id"] in texts[row["policy"]]], texts
+
+
+def test_headline_and_lead_count_the_posts_that_the_rates_rest_on():
+    rows, texts = parts()
+    found = standings(rows, texts)
+    assert "x: 4 posts that all have (of 12), judged by j" in headline_of(found)
+    assert "summaries of 4 posts that all have (of 12) as" in outputs_page.lead(ABOUT, found)
+
+
+def test_a_system_in_the_place_of_the_reference_is_named_in_lead_caveats_and_headline():
+    found = standings(verdicts("a", [WIN] * 12), {"a": TEXTS})
+    numbers = ABOUT | {"reference_system": "lead3"}
+    assert "with the reference, which is the system lead3, in" in outputs_page.lead(numbers, found)
+    said = "The reference is the system lead3. The controls are made from its summaries, whose"
+    assert outputs_page.caveats(numbers)[0].startswith(said)
+    assert "- The reference is the system lead3." in outputs_page.headline(
+        numbers, found, Path("p")
+    )
+    assert outputs_page.caveats(ABOUT) == []
+    assert "with the reference, in both orders" in outputs_page.lead(ABOUT, found)
+
+
+def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ():
+    rows, texts = parts()
+    numbers = {
+        "posts": 12,
+        "policies": ["a", "b"],
+        **{f"{one}/statistics": statistics_of(one, rows, texts[one]) for one in "ab"},
+    }
+    assert "only those that all systems have" in judge.beside_the_result(numbers)
+    numbers["posts"] = 8
+    assert "shows the second interval" in judge.beside_the_result(numbers)
+
+
+def test_rates_by_length_stand_there_only_where_there_are_some():
+    titles = [one.summary for one in judge.rates({"a": {}}) if isinstance(one, Details)]
+    assert titles == []
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_only_our_own_policies_are_written_in_capitals():
+    names = ("sft", "ppo", "dpo", "released", "Ours", "ours", "lead3")
+    said = [named(one, names) for one in names]
+    assert said == ["SFT", "PPO", "DPO", "RELEASED", "Ours", "ours", "lead3"]
+    assert [named(one, ("ppo", "PPO")) for one in ("ppo", "PPO")] == ["ppo", "PPO"]
+
+
+def test_two_long_names_stay_different_in_a_narrow_column():
+    names = [f"meta-llama-3.1-8b-instruct-sft-{one}" for one in ("nucleus", "beam")]
+    short = shortened([*names, "ppo"], 22)
+    assert short == ["meta-llama-…ft-nucleus", "meta-llama-…t-sft-beam", "ppo"]
+    inside = [f"{'a' * 20}{one}{'b' * 20}" for one in ("1", "2")]
+    assert len(set(shortened(inside, 30))) == 2
+    assert len(set(shortened(inside, 10))) == 2
+    for width, some in ((22, names), (30, inside), (10, inside)):
+        assert max(map(len, shortened(some, width))) <= width
+
+
+def test_the_headline_tells_two_long_names_apart():
+    names = [f"meta-llama-3.1-8b-instruct-sft-{one}" for one in ("nucleus", "beam")]
+    rows = [row for name in names for row in verdicts(name, [WIN] * 12)]
+    said = headline_of(standings(rows, dict.fromkeys(names, TEXTS))).splitlines()
+    lines = [one for one in said if one.startswith("  meta")]
+    assert len({one.split()[0] for one in lines}) == 2
