@@ -158,7 +158,7 @@ def blocks(
     lead = (
         f"{len(first['systems'])} systems on the same {whole(first['posts'])} posts, judged by"
         f" {len(judges)} judge{'s' if len(judges) > 1 else ''} against the reference, in both"
-        f" orders. By {PANEL if by_panel else briefly(judges[0].label)}:"
+        f" orders. By {f'the {PANEL}' if by_panel else briefly(judges[0].label)}:"
         f" {systems.leads(by_panel or first)}{_none_passed(judges)}"
     )
     return [
