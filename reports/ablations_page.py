@@ -127,10 +127,10 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
         " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"
-        " sign of precision. EOS sampled: responses that ended in the last updates of PPO. Changed:"
-        " held-out summaries that are not the default's, word for word. Less default: points of"
-        " win rate, on the same posts and from the same SFT and reward model; its interval over"
-        " posts with the seeds held fixed, and over seeds."
+        " sign of precision. EOS sampled: responses that ended in the last 5% of PPO's updates, at"
+        " least one; KL is of these too. Changed: held-out summaries that are not the default's,"
+        " word for word. Less default: points of win rate, on the same posts and from the same SFT"
+        " and reward model; its interval over posts with the seeds held fixed, and over seeds."
     )
     return Table(header, rows, caption, strong=True)
 

@@ -202,8 +202,8 @@ def measures(entries: Sequence[Entry]) -> Table:
     header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS"]
     caption = (
         "Means over posts and seeds. RM score: by the run's own reward model; scores of two reward"
-        " models do not compare. KL: from SFT, over the last updates of PPO. EOS: summaries that"
-        " end by themselves."
+        " models do not compare. KL: from SFT, over the last 5% of PPO's updates, at least one."
+        " EOS: summaries that end by themselves."
     )
     rows = [[one.label, *measured(one)] for one in entries]
     return Table(header, rows, caption, name="measures")

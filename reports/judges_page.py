@@ -183,10 +183,11 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
     people = ["people with each other", f"{100 * low:.0f} to {100 * high:.0f}%"]
     cells = [[*people, *[MISSING] * (len(HEADER) - len(people))], *map(_cells, rows)]
     caption = (
-        "Agreement with the labels, a tie counting half; simple judges count on all pairs. People:"
-        " Stiennon et al. 2020, of real pairs, the ceiling for any judge of labels by people. The"
-        " price is that of the replies used; 0: it runs here. The speed is that of the last"
-        " calibration; a dash where every reply was kept from before."
+        "Agreement with the labels, a tie counting half; simple judges count on all pairs. Kappa:"
+        " of the pairs that a judge decides. People: Stiennon et al. 2020, of real pairs, the"
+        " ceiling for any judge of labels by people. The price is that of the replies used; 0: it"
+        " runs here. The speed is that of the last calibration; a dash where every reply was kept"
+        " from before."
     )
     flagged = [
         Note(f"{briefly(row['judge'])} is FLAGGED: {'; '.join(row['flags'])}.")

@@ -21,7 +21,7 @@ from reports.collect import Record, judge_flags, load_run
 from reports.made_from import note_sources
 from reports.page import Block, Heading, Note, Table, Text
 from reports.sections import systems
-from reports.verdict import MISSING, briefly, estimate, number, percent, told_apart, whole
+from reports.verdict import MISSING, briefly, estimate, kappa, percent, told_apart, whole
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings.command_line import config_from_arguments, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
@@ -260,30 +260,24 @@ def _agreement(judges: Sequence[Judged]) -> list[Block]:
             " and ".join(one["judges"]),
             whole(one["summaries"]),
             estimate(one["share"]),
-            _kappa(one["kappa"]),
+            kappa(one["kappa"]),
         ]
         for one in found["pairs"]
     ]
     caption = (
         "How often two judges say the same of a post after both orders: win, tie or loss, on the"
-        " summaries that both have judged. Kappas have a bootstrap over posts."
+        " summaries that both have judged. Kappas have a bootstrap over posts; 0 without an"
+        " interval: one judge always says the same."
     )
     if len(members(judges)) > 2:  # of two, Cohen's stands in the table
         caption += (
             f" Fleiss' kappa of all together, on the {whole(found['shared'])} summaries that all"
-            f" have judged: {_kappa(found['fleiss'])}."
+            f" have judged: {kappa(found['fleiss'])}."
         )
     return [
         Heading("Do the judges agree?"),
         Table(("judges", "summaries", "same verdict [95%]", "Cohen's kappa [95%]"), rows, caption),
     ]
-
-
-def _kappa(found: dict[str, Any] | None) -> str:
-    """A kappa with its interval; a dash where there is none."""
-    if found is None:
-        return MISSING
-    return f"{number(found['estimate'])} [{number(found['low'])}, {number(found['high'])}]"
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def _result_caption(numbers: dict[str, Any]) -> str:
         " share of posts on which the summary is preferred to the reference, a tie counting half."
         " EOS: share of the summaries that end by themselves. RM score: the reward model's,"
         " where references of the training posts average 0. KL: nats per summary from SFT, over"
-        " the last updates of training."
+        " the last 5% of the updates, at least one."
     )
 
 

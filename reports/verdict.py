@@ -86,19 +86,25 @@ def turned_by_length(found: dict[str, Any]) -> str:
     raw, equal = (found[key]["estimate"] for key in ("raw", "length_controlled"))
     if equal is None or (raw - NO_GUESS) * (equal - NO_GUESS) >= 0:
         return ""
-    ratio = found["median_length_ratio"]
+    ratio = found.get("median_other_ratio")  # none in an older run
+    words = f" (these have a median of {number(ratio)} times the words)" if ratio else ""
     return (
         f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
-        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in length"
-        f" (these have a median of {number(ratio)} times the words). A summary that leaves out what"
-        " matters is shorter, too, so this does not make it the better one."
+        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in"
+        f" length{words}. A summary that leaves out what matters is shorter, too, so this does not"
+        " make it the better one."
     )
 
 
 def kappa(found: dict[str, Any] | None) -> str:
-    """Cohen's kappa with its interval; a dash for None."""
+    """A kappa with its interval; a dash for None.
+
+    Where all answers of one are alike it is 0 by construction, and has no interval.
+    """
     if found is None:
         return MISSING
+    if found["low"] == found["high"]:
+        return number(found["estimate"])
     return "{} [{}, {}]".format(*(number(found[key]) for key in ("estimate", "low", "high")))
 
 
@@ -301,7 +307,9 @@ def _pretraining_note(row: Row) -> str | None:
 def _sft_note(row: Row) -> str | None:
     if row["difference"] is None or row["difference_low"] > 0:
         return None
-    return "By this judge, RLHF bought nothing over supervised fine-tuning in this run."
+    if row["difference_high"] < 0:
+        return "By this judge, PPO made the summaries WORSE than supervised fine-tuning did."
+    return "By this judge, PPO bought nothing over supervised fine-tuning in this run."
 
 
 def _signs(row: Row) -> list[str]:

@@ -135,6 +135,28 @@ def test_verdicts_that_length_alone_decides_have_no_finite_fit_and_say_so():
     assert "length or order alone decides" in found["why"]
 
 
+def test_where_every_longer_text_wins_the_rate_is_read_off_the_posts_of_equal_length():
+    """No rate was given, as if length said nothing, beside 40 posts of equal length."""
+    posts = np.repeat(np.arange(100), 2)
+    ratios = np.repeat(np.where(np.arange(100) < 40, 0.0, np.linspace(-0.8, 0.8, 100)), 2)
+    equal = np.repeat(np.where(np.arange(100) < 10, 1.0, 0.5), 2)  # 10 wins and 30 ties of 40
+    outcomes = np.where(ratios == 0, equal, ratios > 0)
+    first = np.tile([True, False], 100)
+    table = VerdictTable(
+        posts=posts,
+        outcomes=outcomes,
+        shown_first=first,
+        log_ratios=ratios,
+        asked=np.ones(200, dtype=bool),
+    )
+    found = length_controlled(table)
+    assert (found["estimate"], found["equal_posts"]) == (pytest.approx(25 / 40), 40)
+    assert 0.5 < found["low"] < 25 / 40 < found["high"] < 0.75
+    assert found["extrapolated"] is False
+    few = table.only(posts >= 21)  # 19 of equal length
+    assert length_controlled(few)["estimate"] is None
+
+
 @pytest.mark.parametrize(
     ("ratio", "posts", "extrapolated"),
     [(0.1, 200, False), (0.5, 300, False), (1.0, 300, True), (0.6, 60, True)],
@@ -195,6 +217,7 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["share_first"]["estimate"] == pytest.approx(4 / 6)
     assert found["swap_consistency"]["estimate"] == pytest.approx(1 / 3)
     assert found["median_length_ratio"] == pytest.approx(1.5)
+    assert found["median_other_ratio"] == pytest.approx(1.5)
     assert found["length_controlled"]["why"] == "fewer than 30 judgements"
 
 

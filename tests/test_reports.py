@@ -182,6 +182,8 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"unjudged": 0.015}, "between 62.1% and 63.6%"),
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT: +2.0 points"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
+        ({"sft": 0.6, "ppo": 0.4}, "PPO made the summaries WORSE than supervised fine-tuning did"),
+        ({"sft": 0.6, "ppo": 0.62}, "PPO bought nothing over supervised fine-tuning"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
         ({"first": 0.584}, "it picks the text shown first in 58.4% [55.4, 61.4] of its choices"),

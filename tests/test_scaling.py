@@ -36,6 +36,14 @@ def test_the_mean_over_seeds_is_the_mean(runs):
     assert "64.0% [61.0, 67.0]" in text
 
 
+def test_a_mean_of_fewer_seeds_than_its_column_says_of_how_many(runs):
+    frame = frame_of(four_runs()[0])
+    frame.loc[frame["name"].eq("tiny") & frame["seed"].eq(1), "ppo/controlled"] = None
+    found = {row[0]: row[1:] for row in details.measured_table(frame).rows}
+    assert found["PPO: at equal length"][1].endswith(", 1 of 2 seeds")
+    assert "seeds" not in found["PPO: at equal length"][0] + "".join(found["PPO: win rate"])
+
+
 def test_seeds_and_posts_spread_apart(runs):
     records, _ = four_runs()
     table = details.spreads_table(frame_of(records))
@@ -88,7 +96,9 @@ def test_the_verdict_rises_where_the_numbers_rise_and_says_where_intervals_overl
     assert "do not overlap" in rising
     assert "does NOT rise" in flat
     frame.loc[frame["name"] == "tiny", "sft/win_rate"] += 0.01
-    assert "overlap, so the rise is not established" in details.conclusion(frame, "sft/win_rate")
+    assert "overlap, which establishes no rise by itself" in details.conclusion(
+        frame, "sft/win_rate"
+    )
 
 
 def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):

@@ -9,7 +9,7 @@ from eval.win_rate import statistics_of
 from reports import outputs_page
 from reports.page import Details
 from reports.sections import judge, systems
-from reports.verdict import named
+from reports.verdict import kappa, named
 from stages.system.short_names import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
@@ -125,6 +125,12 @@ def test_two_long_names_stay_different_in_a_narrow_column():
     assert len(set(shortened(inside, 10))) == 2
     for width, some in ((22, names), (30, inside), (10, inside)):
         assert max(map(len, shortened(some, width))) <= width
+
+
+def test_a_kappa_that_is_0_by_construction_has_no_interval():
+    found = {"estimate": 0.0, "low": 0.0, "high": 0.0}
+    assert kappa(found) == "0.00"
+    assert kappa(found | {"high": 0.1}) == "0.00 [0.00, 0.10]"
 
 
 def test_the_headline_tells_two_long_names_apart():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, clustered_share
+from eval.rates.formulas import Floats, clustered_share, mean_of_posts
 from stages.learning.intervals import Z
 from stages.learning.logit import clustered_logit, length_terms, sigmoid
 
@@ -63,12 +63,14 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     `sigmoid(b0 - b1/2)`, a marginal rate as the raw one is. Ties enter as 1/2 (a fractional logit),
     standard errors are clustered by post, and the interval is made on the logit scale of the rate.
     Where order alone decides nearly every verdict, each post's two orders are averaged first.
+    Where there is no finite fit even so (every longer text wins, say), the rate is read off the
+    posts whose texts have equally many words, if they are `LEAST_NEAR` or more (`equal_posts`).
 
     `estimate` is None, with the reason under `why`, where the model has no answer. `extrapolated`:
     the data do not answer, because fewer than `LEAST_NEAR` posts are within `NEAR` of equal length,
     or a ratio of 1 lies outside the middle 90% of the ratios seen, or there is no finite fit.
     `order_logits` and `doubled_length_logits`: what a first place and a doubled length are worth,
-    with their bounds; None where the orders were averaged first.
+    with their bounds; None where the orders were averaged first or the rate was read off.
     Source: standardisation (Rothman, Greenland and Lash, Modern Epidemiology, chapter 15); tanh for
     length Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
     """
@@ -77,14 +79,16 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     why = _no_answer(rows)
     if why:
         return nothing | {"why": why, "extrapolated": False}
-    fitted = _by_order(rows) or _averaged_first(rows)
+    fitted = _by_order(rows) or _averaged_first(rows) or _read_off(rows)
     if fitted is None:
         why = "length or order alone decides nearly every verdict, so the model has no answer"
         return nothing | {"why": why, "extrapolated": True}
     near = len(np.unique(rows.posts[np.abs(rows.log_ratios) <= NEAR]))
     edges = np.quantile(rows.log_ratios, [0.05, 0.95])
     inside = bool(edges[0] <= 0 <= edges[1])
-    return fitted | {"near_equal": near, "extrapolated": near < LEAST_NEAR or not inside}
+    modelled = "equal_posts" not in fitted
+    extrapolated = modelled and (near < LEAST_NEAR or not inside)
+    return fitted | {"near_equal": near, "extrapolated": extrapolated}
 
 
 def _no_answer(rows: VerdictTable) -> str:
@@ -133,10 +137,7 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
 
     Of a post with both orders, the model's equations hold the mean of the two only.
     """
-    _, codes = np.unique(rows.posts, return_inverse=True)
-    firsts = np.bincount(codes[rows.shown_first], minlength=codes.max() + 1)
-    seconds = np.bincount(codes[~rows.shown_first], minlength=codes.max() + 1)
-    both = rows.only(((firsts == 1) & (seconds == 1))[codes])
+    both = _in_both_orders(rows)
     if len(both.outcomes) <= len(rows.outcomes) / 2:
         return None
     _, pairs = np.unique(both.posts, return_inverse=True)
@@ -149,6 +150,31 @@ def _averaged_first(rows: VerdictTable) -> dict[str, Any] | None:
     rate = sigmoid(b[0])
     error = rate * (1 - rate) * _error(np.eye(3)[0], covariance)
     return _rate(rate, error) | {"order_logits": None, "doubled_length_logits": None}
+
+
+def _in_both_orders(rows: VerdictTable) -> VerdictTable:
+    """The verdicts on the posts that were judged once in each order."""
+    _, codes = np.unique(rows.posts, return_inverse=True)
+    kinds = int(codes.max(initial=-1)) + 1
+    firsts, seconds = (
+        np.bincount(codes[side], minlength=kinds) for side in (rows.shown_first, ~rows.shown_first)
+    )
+    return rows.only(((firsts == 1) & (seconds == 1))[codes])
+
+
+def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
+    """The rate of the posts whose texts have equally many words, each the mean of its two orders.
+
+    None where they are few, or alike, so that an interval would have no width.
+    """
+    equal = _in_both_orders(rows.only(np.abs(rows.log_ratios) < 1e-9))
+    _, codes = np.unique(equal.posts, return_inverse=True)
+    means = np.bincount(codes, equal.outcomes) / 2
+    if len(means) < LEAST_NEAR or np.ptp(means) < 1e-9:
+        return None
+    found = mean_of_posts(means, (0.0, 1.0))
+    rate = {"estimate": found.estimate, "low": found.low, "high": found.high}
+    return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": found.posts}
 
 
 def _error(gradient: Floats, covariance: Floats) -> float:

@@ -57,8 +57,14 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
         "swap_consistency": _plain(swap_consistency(rows)),
         "length_controlled": length_controlled(table),
         "length_bins": rates_by_length(table),
-        "median_length_ratio": float(np.exp(np.median(table.log_ratios))),
+        "median_length_ratio": _median_ratio(table.log_ratios),
+        # Of the posts whose texts differ in length; None where none do.
+        "median_other_ratio": _median_ratio(table.log_ratios[np.abs(table.log_ratios) > 1e-9]),
     }
+
+
+def _median_ratio(log_ratios: Floats) -> float | None:
+    return float(np.exp(np.median(log_ratios))) if len(log_ratios) else None
 
 
 def leans(share_first: Mapping[str, Any]) -> bool:

@@ -84,7 +84,7 @@ def conclusion(frame: pd.DataFrame, key: str) -> str:
     path = " to ".join(form(value) for value in values)
     shown = [round(value, 3) for value in values]
     apart = ranges[-1][0] > ranges[0][1] or ranges[-1][1] < ranges[0][0]
-    doubt = "do not overlap" if apart else "overlap, so the rise is not established"
+    doubt = "do not overlap" if apart else "overlap, which establishes no rise by itself"
     if all(later > earlier for earlier, later in pairwise(shown)):
         trend = "rises with every step in size"
     elif shown[-1] > shown[0]:
@@ -113,11 +113,23 @@ def measured_table(frame: pd.DataFrame) -> Table:
         title = policy.upper() + _of_how_many(frame, policy)
         listed += [(f"{policy}/{key}", f"{title}: {w}", f) for key, w, f in OF_POLICIES]
     for key, title, form in listed:
-        cells = [_spread(given(seeds, key), form) for _, seeds in groups]
+        cells = [_of_seeds(seeds, key, form) for _, seeds in groups]
         rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
     header = ["", *(f"{name}, {plots.count(_parameters(seeds))}" for name, seeds in groups)]
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
     return Table(header, rows, caption, name="measured")
+
+
+def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> str:
+    """The spread over the seeds that have the number, and their count where some lack it.
+
+    Seeds without the policy are counted in the row's title.
+    """
+    found = given(seeds, key)
+    policy = key.partition("/")[0]
+    count = sum(policy in one for one in seeds["policies"]) if "/" in key else len(seeds)
+    lacking = 0 < len(found) < count
+    return _spread(found, form) + (f", {len(found)} of {count} seeds" if lacking else "")
 
 
 def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
@@ -321,7 +333,8 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
     ]
     caption = (
         f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
-        " The longer one: on the same pairs, an equal length counting half."
+        " The longer one: on the same pairs, an equal length counting half. Equal scores count as"
+        " wrong."
     )
     header = [title, *names, "the longer one", "pairs"]
     return Table(header, rows, caption, name=f"reward-model-by-{key}")

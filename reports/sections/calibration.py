@@ -175,8 +175,9 @@ def _beside_simple(found: Row) -> Table:
         "the judge has more by",
     )
     caption = (
-        "Agreement counts a tie half; differences are paired. A judge that does not clearly agree"
-        " more often than each of these is flagged: it may read length or topic alone."
+        "Agreement counts a tie half; differences are paired. Kappa: of the pairs that each"
+        " decides. A judge that does not clearly agree more often than each of these is flagged: it"
+        " may read length or topic alone."
     )
     return Table(header, rows, caption)
 

@@ -170,7 +170,12 @@ def _about_the_model(found: Row | None) -> str:
         )
     order, length = (found[key] for key in ("order_logits", "doubled_length_logits"))
     said = "the two orders of each post were averaged first, because order decides nearly all."
-    if order is not None:
+    if "equal_posts" in found:
+        said = (
+            f"read off the {posts_of(found['equal_posts'])} whose two texts have equally many"
+            " words. The model has no finite fit: length alone decides nearly every other verdict."
+        )
+    elif order is not None:
         said = (
             f"being shown first is worth {number(order[0])}"
             f" [{number(order[1])}, {number(order[2])}] logits, a doubled length"
@@ -178,8 +183,8 @@ def _about_the_model(found: Row | None) -> str:
         )
     if found["extrapolated"]:
         said += (
-            f" EXTRAPOLATED: nearly equal lengths have {posts_of(found['near_equal'])}, or a ratio"
-            " of 1 lies outside the middle 90% of those seen. The model answers, not the data."
+            f" EXTRAPOLATED: only {posts_of(found['near_equal'])} of nearly equal length, or a"
+            " ratio of 1 outside the middle 90% of those seen. The model answers, not the data."
         )
     return said
 
