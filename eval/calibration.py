@@ -40,13 +40,13 @@ from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
-from stages.posts.world import world_folder
-from stages.running.kept import whole_lines, write_rows
+from stages.posts.toy import world_folder
+from stages.running.files import whole_lines
+from stages.running.progress import folded
 from stages.running.start import run_stage
-from stages.runs import Run, open_stage
+from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.stages import OUTPUTS
-from stages.system.terminal import folded
 
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"

@@ -18,15 +18,14 @@ from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.judge import OpenAIJudge
 from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row, Scoring
-from stages.running.kept import write_rows
+from stages.running.files import read_lines
 from stages.running.start import run_stage
-from stages.runs import open_stage
+from stages.runs import open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError
 from stages.settings.config import Judge as JudgeSettings
 from stages.settings.stages import OUTPUTS, RELEASED
-from stages.system.files import read_lines
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from eval.rates.simple_judges import measured
 from stages.finished import OUTPUT_FILES, output_files
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
-from stages.running.kept import write_rows
+from stages.running.progress import folded
 from stages.running.start import run_stage
-from stages.runs import open_stage
+from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import LONGEST_NAME, file_name
-from stages.system.terminal import folded
 
 TAKEN = "reference"  # on every page: no system may be called so
 

@@ -30,12 +30,12 @@ from eval.judges.protocol import VERDICTS, Row
 from eval.rates.formulas import Floats
 from eval.win_rate import post_scores, row_of, written_by_policy
 from stages.finished import read_manifest, stage_folder
+from stages.running.files import read_lines
+from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import override_of, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
-from stages.system.files import read_lines
-from stages.system.terminal import folded
 
 POWER = 0.8
 ALPHA = 0.05

@@ -26,9 +26,8 @@ from stages.learning.models import (
 from stages.learning.shared_query import summary_scores
 from stages.posts.text_metrics import text_measures
 from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.running.kept import write_rows
 from stages.running.start import run_stage
-from stages.runs import Run, open_stage
+from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
 

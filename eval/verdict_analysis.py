@@ -19,8 +19,8 @@ import numpy as np
 from eval.rates.length_control import VerdictTable, length_controlled, word_count
 from eval.rates.table import analyse
 from stages.posts.readers import check_comparison
+from stages.running.files import read_lines
 from stages.settings.checks import UserError, fail
-from stages.system.files import read_lines
 
 Length = Callable[[str], int]
 

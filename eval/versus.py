@@ -26,14 +26,14 @@ from eval.rates.table import analyse, verdict_table
 from eval.win_rate import describe as of_posts
 from eval.win_rate import post_scores, win_rate
 from stages.finished import read_manifest, stage_folder
+from stages.running.files import file_hash, read_lines
+from stages.running.progress import folded
 from stages.running.start import ended_by_signal
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, Judge, UserError, fail
-from stages.system.files import file_hash, read_lines
-from stages.system.terminal import folded
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"

@@ -22,12 +22,11 @@ from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_
 from eval.rates.scores import proxy_and_gold
 from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
 from stages.finished import read_manifest
-from stages.running.kept import write_rows
-from stages.runs import open_stage
+from stages.running.files import read_lines
+from stages.running.progress import folded
+from stages.runs import open_stage, write_rows
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
-from stages.system.files import read_lines
-from stages.system.terminal import folded
 
 ORDERS = {"policy_first", "reference_first"}
 Scores = Mapping[str, float | None]

@@ -16,14 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from reports import page, verdict
-from reports.collect import Record
-from reports.compared import Compared, collect, numbers, over_seeds
-from reports.made_from import note_sources
-from reports.page import Block, Heading, Note, Table, Text
-from reports.verdict import MISSING, number, percent, whole
-from stages.settings.ablations import ABLATIONS
+from reports.parts import page, verdict
+from reports.parts.collect import Record
+from reports.parts.compared import Compared, collect, numbers, over_seeds
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.run_report import note_sources
+from reports.parts.verdict import MISSING, number, percent, whole
 from stages.settings.config import UserError, fail
+from stages.settings.presets import ABLATIONS
 
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("ppo/win_rate", "win rate", percent),

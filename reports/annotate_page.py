@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from eval.annotations import SPLIT, pairs_of_folder, pairs_of_sides
-from reports.page import STYLE, as_data, digest
+from reports.parts.page import STYLE, as_data, digest
+from stages.running.files import write_text
 from stages.settings import config as settings
 from stages.settings.checks import UserError, fail
 from stages.settings.config import hash_of
-from stages.system.files import write_text
 
 FILE = "annotate.html"
 SCRIPT = Path(__file__).with_name("annotate.js")

@@ -9,9 +9,9 @@ evaluated the run.
 
 from typing import Any
 
-from reports import page
-from reports.collect import find_calibration, flags_beside, load_run
-from reports.page import Block, Heading, Text
+from reports.parts import page
+from reports.parts.collect import find_calibration, flags_beside, load_run
+from reports.parts.page import Block, Heading, Text
 from reports.sections.calibration import (
     Differences,
     calibration,

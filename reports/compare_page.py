@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports import page, plots, verdict
-from reports.blocks import Figure
-from reports.collect import Record, judged_row
-from reports.comparison import (
+from reports.parts import page, plots, verdict
+from reports.parts.blocks import Figure
+from reports.parts.collect import Record, judged_row
+from reports.parts.comparison import (
     Against,
     Entry,
     against,
@@ -25,14 +25,14 @@ from reports.comparison import (
     settings_apart,
     some_of_each,
 )
-from reports.made_from import note_sources
-from reports.page import PUBLIC, Block, Heading, Note, Table, Text
-from reports.sample_browser import SampleBrowser, fitting
-from reports.sample_rows import BETTER, FAILING, UNCHANGED, UNJUDGED, WORSE
+from reports.parts.page import PUBLIC, Block, Heading, Note, Table, Text
+from reports.parts.run_report import note_sources
+from reports.parts.sample_browser import SampleBrowser, fitting
+from reports.parts.sample_rows import BETTER, FAILING, UNCHANGED, UNJUDGED, WORSE
+from reports.parts.verdict import MISSING, number, p_value, percent, whole
 from reports.sections.samples import sample, without_the_data
-from reports.verdict import MISSING, number, p_value, percent, whole
+from stages.running.files import read_json, write_json
 from stages.settings.config import TOY, UserError, fail
-from stages.system.files import read_json, write_json
 
 MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
 SHOWN = 4  # changed posts that stand where no script runs

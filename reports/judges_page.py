@@ -18,10 +18,10 @@ from eval.calibration import HUMAN_CEILING
 from eval.judges.openai.budget import cost
 from eval.judges.protocol import VERDICTS
 from eval.rates.simple_judges import NAMES, simple_judges_on
-from reports import page
-from reports.collect import names_of_runs
-from reports.page import Block, Heading, Note, Table, Text
-from reports.verdict import (
+from reports.parts import page
+from reports.parts.collect import names_of_runs
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.verdict import (
     MISSING,
     briefly,
     difference,
@@ -34,13 +34,13 @@ from reports.verdict import (
     whole,
 )
 from stages.finished import METHOD, read_manifest
+from stages.running.files import file_hash, read_lines, write_json
+from stages.running.machine import code_version
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, fail, hash_of
 from stages.settings.stages import OUTPUTS, STAGES
-from stages.system.files import file_hash, read_lines, write_json
-from stages.system.machine import code_version
 
 STEM = "judges"
 WIDTH = 46  # of a judge's name in the terminal

@@ -16,17 +16,17 @@ from eval.judges.openai.budget import cost
 from eval.judges.protocol import Row
 from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
-from reports import page
-from reports.collect import Record, judge_flags, load_run
-from reports.made_from import note_sources
-from reports.page import Block, Heading, Note, Table, Text
+from reports.parts import page
+from reports.parts.collect import Record, judge_flags, load_run
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.run_report import note_sources
+from reports.parts.verdict import MISSING, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
-from reports.verdict import MISSING, briefly, estimate, kappa, percent, told_apart, whole
 from stages.finished import read_manifest, stage_folder, why_not
+from stages.running.files import read_lines
 from stages.settings.command_line import config_from_arguments, recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
 from stages.settings.judge import AXES
-from stages.system.files import read_lines
 
 PANEL = "panel"
 

@@ -11,16 +11,15 @@ from typing import Any
 
 from eval.standings import standings
 from eval.win_rate import summary_texts
-from reports import run_report, verdict
-from reports.collect import Record, judged_row
-from reports.made_from import hashes
-from reports.page import Block, Heading, Note, Text, wrapped
-from reports.run_report import Report
+from reports.parts import run_report, verdict
+from reports.parts.collect import Record, judged_row
+from reports.parts.page import Block, Heading, Note, Text, wrapped
+from reports.parts.run_report import Report, hashes
+from reports.parts.verdict import posts_of
 from reports.sections import calibration, judge, made_with, samples, systems
-from reports.verdict import posts_of
+from stages.running.files import read_lines
+from stages.running.progress import shortened
 from stages.settings.config import Config
-from stages.system.files import read_lines
-from stages.system.short_names import shortened
 
 
 def main(argv: list[str] | None = None) -> None:

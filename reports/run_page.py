@@ -11,25 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports import lineage, opening, paper, plots, run_report, verdict
-from reports.collect import Record, is_released, judged_row, row
-from reports.made_from import hashes
-from reports.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.run_report import Report
-from reports.sections import (
-    calibration,
-    curves,
-    dpo,
-    judge,
-    length,
-    made_with,
-    released,
-    samples,
-    scores,
-    spread,
-    training_samples,
-)
-from reports.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
+from reports.parts import lineage, opening, paper, plots, run_report, verdict
+from reports.parts.collect import Record, is_released, judged_row, row
+from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
+from reports.parts.run_report import Report, hashes
+from reports.parts.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
+from reports.sections import calibration, curves, judge, made_with, samples, scores
 from stages.settings.config import TOY, Config
 
 MOST_GROUPS = 12
@@ -80,7 +67,7 @@ def blocks(record: Record) -> list[Block]:
         *_result(numbers),
         *_beside_the_paper(numbers),
         *scores.blocks(record),
-        *spread.blocks(record),
+        *scores.spread_blocks(record),
         *judge.blocks(record, numbers),
         *calibration.blocks(record),
         Heading("What was trained"),
@@ -88,9 +75,9 @@ def blocks(record: Record) -> list[Block]:
         _lineage(record),
         *curves.blocks(record),
         *_reward_model(record),
-        *dpo.blocks(record),
+        *curves.dpo_blocks(record),
         *samples.blocks(record),
-        *training_samples.blocks(record),
+        *samples.training_blocks(record),
         *made_with.from_hub(record.results("base")),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
         *made_with.rows(record.results("base")),
@@ -103,7 +90,7 @@ def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
     """The page of a policy that others trained: what there is of the other page."""
     header, rows = result_rows(numbers)
     return [
-        *released.summary(record, numbers),
+        *made_with.summary(record, numbers),
         *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
         Heading("Result"),
         Table(header, rows, _result_caption(numbers), strong=True),
@@ -280,7 +267,7 @@ def _reward_model(record: Record) -> list[Block]:
     return [
         Heading("Reward model"),
         Text(text),
-        *length.blocks(scorers),
+        *scores.length_blocks(scorers),
         *tables,
         _figure("calibration", caption, [drawn], wide=1.4, high=1.2),
         _normalization(record),

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from reports import page, verdict
-from reports.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
-from reports.made_from import note_sources
-from reports.page import Block, Heading, Note, Text
-from reports.scaling import answers, beside_paper, collapse, details
-from reports.scaling.rows import frame_of, sizes
-from reports.scaling.verdicts import size_verdicts
+from reports.parts import page, verdict
+from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
+from reports.parts.page import Block, Heading, Note, Text
+from reports.parts.run_report import note_sources
+from reports.scaling import answers, beside_paper, details
+from reports.scaling.fits import frame_of, sizes
+from reports.scaling.verdicts import RULE, size_verdicts
 from reports.sections import made_with
 from stages.settings.config import UserError, fail
 
@@ -75,7 +75,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         details.measured_table(frame),
         *details.reward_model_blocks(records, frame),
         Heading("Seeds and posts apart"),
-        Text(collapse.RULE),
+        Text(RULE),
         details.spreads_table(frame),
         details.seeds_table(frame),
         Heading("What differs between the sizes"),

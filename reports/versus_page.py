@@ -12,18 +12,18 @@ from typing import Any
 from eval.rates.table import MOST_UNJUDGED
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
-from reports import page
-from reports.collect import flags_of_versus
-from reports.page import PUBLIC, Block, Heading, Note, Table, Text
-from reports.sample_browser import SampleBrowser, fitting
-from reports.sample_rows import Row, reference_of, sentences, side_of
+from reports.parts import page
+from reports.parts.collect import flags_of_versus
+from reports.parts.page import PUBLIC, Block, Heading, Note, Table, Text
+from reports.parts.sample_browser import SampleBrowser, fitting
+from reports.parts.sample_rows import Row, reference_of, sentences, side_of
+from reports.parts.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from reports.sections.judge import controls, rates
 from reports.sections.samples import SAMPLES, sample, without_the_data
-from reports.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
 from stages.finished import read_manifest, stage_folder
+from stages.running.files import file_hash, read_json, read_lines
 from stages.runs import open_stage
 from stages.settings.config import TOY, UserError, fail
-from stages.system.files import file_hash, read_json, read_lines
 
 OTHER = "the other"
 LEVEL = 0.05  # a p-value above it tells nothing apart

@@ -14,11 +14,11 @@ What the stages stand on:
 
 pipeline    which stages are done, stale or missing, and what makes them
 functional  every formula
+finished    is a finished stage still what is asked for
 runs        a run's folder: config, metrics, manifest, checkpoints, lock
 rl          what any policy-gradient stage shares
 learning    what every stage that learns shares
 posts       text in, tokens out
-running     what starts a stage, what it goes on from, and what there is to see
-system      files, locks, machine, progress, signals
+running     files, machine, progress, signals; what starts a stage and what there is to see
 settings    what may be set, and what is refused
 """

@@ -36,7 +36,6 @@ from stages.learning.models import (
     with_dropout,
 )
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
-from stages.posts.drawn import drawn_rows
 from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.readers import (
@@ -48,6 +47,7 @@ from stages.posts.readers import (
     is_cnndm,
     read_source,
 )
+from stages.posts.subsample import drawn_rows
 from stages.posts.tokens import (
     CNNDM,
     CNNDM_LIMITS,
@@ -60,14 +60,14 @@ from stages.posts.tokens import (
     tokenize_comparisons,
     tokenize_posts,
 )
-from stages.posts.world import fresh_folder, put_folder, world_folder
+from stages.posts.toy import fresh_folder, put_folder, world_folder
+from stages.running.files import link_or_copy, read_lines
+from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
-from stages.system.files import link_or_copy, read_lines
-from stages.system.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding

@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stages.running.files import file_hash, hash_files, read_json
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
-from stages.system.files import file_hash, hash_files, read_json
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")

@@ -22,7 +22,7 @@ from stages.rl.start_checks import KNOWN_ANSWERS, save_known_answers
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
-from stages.settings.constants import CHECKED_ROWS
+from stages.settings.families import CHECKED_ROWS
 
 # How far the mean may be from 0, reward units. In bf16 a score moves with the side of its padding:
 # by 0.014 (its deviation, SmolLM2-135M, where scores deviate by 0.43), and by more where scores are

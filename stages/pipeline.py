@@ -44,17 +44,16 @@ from stages.running.grid import (
     study_cells,
 )
 from stages.running.launch import add_launch_arguments, launch_words
+from stages.running.progress import folded
 from stages.running.start import CALLER_SAYS_STOP
 from stages.running.status import help_lines, kept, settings_lines, status
 from stages.running.warm import Warm, can_be_forked
-from stages.runs import halvings, move_aside, put_in_place
-from stages.settings.ablations import ABLATIONS
+from stages.runs import halvings, held, move_aside, put_in_place
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
+from stages.settings.presets import ABLATIONS
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
-from stages.system.locks import held
-from stages.system.terminal import folded
 
 START = (sys.executable, "-m", "stages.running.start")
 # Two other commands compare what runs have made.

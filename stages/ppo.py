@@ -58,10 +58,10 @@ from stages.rl.loss import (
 from stages.rl.networks import Models, clip_gradients, load_models, reward_shift
 from stages.rl.rollout import roll_out
 from stages.rl.start_checks import KNOWN_ANSWERS, check_start
+from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import Config, Ppo, UserError
-from stages.system.files import read_lines
 
 FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones
 

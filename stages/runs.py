@@ -10,10 +10,13 @@ that depend on the judge have one folder per judge: `judge/facts`, `report/facts
 """
 
 import dataclasses
+import fcntl
 import json
+import os
+import platform
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,16 +32,15 @@ from stages.finished import (
     read_manifest,
     stage_folder,
 )
+from stages.running.files import hash_files, read_json, sync, write_json
+from stages.running.machine import code_version, device_name, library_versions, peak_memory_gib
+from stages.running.mirror import Mirror, open_mirror
+from stages.running.mirror_contents import CARD
+from stages.running.progress import progress
 from stages.settings import config as settings
-from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
+from stages.settings.checks import UserError
+from stages.settings.config import Config, hash_of, settings_hash, settings_of
 from stages.settings.stages import STAGES
-from stages.sharing.card import card
-from stages.sharing.contents import CARD, MODELS
-from stages.sharing.mirror import Mirror, open_mirror
-from stages.system.files import hash_files, read_json, sync, write_json, write_text
-from stages.system.locks import held
-from stages.system.machine import code_version, device_name, library_versions, peak_memory_gib
-from stages.system.progress import progress
 
 T = TypeVar("T")
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made; no stage's input
@@ -137,18 +139,18 @@ class Run:
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-        self._write_cards(manifest)
         write_json(self.partial / "manifest.json", manifest)
         put_in_place(self.config, self.stage)
         self.finished = True
         self.mirror.finish()
 
-    def _write_cards(self, manifest: dict[str, Any]) -> None:
-        """A README.md in the folder of every model that the stage saved."""
-        for name in MODELS.get(self.stage, ()):
-            folder = self.partial / name
-            if folder.is_dir():
-                write_text(folder / CARD, card(self.config, self.stage, name, manifest))
+
+def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a whole JSONL file of a stage; the part that an interrupted attempt left is removed."""
+    if run.main:
+        (run.partial / name).unlink(missing_ok=True)
+    for row in rows:
+        run.append(name, row)
 
 
 def halvings(folder: Path) -> list[dict[str, int]]:
@@ -258,3 +260,49 @@ def remove_empty_folders(folder: Path) -> None:
         while folder != settings.RUNS.parent:
             folder.rmdir()
             folder = folder.parent
+
+
+@contextmanager
+def held(path: Path, stage: str) -> Iterator[None]:
+    """Hold a stage's lock. The lock of a dead process is free, even if its file still names it.
+
+    Raises UserError if a living process holds the lock, and names that process.
+    """
+    while True:
+        handle = path.open("a+")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = holder_of(path)
+            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+            handle.close()
+            raise UserError(
+                f"stage {stage} is already under way: {who} holds {path}: wait for it or stop it"
+            ) from None
+        if path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
+            break
+        handle.close()  # whoever held it has just removed it
+    try:
+        handle.truncate(0)
+        handle.write(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+        handle.flush()
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        handle.close()
+
+
+def holder_of(path: Path) -> dict[str, Any] | None:
+    """The living process that a lock names, or None; one on another machine counts as living."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if found["host"] == platform.node():
+        try:
+            os.kill(found["pid"], 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+    return dict(found)

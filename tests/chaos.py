@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.finished import read_manifest
-from stages.runs import RECORDS
-from stages.system.files import read_lines, write_json
-from stages.system.locks import holder_of
+from stages.running.files import read_lines, write_json
+from stages.runs import RECORDS, holder_of
 
 ROOT = Path(__file__).parents[1]
 GOALS = ("sft", "rm", "ppo", "eval")

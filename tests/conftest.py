@@ -82,7 +82,7 @@ def small_disk(tmp_path):
 def judge_environment(runs, monkeypatch):
     """A runs folder, a key for a server, short waits, and no server of the developer's own."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setattr("eval.judges.openai.pace.FIRST_WAIT", 0.02)
+    monkeypatch.setattr("eval.judges.openai.replies.FIRST_WAIT", 0.02)
     for name in ("OPENAI_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     return runs

@@ -5,7 +5,7 @@ import json
 import random
 from typing import Any
 
-from reports import paper
+from reports.parts import paper
 from reports.sections.curves import PPO_GROUPS
 from stages.finished import current_inputs, stage_folder
 from stages.settings import config as settings

@@ -86,7 +86,7 @@ def commit_of(hub: Hub, name: str, branch: str = "main") -> str:
 FETCH = """
 import sys
 from stages.settings.checks import UserError
-from stages.system.hub import fetch_model, model_source
+from stages.running.hub import fetch_model, model_source
 try:
     print(fetch_model(model_source("base.checkpoint", {source!r})).folder)
 except UserError as error:

@@ -7,8 +7,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from stages.finished import read_manifest
+from stages.running.files import read_lines
 from stages.runs import Run
-from stages.system.files import read_lines
 
 NAMED = "--preset tiny --name resumed --set".split()
 SETTINGS = """

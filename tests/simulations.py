@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from eval.rates.correction import Corrected, Labelled, corrected_difference, corrected_rate
+from eval.rates.formulas import Z
 from eval.rates.length_control import VerdictTable, length_controlled
-from stages.learning.intervals import Z
-from stages.learning.logit import clustered_logit
+from eval.rates.logit import clustered_logit
 
 Floats = Any
 Effect = Callable[[Floats], Floats]

@@ -8,15 +8,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reports import ablations_page, compared, page
-from reports.markdown import escape
+from reports import ablations_page
+from reports.parts import compared, page
+from reports.parts.blocks import escape
 from stages.finished import stage_folder
 from stages.rl.credit import credit
 from stages.rl.episodes import Episodes
 from stages.settings import config as settings
-from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.settings.presets import ABLATIONS
 from tests.fabricated_runs import ONLINE, fabricate
 
 SEEDS = (1, 2, 3)

@@ -11,13 +11,13 @@ from eval.calibration import calibrate, sample_pairs
 from eval.verdict_analysis import analyse_folder
 from reports import annotate_page
 from reports.annotate_page import to_html
-from reports.page import as_data
+from reports.parts.page import as_data
 from stages.posts.readers import check_comparison, format_post
 from stages.posts.toy import make_post
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 from tests.browser import Browser, find_chromium
 
 PLANTED = (

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from reports import bench, bench_page
-from stages.planning.lengths import lengths_of
-from stages.planning.memory import Setting
-from stages.planning.shapes import policy_parameters, scorer_parameters, shape_of
-from stages.planning.work import update_flops
-from stages.rehearsal import parts, peers, speed
-from stages.rehearsal.peers import TRL, Peer, cut_queries, interpreter_of, run_peer, task_of
+from reports.needs import rehearsal_parts as parts
+from reports.needs.lengths import lengths_of
+from reports.needs.memory import Setting
+from reports.needs.shapes import policy_parameters, scorer_parameters, shape_of
+from reports.needs.work import update_flops
+from reports.speed import bench_page, peers, speed
+from reports.speed import figures as bench
+from reports.speed.peers import TRL, Peer, cut_queries, interpreter_of, run_peer, task_of
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
@@ -177,7 +178,7 @@ def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch):
 
 def test_a_peer_that_fails_says_why_in_one_line(prepared, monkeypatch):
     monkeypatch.chdir(ROOT)
-    peer = Peer(name="gone", label="Gone 1", packages=(), module="stages.rehearsal.no_such_module")
+    peer = Peer(name="gone", label="Gone 1", packages=(), module="reports.speed.no_such_module")
     found = run_peer(peer, Path(sys.executable), prepared, config_of(ASKED))
     assert "no_such_module" in found["failed"]
     assert "\n" not in found["failed"]

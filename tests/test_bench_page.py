@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from reports import bench, bench_page
-from reports.publish import GENERATED, RECORD
-from stages.rehearsal import speed
+from reports.sharing.publish import GENERATED, RECORD
+from reports.speed import bench_page, speed
+from reports.speed import figures as bench
+from stages.running.files import file_hash
 from stages.settings import config as settings
-from stages.system.files import file_hash
 
 ROOT = Path(__file__).parents[1]
 
@@ -231,17 +231,17 @@ def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
 def test_make_bench_and_publish_start_the_page(tmp_path):
     makefile = ["make", "-n", "-f", str(ROOT / "Makefile"), "VENV="]
     for words, said in (
-        (["bench"], "reports.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2"),
+        (["bench"], "reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2"),
         (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs 2   "),
         (["bench", "CHECK=1"], "--check"),
-        (["publish", "NAME=bench"], "reports.bench_page --publish"),
-        (["publish"], "reports.publish"),
-        (["publish", "NAME=tiny bench"], "reports.publish --names tiny"),
+        (["publish", "NAME=bench"], "reports.speed.bench_page --publish"),
+        (["publish"], "reports.sharing.publish"),
+        (["publish", "NAME=tiny bench"], "reports.sharing.publish --names tiny"),
     ):
         made = subprocess.run([*makefile, *words], cwd=ROOT, capture_output=True, text=True)
         assert said.strip() in " ".join(made.stdout.replace("\\\n", " ").split()), words
     alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
-    assert b"reports.publish" not in alone.stdout
+    assert b"reports.sharing.publish" not in alone.stdout
 
 
 # -- what the documents say of the published bench -------------------------------------------------

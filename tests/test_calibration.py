@@ -20,9 +20,9 @@ from eval.judges.protocol import About, Reply
 from reports import calibration_page
 from reports.judges_page import find_calibrations
 from stages.finished import read_manifest
+from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Data, Judge, UserError
-from stages.system.files import read_lines
 from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]

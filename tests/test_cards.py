@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
+from reports.sharing.cards import Judged, card
 from stages.finished import damage, read_manifest, stage_folder, why_not
+from stages.running.mirror import Board
+from stages.running.mirror_contents import CARD, MODELS
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.sharing.board import Board
-from stages.sharing.card import Judged, card
-from stages.sharing.contents import CARD, MODELS
 
 TINY = make_config("tiny")
 MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}

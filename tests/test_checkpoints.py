@@ -17,10 +17,10 @@ from stages.learning import loop as learning_loop
 from stages.learning import state
 from stages.learning.checkpoints import checkpoints
 from stages.learning.loop import Order, make_optimizer
+from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 from tests.conftest import state_of
 from tests.resuming import (
     Killed,

@@ -6,9 +6,9 @@ import pytest
 
 from eval.versus import parts_of
 from reports import compare_page
-from reports.comparison import against, changed_posts, collect, settings_apart, some_of_each
-from reports.page import PUBLIC, beside_the_runs
-from reports.sample_rows import change
+from reports.parts.comparison import against, changed_posts, collect, settings_apart, some_of_each
+from reports.parts.page import PUBLIC, beside_the_runs
+from reports.parts.sample_rows import change
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -25,7 +25,7 @@ TEXTS = [f"My aunt sold lamp {number}." for number in range(9)]
 def no_drawing(runs, monkeypatch):
     """What is drawn is test_reports' to look at."""
     for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
 
 
 def finish(name, scores, *seeds, preset="tiny", **others):

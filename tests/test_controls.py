@@ -13,11 +13,11 @@ from reports.sections import judge as judge_page
 from stages.finished import METHOD, read_manifest, stage_folder, why_not
 from stages.posts.readers import format_post
 from stages.posts.toy import facts_of, make_post, read_summary, score_summary
+from stages.running.files import read_json, read_lines, write_json
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
 from stages.settings.stages import STAGES
-from stages.system.files import read_json, read_lines, write_json
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")

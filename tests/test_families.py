@@ -35,7 +35,7 @@ from stages.learning.models import (
     score_responses,
 )
 from stages.posts.tokens import load_split, pad_left, pad_right
-from stages.system.files import read_lines
+from stages.running.files import read_lines
 from tests.conftest import close
 from tests.test_models import configured
 

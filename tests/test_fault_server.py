@@ -19,9 +19,9 @@ import pytest
 
 from eval.judges.openai.cache import UNDER_WAY
 from stages.finished import read_manifest
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.system.files import read_lines
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
 
 ROOT = Path(__file__).parents[1]

@@ -16,11 +16,11 @@ from stages.learning import models
 from stages.learning.fitting import in_memory
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
+from stages.running.files import read_json, write_json
 from stages.running.grid import How
 from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_json, write_json
 from tests.conftest import state_of
 from tests.test_microbatches import SPLITS
 

@@ -25,10 +25,10 @@ from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.learning.preferences import training_pairs
 from stages.learning.shared_query import summary_scores
-from stages.posts.halves import in_half
+from stages.posts.bad_rows import in_half
+from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge, UserError, settings_hash, settings_of
-from stages.system.files import read_lines
 from tests.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()

@@ -12,12 +12,13 @@ from eval.judges.offline import FactsJudge
 from eval.judges.protocol import Reply
 from eval.outputs import take_outputs
 from eval.win_rate import main, measure_win_rates
-from reports import collect, run_page
+from reports import run_page
 from reports.outputs_page import write_report
+from reports.parts import collect
 from stages.finished import read_manifest, stage_folder
+from stages.running.mirror_contents import headline
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.sharing.contents import headline
 from tests.fabricated_runs import fabricate
 from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from eval import versus, win_rate
-from reports import collect, scaling_page
+from reports import scaling_page
+from reports.parts import collect
 from stages.finished import read_manifest, why_not
 from stages.running.status import status
 from stages.settings.command_line import make_config, recorded_config

@@ -23,14 +23,8 @@ PACKAGES = ("stages", "eval", "reports")
 
 # From bottom to top: packages, and modules that stand at another height than their folder.
 RANKS = (
-    "stages.functional",
     "stages.settings",
-    "stages.system",
-    "stages.finished",
-    "stages.sharing",
-    "stages.runs",
     "stages.running",
-    "stages.pipeline",
     "stages.posts",
     "stages.learning",
     "stages.rl",
@@ -38,28 +32,35 @@ RANKS = (
     "eval.rates",
     "eval.judges",
     "eval.judges.openai",
-    "stages.planning",
     "eval",
-    "stages.rehearsal",
-    "reports",  # what pages share
+    "reports.parts",
     "reports.sections",
     "reports.scaling",
-    "reports.*_page",
+    "reports.sharing",
+    "reports.needs",
+    "reports.speed",
+    "reports",  # one file a page
 )
+# The files of `stages/` that are no stage, at the height of the folder that they belong to.
+MARKED = {
+    "stages.functional": "stages.settings",
+    "stages.finished": "stages.running",
+    "stages.runs": "stages.running",
+    "stages.pipeline": "stages.running",
+}
 # Here the modules of a rank are siblings that never import each other.
-SIBLINGS = ("stages", "reports.sections", "reports.*_page")
+SIBLINGS = ("stages", "reports.sections", "reports")
 AT_STAGES_LEVEL = {"__init__.py", "README.md", "functional.py", "pipeline.py", "runs.py"}
 AT_STAGES_LEVEL |= {"finished.py"}
 AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
 AT_STAGES_LEVEL |= {"released.py"}
-AT_STAGES_LEVEL |= {"settings", "system", "running", "posts", "learning", "rl"}
-AT_STAGES_LEVEL |= {"planning", "rehearsal", "sharing"}
+AT_STAGES_LEVEL |= {"settings", "running", "posts", "learning", "rl"}
 
-WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.system.*", "stages.pipeline"]
-WITHOUT_TORCH += ["stages.finished", "stages.posts.toy", "stages.planning.*", "stages.sharing.*"]
-WITHOUT_TORCH += ["stages.posts.world", "stages.posts.readers", "eval.judge", "eval.win_rate"]
-WITHOUT_TORCH += ["stages.posts.kinds"]
-WITHOUT_TORCH += ["eval.verdict_analysis", "eval.rates.*", "eval.judges.openai.*", "reports.*"]
+WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.pipeline", "stages.finished"]
+WITHOUT_TORCH += ["stages.posts.toy", "stages.posts.kinds", "stages.posts.readers"]
+WITHOUT_TORCH += ["eval.judge", "eval.win_rate", "eval.verdict_analysis", "eval.rates.*"]
+WITHOUT_TORCH += ["eval.judges.openai.*", "reports.*_page", "reports.parts.*", "reports.sections.*"]
+WITHOUT_TORCH += ["reports.scaling.*", "reports.sharing.*", "reports.needs.plan"]
 
 FILE_LINES = 400
 FUNCTION_LINES = 50  # without the docstring
@@ -142,11 +143,8 @@ def functions_of(path: Path) -> Iterator[Function]:
 
 
 def place_of(name: str) -> str:
-    """The entry of RANKS that says most about a module: itself, its kind, or else its package."""
-    package = name.rpartition(".")[0]
-    entries = [entry for entry in RANKS if fnmatchcase(name, entry) or entry == package]
-    assert entries, f"{name} has no rank"
-    return max(entries, key=len)
+    """The rank of a module: its folder, or the one that a marked file belongs to."""
+    return MARKED.get(name, name.rpartition(".")[0])
 
 
 def own_imports_of(name: str) -> set[str]:

@@ -182,7 +182,7 @@ def test_after_make_data_another_seed_needs_no_network_and_begins_alike(made):
 
 
 MOVED = """
-from stages.system.hub import fetch_model, model_source, moved
+from stages.running.hub import fetch_model, model_source, moved
 fetched = fetch_model(model_source("base.checkpoint", {source!r}))
 print(fetched.commit)
 print(moved(fetched))

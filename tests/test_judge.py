@@ -13,10 +13,10 @@ from eval.judges.protocol import Choice, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of, make_post
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 from tests.chat_server import GOOD, chat, llm_config, serving
 
 POST = "toy1-validation-7"

@@ -10,7 +10,7 @@ from eval import calibration
 from eval.calibration import calibrate
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Choice, Reply
-from reports import judges_page, publish
+from reports import judges_page
 from reports.judges_page import (
     Calibrated,
     by_pairs,
@@ -19,11 +19,12 @@ from reports.judges_page import (
     rows_of,
     source_of,
 )
-from reports.verdict import told_apart
+from reports.parts.verdict import told_apart
+from reports.sharing import publish
 from stages.finished import METHOD
+from stages.running.files import read_json, write_json
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge, UserError
-from stages.system.files import read_json, write_json
 
 SIZES = {"train_posts": 5, "train_comparisons": 5}
 SIZES |= {"validation_posts": 60, "validation_comparisons": 120}

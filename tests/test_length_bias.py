@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from reports.page import Note, Table
-from reports.sections import length
-from stages.learning.intervals import wilson
-from stages.learning.length_bias import accuracy_at_equal_length, beside_length
+from eval.rates.formulas import wilson
+from eval.rates.length_bias import accuracy_at_equal_length, beside_length
+from reports.parts.page import Note, Table
+from reports.sections import scores
 from stages.learning.preferences import length_bias, summarize_gaps
 from stages.posts.tokens import TokenizedSplit, make_ragged
 
@@ -91,10 +91,10 @@ def test_the_page_names_the_longer_one_and_warns_of_a_model_that_is_not_above_it
     split = split_of(CHOSEN * 4, REJECTED * 4)
     gaps = torch.randn(40, generator=torch.Generator().manual_seed(1)).tolist()
     results = summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
-    table, *notes = length.blocks({"the reward model": results})
+    table, *notes = scores.length_blocks({"the reward model": results})
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["the reward model", "the longer one"]
     assert table.rows[1][1].startswith("50.0% [")
     assert "n = 24" in table.header[2]
     assert any(isinstance(one, Note) and "NOT surely better" in one.text for one in notes)
-    assert length.blocks({"the reward model": {"accuracy": 0.6}}) == []  # made before
+    assert scores.length_blocks({"the reward model": {"accuracy": 0.6}}) == []  # made before

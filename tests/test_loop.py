@@ -36,9 +36,9 @@ from stages.learning.loop import (
     synchronized_last,
 )
 from stages.posts.tokens import Ragged, make_ragged
+from stages.running.machine import has_bf16_units
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, UserError
-from stages.system.machine import has_bf16_units
 from tests.conftest import ROOT
 
 
@@ -289,7 +289,7 @@ def test_a_stage_keeps_freed_blocks_and_the_largest_go_back():
 import torch
 from stages.learning.loop import make_accelerator
 from stages.settings.command_line import make_config
-from stages.system.machine import keep_freed_memory
+from stages.running.machine import keep_freed_memory
 
 def kept(mib):
     held = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

@@ -22,9 +22,9 @@ from stages.learning.models import (
 )
 from stages.posts.tokens import load_split
 from stages.rl import networks
+from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora, UserError, settings_hash
-from stages.system.files import read_lines
 from tests.conftest import ppo_state, rolled_out, state_of
 
 RANK = 3

@@ -2,14 +2,13 @@
 
 import pytest
 
-from reports import compared
+from reports.parts import compared
 from stages.finished import why_not
 from stages.running.grid import Cell, How, ablation_cells, make_ablations
 from stages.settings import config as settings
-from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import Asked, config_of, make_config, override_of
 from stages.settings.config import UserError
-from stages.settings.presets import PRESETS
+from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import SHARED_STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 

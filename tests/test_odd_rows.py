@@ -29,9 +29,9 @@ from stages.posts.tokens import (
     tokenize_posts,
 )
 from stages.posts.toy import make_comparison, make_post, write_world
+from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError, World
-from stages.system.files import read_json, read_lines
 from tests.conftest import close, state_of
 from tests.test_posts import (
     ARTICLE,

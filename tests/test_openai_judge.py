@@ -8,7 +8,7 @@ from email.utils import format_datetime
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.pace import Pace
+from eval.judges.openai.replies import Pace
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.command_line import make_config

@@ -22,9 +22,9 @@ from stages.finished import read_manifest, stage_folder, why_not
 from stages.pipeline import wanted_stages
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of
+from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
-from stages.system.files import read_lines
 
 ROOT = Path(__file__).parents[1]
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}

@@ -4,7 +4,7 @@ import torch
 
 from stages import base, normalize, ppo, reward, sft
 from stages.rl import rollout
-from stages.system.files import read_lines
+from stages.running.files import read_lines
 
 OWN = """
     base.hidden_size=32 base.num_layers=1 ppo.critic_init=sft

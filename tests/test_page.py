@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from reports import numbers, page
-from reports.blocks import Block
-from reports.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
+from reports.parts import numbers, page
+from reports.parts.blocks import Block
+from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
 
 SEVEN = [Heading(name) for name in ("Result", "Judge: who?", "Result", "A b", "C", "D", "E")]
 

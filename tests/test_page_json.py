@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from reports import page, page_json
-from reports.blocks import Block, Details, Heading, Note, Sample, Table, Text
-from reports.publish import GENERATED, RECORD
-from reports.sample_browser import SampleBrowser
-from reports.token_view import TokenView
+from reports.parts import numbers as page_json
+from reports.parts import page
+from reports.parts.blocks import Block, Details, Heading, Note, Sample, Table, Text
+from reports.parts.sample_browser import SampleBrowser
+from reports.parts.token_view import TokenView
+from reports.sharing.publish import GENERATED, RECORD
 from tests.test_publish import ROOT, finished
 
 PUBLISHED = ROOT / GENERATED

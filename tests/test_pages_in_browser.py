@@ -12,7 +12,7 @@ import pytest
 
 from eval import versus
 from reports import ablations_page, compare_page, run_page, scaling_page, versus_page
-from reports.page import beside_the_runs
+from reports.parts.page import beside_the_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config

@@ -13,6 +13,7 @@ import pytest
 from stages import pipeline
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
 from stages.pipeline import Maker, wanted_stages
+from stages.running.files import write_json
 from stages.running.grid import Cell, How
 from stages.running.status import help_lines, status
 from stages.runs import open_stage
@@ -21,7 +22,6 @@ from stages.settings.command_line import Asked, asked_of, config_of, make_config
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
-from stages.system.files import write_json
 
 ROOT = Path(__file__).parents[1]
 TINY = make_config("tiny")

@@ -11,13 +11,13 @@ import torch
 
 from eval.control_texts import CONTROLS
 from eval.judges.openai.budget import price_of
-from stages.planning.cards import CARDS, GIB, SHARDED, card_of, cards_for
-from stages.planning.costs import CONTROL_TEXTS, checkpoint_bytes, disk_of, questions_of
-from stages.planning.lengths import CHARACTERS_PER_TOKEN, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
-from stages.planning.memory import Setting, saved_activations, saved_per_token
-from stages.planning.parts import PARTS, mends, part_bytes, too_large
-from stages.planning.plan import lines_of, parse
-from stages.planning.shapes import (
+from reports.needs.costs import CONTROL_TEXTS, checkpoint_bytes, disk_of, questions_of
+from reports.needs.gpus import CARDS, GIB, SHARDED, card_of, cards_for
+from reports.needs.lengths import CHARACTERS_PER_TOKEN, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
+from reports.needs.memory import Setting, saved_activations, saved_per_token
+from reports.needs.parts import PARTS, mends, part_bytes, too_large
+from reports.needs.plan import lines_of, parse
+from reports.needs.shapes import (
     PUBLISHED,
     Shape,
     adapter_parameters,
@@ -26,7 +26,7 @@ from stages.planning.shapes import (
     scorer_parameters,
     shape_of,
 )
-from stages.planning.work import Rate, forward_flops, hours_by_stage, updates_of, work_of
+from reports.needs.work import Rate, forward_flops, hours_by_stage, updates_of, work_of
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError
 from stages.settings.presets import PRESETS
@@ -377,7 +377,7 @@ def test_what_cannot_be_planned_is_one_line(arguments, said):
 def test_a_plan_needs_the_standard_library_alone():
     # With -S -I no installed package can be imported.
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from stages.planning import plan; "
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from reports.needs import plan; "
         "plan.main(['--preset', 'pythia-1b'])"
     )
     found = subprocess.run(

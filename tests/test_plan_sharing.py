@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from stages.planning.parts import part_bytes
-from stages.planning.plan import lines_of, parse
+from reports.needs.parts import part_bytes
+from reports.needs.plan import lines_of, parse
 from stages.settings.config import UserError
 from tests.test_plan import setting
 

@@ -34,8 +34,8 @@ from stages.posts.tokens import (
     tokenize_comparisons,
     tokenize_posts,
 )
+from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
-from stages.system.files import read_lines
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from stages import base, dpo, normalize, ppo, reward, sft
+from stages.running.files import read_lines
 from stages.running.launch import ENGINES
-from stages.system.files import read_lines
 
 ROOT = Path(__file__).parents[1]
 # Of 9 held-out posts one process gets 5 and the other 4, of a single one it gets none.

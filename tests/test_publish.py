@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from eval import versus
-from reports import ablations_page, calibration_page, publish, run_page, scaling_page, versus_page
-from reports.page import PLOT, beside_the_runs
-from reports.publish import GENERATED, README, RECORD
-from reports.readme_blocks import in_readme, run_entries
+from reports import ablations_page, calibration_page, run_page, scaling_page, versus_page
+from reports.parts.page import PLOT, beside_the_runs
+from reports.sharing import publish
+from reports.sharing.publish import GENERATED, README, RECORD
+from reports.sharing.readme_blocks import in_readme, run_entries
 from stages.finished import read_manifest, stage_folder
+from stages.running.files import file_hash
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.system.files import file_hash
 from tests import fabricated_runs
 from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manifest
 
@@ -29,7 +30,7 @@ def place(tmp_path, monkeypatch):
     """A folder with runs, a README with both blocks, and no git; empty plots."""
     monkeypatch.chdir(tmp_path)
     for drawing in ("together", "alone"):  # what is drawn is test_reports' to look at
-        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     README.write_text(MARKED)
     return tmp_path
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from reports import publish, push, run_page
+from reports import run_page
+from reports.sharing import publish, push
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -27,7 +28,7 @@ def place(tmp_path, monkeypatch, policy_folder):
     """A folder with one finished run whose models are real; its plots are empty."""
     monkeypatch.chdir(tmp_path)
     for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     finished(TINY, policy_folder)
     return tmp_path
 
@@ -52,7 +53,7 @@ def client(hub, tmp_path):
 
     def run(*words, **environment):
         own = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
-        return Client(hub, tmp_path)(["reports.push", *words], **own | environment)
+        return Client(hub, tmp_path)(["reports.sharing.push", *words], **own | environment)
 
     return run
 
@@ -225,13 +226,15 @@ def test_a_dry_run_says_what_goes_where_and_asks_nobody(place, capsys):
 
 
 def test_make_passes_it_on_and_make_n_only_looks(place):
-    makefile = push.__file__.replace("reports/push.py", "Makefile")
+    makefile = push.__file__.replace("reports/sharing/push.py", "Makefile")
     # A make above this one would have it name the folder that it enters.
     words = ["make", "--no-print-directory", "-n", "-f", makefile, "push"]
     words += ["HUB=anna", "SEED=1", "VENV=", "PYTHON=echo"]
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     last = found.splitlines()[-1]  # before it stands the command, as `make -n` prints it
-    assert last.split() == "-m reports.push --hub anna --name tiny --seed 1 --dry-run".split()
+    assert (
+        last.split() == "-m reports.sharing.push --hub anna --name tiny --seed 1 --dry-run".split()
+    )
 
 
 @pytest.mark.parametrize("stage", ["base", "rm"])

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from reports import page, plots, scaling_page
-from reports.page import Figure, Note, Table, Text
+from reports import scaling_page
+from reports.parts import page, plots
+from reports.parts.page import Figure, Note, Table, Text
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
 from reports.scaling.details import code_line
-from reports.scaling.rows import frame_of
+from reports.scaling.fits import frame_of
 from reports.scaling.verdicts import BEATS, UNKNOWN, size_verdicts
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import ONLINE, pythia_study

@@ -26,9 +26,9 @@ from eval.rates.formulas import (
     mean_of_seeds,
     mean_of_two,
     sign_flip_p_value,
+    wilson,
 )
 from eval.rates.strengths import cohen_over_posts, fleiss, fleiss_over_posts
-from stages.learning.intervals import wilson
 
 
 def known(found: Interval | None) -> Interval:
@@ -53,7 +53,7 @@ def test_wilson_takes_an_effective_number_of_observations():
     assert wilson(p * n, n) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("module", ["stages.planning.plan", "stages.learning.intervals"])
+@pytest.mark.parametrize("module", ["reports.needs.plan", "eval.rates.formulas"])
 def test_looking_and_planning_load_no_statistics(module):
     said = f"import sys, {module}; print([m for m in ('statsmodels', 'scipy') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)

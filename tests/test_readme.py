@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stages.settings.ablations import ABLATIONS
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import SECTIONS, UserError
 from stages.settings.ppo import PAPER_QUIRKS
-from stages.settings.presets import PRESETS
+from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import STAGES
 
 ROOT = Path(__file__).parents[1]

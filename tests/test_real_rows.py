@@ -6,7 +6,7 @@ import pytest
 
 from stages import base
 from stages.posts.tokens import load_split
-from stages.system.files import read_json
+from stages.running.files import read_json
 
 ROWS = {  # as ../shared/README.md counts them
     "sft_train": 2557,

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from stages.learning.models import save_model
-from stages.planning.lengths import COMPARED_TOKENS, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
-from stages.planning.memory import Setting
-from stages.planning.shapes import policy_parameters, shape_of
-from stages.planning.work import work_of
-from stages.rehearsal import parts, rehearse
-from stages.rehearsal.meter import Meter
-from stages.rehearsal.table import MEASURED_BY, card_of_device, hours_of, planned_peaks
-from stages.rehearsal.texts import (
+from reports.needs import rehearsal_parts as parts
+from reports.needs import rehearse
+from reports.needs.lengths import COMPARED_TOKENS, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
+from reports.needs.memory import Setting
+from reports.needs.meter import Meter
+from reports.needs.rehearsal_table import MEASURED_BY, card_of_device, hours_of, planned_peaks
+from reports.needs.shapes import policy_parameters, shape_of
+from reports.needs.texts import (
     LIMIT_ROWS,
     ROWS,
     longest_rows,
@@ -25,6 +24,8 @@ from stages.rehearsal.texts import (
     typical_rows,
     write_texts,
 )
+from reports.needs.work import work_of
+from stages.learning.models import save_model
 from stages.settings.command_line import Asked, config_of, make_config
 from stages.settings.config import UserError
 from stages.settings.presets import PRESETS
@@ -136,7 +137,7 @@ def test_typical_rows_are_whole_microbatches_spread_over_the_lengths():
 
 HELD = """
 import torch
-from stages.rehearsal.meter import Meter
+from reports.needs.meter import Meter
 meter = Meter(torch.device("cpu"))
 kept = torch.ones(64 * 2**18)
 _, one = meter.peak(lambda: torch.ones(96 * 2**18).sum())

@@ -24,9 +24,9 @@ from stages.learning.models import load_reward_model, score_responses
 from stages.learning.released import load_released_reward_model, read_weights
 from stages.pipeline import wanted_stages
 from stages.released import take_released
+from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 from tests.resuming import SETTINGS
 
 ROOT = Path(__file__).parents[1]

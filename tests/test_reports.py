@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reports import calibration_page, collect, opening, page, plots, run_page, scaling_page, verdict
+from reports import calibration_page, run_page, scaling_page
+from reports.parts import collect, opening, page, plots, verdict
 from reports.sections import calibration
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
@@ -29,7 +30,7 @@ CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 def places(tmp_path, monkeypatch):
     """A folder for runs whose pages have empty plots."""
     for drawing in ("together", "alone"):  # what is drawn is for `made` to look at
-        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     return lay_out(tmp_path, monkeypatch)
 
 

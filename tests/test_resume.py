@@ -7,7 +7,7 @@ import pytest
 
 from eval import judge
 from eval.judges import protocol
-from stages.running.kept import KeptRows
+from stages.running.files import KeptRows
 from stages.runs import Run
 from tests.resuming import (
     ARGUMENTS,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from reports import collect, lineage, opening, panels, plots, run_page, seeds, verdict
-from reports.page import Details
-from reports.sections import calibration, curves, judge, made_with, spread
+from reports import run_page
+from reports.parts import collect, lineage, opening, panels, plots, verdict
+from reports.parts import collect as seeds
+from reports.parts.page import Details
+from reports.sections import calibration, curves, judge, made_with, scores
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -22,7 +24,7 @@ from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, stati
 def places(tmp_path, monkeypatch):
     """A folder for runs, and empty plots."""
     for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
 
 
@@ -182,7 +184,7 @@ def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_
         return plots.Panel(title, lambda axes: None)
 
     monkeypatch.setattr(panels, "spread", remember)
-    spread.blocks(record_of())
+    scores.spread_blocks(record_of())
     assert found["Length, tokens"] == {"reference": [6.0] * 9, "SFT": [7.0] * 9, "PPO": [7.0] * 9}
     assert set(found["Reward-model score"]) == {"reference", "SFT", "PPO"}
     edges = panels._edges([float(one) for one in range(60)])

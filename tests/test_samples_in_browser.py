@@ -5,13 +5,12 @@ import random
 
 import pytest
 
-from reports import page
-from reports.page import Heading, Table
-from reports.sample_browser import SampleBrowser, fitting
-from reports.sample_rows import change, verdict_of
-from reports.sections.samples import sample
-from reports.sections.training_samples import table
-from reports.token_view import TokenView, some_updates
+from reports.parts import page
+from reports.parts.page import Heading, Table
+from reports.parts.sample_browser import SampleBrowser, fitting
+from reports.parts.sample_rows import change, verdict_of
+from reports.parts.token_view import TokenView, some_updates
+from reports.sections.samples import sample, table
 from tests.browser import Browser, find_chromium
 
 PLANTED = (

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from reports import collect, page, scaling_page
+from reports import scaling_page
+from reports.parts import collect, page
 from reports.scaling import details
-from reports.scaling.rows import frame_of
+from reports.scaling.fits import frame_of
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges

@@ -8,13 +8,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from reports import plots
+from reports.parts import plots
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
-from reports.scaling.collapse import called_out
 from reports.scaling.curves import win_rates
-from reports.scaling.fits import Fit, fit
-from reports.scaling.over_optimisation import over_optimised
-from reports.scaling.pooled import pool
+from reports.scaling.fits import Fit, fit, pool
+from reports.scaling.verdicts import called_out, over_optimised
 
 # -- pooled intervals ------------------------------------------------------------------------------
 

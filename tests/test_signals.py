@@ -14,9 +14,9 @@ import pytest
 from stages import base, ppo
 from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
+from stages.running import signals as stopping
 from stages.running.start import run_stage
 from stages.settings.command_line import make_config
-from stages.system import stopping
 from tests.resuming import (
     ARGUMENTS,
     OFTEN,

@@ -17,7 +17,7 @@ from eval.rates.simple_judges import (
     not_beaten,
     paired_difference,
 )
-from stages.system.files import read_lines
+from stages.running.files import read_lines
 
 
 def pair(label, answer, words=(2, 1), overlap=(1, 2), post=None):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from stages import base, sft
 from stages.running import slurm
-from stages.system.files import read_lines
+from stages.running.files import read_lines
 
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = """

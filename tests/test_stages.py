@@ -23,11 +23,11 @@ from stages.learning.models import PolicyAndCritic, load_policy, load_reward_mod
 from stages.posts.tokens import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout
+from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings import config
 from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
-from stages.system.files import read_lines
 from tests.conftest import ppo_state, rolled_out, state_of
 
 MINI = """

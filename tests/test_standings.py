@@ -27,13 +27,13 @@ from eval.rates.strengths import (
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
+from reports.parts.verdict import at_equal_length
 from reports.sections import systems
-from reports.verdict import at_equal_length
 from stages.finished import read_manifest, stage_folder
+from stages.running.files import read_lines
 from stages.running.grid import How
 from stages.settings.command_line import Asked, make_config
 from stages.settings.config import Judge, UserError, hash_of
-from stages.system.files import read_lines
 from tests.chat_server import ask, chat, serving
 from tests.test_outputs import config_of_file, rows_of_world, told, write_jsonl
 

@@ -7,10 +7,10 @@ import pytest
 from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import outputs_page
-from reports.page import Details
+from reports.parts.page import Details
+from reports.parts.verdict import kappa, named
 from reports.sections import judge, systems
-from reports.verdict import kappa, named
-from stages.system.short_names import shortened
+from stages.running.progress import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
 

@@ -28,8 +28,8 @@ from stages.posts.toy import (
     write_as,
     write_world,
 )
+from stages.running.files import file_hash
 from stages.settings.config import World
-from stages.system.files import file_hash
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
 HARD_POSTS = [make_post(f"toyhard1-train-{n}") for n in range(400)]

@@ -6,15 +6,16 @@ import pytest
 
 from eval.judges.protocol import About, Reply
 from eval.versus import compare, main, read_side, summary_of, versus_config
-from reports import page, versus_page
-from reports.page import PUBLIC
+from reports import versus_page
+from reports.parts import page
+from reports.parts.page import PUBLIC
 from stages.finished import read_manifest, stage_folder
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 

@@ -17,7 +17,7 @@ from stages.learning.vocabulary import (
     give_reading_head,
     reading_head,
 )
-from stages.settings.constants import CHUNK
+from stages.settings.families import CHUNK
 from tests.conftest import close
 from tests.test_families import CONFIGS
 

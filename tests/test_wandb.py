@@ -19,12 +19,12 @@ from types import SimpleNamespace
 import pytest
 
 from stages.finished import read_manifest
+from stages.running.files import read_lines, write_json
+from stages.running.mirror import Mirror, note_for
+from stages.running.mirror_contents import MOST_ROWS, headline, results_of
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.hidden import public_settings
-from stages.sharing.contents import MOST_ROWS, headline, results_of
-from stages.sharing.mirror import Mirror, note_for
-from stages.system.files import read_lines, write_json
 from tests.resuming import ARGUMENTS
 from tests.wandb_files import all_sent
 
@@ -265,7 +265,7 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
 
 @needs_wandb
 def test_a_server_that_does_not_answer_leaves_the_stage_to_be_recorded_offline(tmp_path):
-    code = "from stages.sharing import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE
+    code = "from stages.running import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE
     away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
     done = process(tmp_path, code, "sft", "1", "2", WANDB_PROJECT="tldr", **away)
     assert done.code == 0, done.errors

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eval.judge import main as judge_main
+from eval.rates.formulas import wilson
 from eval.rates.scores import agreement
 from eval.win_rate import (
     describe,
@@ -20,14 +21,13 @@ from eval.win_rate import (
     win_rate,
 )
 from stages.finished import read_manifest, stage_folder
-from stages.learning.intervals import wilson
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.system.files import read_lines
 
 
 @pytest.fixture

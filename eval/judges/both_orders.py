@@ -14,7 +14,7 @@ from eval.judges.protocol import (
     Row,
     judge_all,
 )
-from stages.running.kept import cut_file, whole_lines
+from stages.running.files import cut_file, whole_lines
 from stages.runs import Run
 
 Task = tuple[str, Row, str]

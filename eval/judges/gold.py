@@ -23,13 +23,13 @@ from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_tokenizer
 from stages.learning.released import load_released_reward_model
 from stages.learning.shared_query import summary_scores
-from stages.posts.halves import in_half
+from stages.posts.bad_rows import in_half
 from stages.posts.readers import POST_TEMPLATE, parse_post
 from stages.posts.tokens import fit_query, plain_encoder
+from stages.running.files import read_lines
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
 from stages.settings.stages import TRAINED
-from stages.system.files import read_lines
 
 KIND = "gold_reward_model"
 HELD_OUT = ("accuracy", "accuracy_low", "accuracy_high", "pairs")

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from eval.judges.prompt import LETTER, Question, make_question
 from eval.judges.protocol import About, Choice, Comparison, Reply
 from stages.learning.models import model_inputs, quiet_loading
+from stages.running.progress import progress
 from stages.settings.checks import UserError
-from stages.system.progress import progress
 
 LETTERS: tuple[Choice, Choice] = ("A", "B")
 # Stands in for the question while the chat template is rendered.

@@ -7,11 +7,11 @@ stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.learning.intervals import Z, wilson
 from stages.settings.checks import UserError
 
 Floats = NDArray[np.float64]
@@ -211,3 +211,20 @@ def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
     mean = float(np.mean(values))
     return mean - half, mean + half
+
+
+Z = NormalDist().inv_cdf(0.975)  # 95%, two-sided
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """Wilson's 95% interval for a proportion, in [0, 1], by statsmodels.
+
+    n may be an effective number of observations, so neither need be whole.
+    Source: Wilson 1927, equation for the score interval.
+    """
+    # Imported late: it takes seconds, and modules that only look or plan name this one.
+    from statsmodels.stats.proportion import proportion_confint
+
+    p = successes / n
+    low, high = proportion_confint(successes, n, method="wilson")
+    return max(0.0, min(float(low), p)), min(1.0, max(float(high), p))  # rounding at 0 and n

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, clustered_share, mean_of_posts
-from stages.learning.intervals import Z
-from stages.learning.logit import clustered_logit, length_terms, sigmoid
+from eval.rates.formulas import Floats, Z, clustered_share, mean_of_posts
+from eval.rates.logit import clustered_logit, length_terms, sigmoid
 
 BINS = 5
 LEAST_JUDGEMENTS = 30

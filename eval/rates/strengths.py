@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eval.rates.formulas import Floats, Interval, Totals, bootstrap, cohens_kappa
-from stages.learning.intervals import Z
-from stages.learning.logit import clustered_logit
+from eval.rates.formulas import Floats, Interval, Totals, Z, bootstrap, cohens_kappa
+from eval.rates.logit import clustered_logit
 
 NO_BOUND = "it won, or lost, every comparison with those that can be placed"
 NO_FIT = "the model has no finite fit"

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from reports import plots
-from reports.collect import Record
-from reports.page import Block, Figure, Note, Table, Text
-from reports.scaling import curves, over_optimisation
+from reports.parts import plots
+from reports.parts.collect import Record
+from reports.parts.page import Block, Figure, Note, Table, Text
+from reports.parts.verdict import MISSING, interval, number, percent
+from reports.scaling import curves, verdicts
 from reports.scaling.beside_paper import Row
-from reports.scaling.pooled import Pooled
+from reports.scaling.fits import Pooled
 from reports.scaling.verdicts import BEATS, DOES_NOT, UNKNOWN, SizeVerdict, size_verdicts
-from reports.verdict import MISSING, interval, number, percent
 
 WIDE, HIGH = 1.6, 1.2
 
@@ -126,7 +126,7 @@ def win_rate_figure(frame: pd.DataFrame, beside: Sequence[Row]) -> Figure:
 
 def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
     """Over-optimisation: the seeds where it was found, and the frontier that shows it."""
-    found = over_optimisation.over_optimised(frame)
+    found = verdicts.over_optimised(frame)
     said = [
         f"{one.name} seed {one.seed}: the proxy rose by {number(one.proxy_gain)} and"
         f" {_fell(one)} fell, at a KL of {number(one.kl, 1)} nats"
@@ -139,9 +139,9 @@ def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Bloc
     first: Block = Text("No seed is over-optimised by this rule.")
     if said:
         first = Note(f"OVER-OPTIMISATION: {'; '.join(said)}.")
-    return [first, Text(over_optimisation.RULE), figure]
+    return [first, Text(verdicts.OVER_OPTIMISED_RULE), figure]
 
 
-def _fell(one: over_optimisation.OverOptimised) -> str:
+def _fell(one: verdicts.OverOptimised) -> str:
     both = [("the win rate", one.win_rate_fell), ("the gold score", one.gold_fell)]
     return " and ".join(what for what, fell in both if fell)

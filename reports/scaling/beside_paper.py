@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from eval.rates.formulas import TAILS
-from reports import paper
-from reports.collect import MEMORY_KNOBS, Record
-from reports.scaling.rows import given, sizes
+from reports.parts import paper
+from reports.parts.collect import MEMORY_KNOBS, Record
+from reports.scaling.fits import given, sizes
 from stages.settings.config import Config
 from stages.settings.presets import PRESETS
 

@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from reports import plots
-from reports.collect import Record
-from reports.plots import GRID, INK, Panel
+from reports.parts import plots
+from reports.parts.collect import Record
+from reports.parts.plots import GRID, INK, Panel
 from reports.scaling.beside_paper import NOT_COMPARABLE, Row
-from reports.scaling.over_optimisation import over_optimised
-from reports.scaling.rows import policies, sizes
+from reports.scaling.fits import policies, sizes
+from reports.scaling.verdicts import over_optimised
 
 # Colours of sizes, from small to large: one hue, darker with size.
 SHADES = ("#9ecae1", "#6baed6", "#3f8fc5", "#2171b5", "#08519c", "#08306b")

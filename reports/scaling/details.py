@@ -7,14 +7,13 @@ from itertools import pairwise
 import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
-from reports import paper, plots, verdict
-from reports.collect import Record
-from reports.page import Block, Details, Figure, Heading, Note, Table, Text
+from reports.parts import paper, plots, verdict
+from reports.parts.collect import Record
+from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text
+from reports.parts.verdict import MISSING, number, percent
 from reports.scaling import beside_paper, curves
 from reports.scaling.beside_paper import NOT_COMPARABLE, Row
-from reports.scaling.fits import Fit, fit
-from reports.scaling.rows import given, policies, sizes
-from reports.verdict import MISSING, number, percent
+from reports.scaling.fits import Fit, fit, given, policies, sizes
 
 Form = Callable[[float], str]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)

@@ -2,8 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
 
 import numpy as np
+import pandas as pd
+
+from eval.rates.formulas import TAILS, Z
+from reports.parts.collect import Record, policies_of, table
 
 LEAST_SIZES = 4  # three points leave a line one degree of freedom: t is 12.7 there, and 4.3 here
 
@@ -47,3 +53,109 @@ def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False
         sizes=len(x),
         power=power,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """A mean over seeds with its 95% interval, and the two kinds of doubt behind it."""
+
+    estimate: float
+    low: float
+    high: float
+    seeds: int
+    seed_error: float | None
+    """Standard error from the spread of seeds; None for one seed, which has none."""
+    post_error: float
+    """Standard error over posts or pairs: the mean of the seeds' own."""
+
+
+def pool(
+    values: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    limits: tuple[float, float] = (-inf, inf),
+) -> Pooled | None:
+    """The mean over seeds; `intervals` are the seeds' own 95% intervals over posts. None for none.
+
+    `error^2 = s^2 / k + p^2`: s the standard deviation of the k seeds, p the mean of their standard
+    errors over posts. All seeds are judged on the same posts, so averaging seeds does not average
+    the posts away, and p is not divided by k. s holds a part of p, so the sum is rather too wide.
+    The interval is Student's with `error^4 / ((s^2 / k)^2 / (k - 1))` degrees of freedom, because
+    posts are many; it is never narrower than that of the seeds alone, which has k - 1. With one
+    seed it is the posts' alone. It is cut at `limits`.
+    Source: Satterthwaite 1946 for the degrees of freedom; variances of two crossed factors are
+    added as in Owen 2007 (the pigeonhole bootstrap), which is conservative too.
+    """
+    from scipy.stats import t
+
+    count = len(values)
+    if not count:
+        return None
+    mean = float(np.mean(values))
+    post_error = float(np.mean([(high - low) / (2 * Z) for low, high in intervals]))
+    if count == 1:
+        ((low, high),) = intervals
+        return Pooled(
+            estimate=mean, low=low, high=high, seeds=1, seed_error=None, post_error=post_error
+        )
+    seed_error = float(np.std(values, ddof=1)) / sqrt(count)
+    error = sqrt(seed_error**2 + post_error**2)
+    freedom = error**4 * (count - 1) / seed_error**4 if seed_error > 0 else inf
+    of_seeds = float(t.ppf(TAILS[1], count - 1)) * seed_error
+    half = max(float(t.ppf(TAILS[1], freedom)) * error, of_seeds)
+    return Pooled(
+        estimate=mean,
+        low=max(limits[0], mean - half),
+        high=min(limits[1], mean + half),
+        seeds=count,
+        seed_error=seed_error,
+        post_error=post_error,
+    )
+
+
+POLICIES = ("sft", "ppo", "dpo")  # in the order in which they are shown
+
+
+def frame_of(records: Sequence[Record]) -> pd.DataFrame:
+    """`reports.parts.collect.table`, and what only this page compares, one row a seed.
+
+    Raises UserError for a run of what others made.
+    """
+    frame = table(list(records))
+    extra = pd.DataFrame([_more(record) for record in records], index=frame.index)
+    return frame.join(extra.astype(float))
+
+
+def _more(record: Record) -> dict[str, Any]:
+    written = record.results("summaries")["policies"]
+    judged = record.results("win_rate")
+    gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
+    found: dict[str, Any] = {"sft_loss": record.results("sft")["loss/validation"]}
+    for policy in policies_of(record):
+        found[f"{policy}/copied"] = written[policy].get("copied_title_words")
+        at_length = judged["policies"][policy]["statistics"]["length_controlled"]
+        for end in ("low", "high"):
+            found[f"{policy}/controlled_{end}"] = at_length[end]
+        found[f"{policy}/extrapolated"] = at_length.get("extrapolated", False)
+    for scorer in ("proxy", "gold"):
+        for key in ("estimate", "low", "high"):
+            found[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)
+    return found
+
+
+def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The runs and their seeds, from the smallest model to the largest."""
+    groups = [(str(name), seeds) for name, seeds in frame.groupby("name", sort=False)]
+    return sorted(groups, key=lambda group: float(group[1]["parameters"].iloc[0]))
+
+
+def policies(frame: pd.DataFrame) -> list[str]:
+    """The policies that any seed has, in the order in which they are shown."""
+    there = {one for found in frame["policies"] for one in found}
+    return [one for one in POLICIES if one in there] + sorted(there - set(POLICIES))
+
+
+def given(seeds: pd.DataFrame, key: str) -> list[float]:
+    """The numbers of the seeds that have one, in the order of the seeds."""
+    if key not in seeds:
+        return []
+    return [float(one) for one in seeds.sort_values("seed")[key] if one is not None and one == one]

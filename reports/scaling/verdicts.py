@@ -1,16 +1,58 @@
 """Does PPO beat the references at a size?"""
 
 from dataclasses import dataclass
+from statistics import median
 
 import pandas as pd
 
-from reports.scaling.collapse import CalledOut, called_out
-from reports.scaling.pooled import Pooled, pool
-from reports.scaling.rows import given, sizes
-from reports.verdict import NO_GUESS
+from reports.parts.verdict import NO_GUESS, percent
+from reports.scaling.fits import Pooled, given, pool, sizes
 
 BEATS, DOES_NOT, UNKNOWN = "beats the references", "does not beat them", "cannot be told"
 SHARES = (0.0, 1.0)
+
+
+BEHIND = 0.10  # of the win rate: three half widths of an interval over 600 posts
+RULE = (
+    "A seed COLLAPSED if PPO's win rate lies below its own SFT's and the 95% interval of the"
+    " difference, paired by post, leaves out 0. A seed FELL BEHIND if it did not collapse and its"
+    f" win rate lies {100 * BEHIND:.0f} points or more below the median of the other seeds of its"
+    " size."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalledOut:
+    """A seed that nobody should miss."""
+
+    seed: int
+    collapsed: bool
+    """Else it fell behind."""
+    win_rate: float
+    why: str
+
+
+def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
+    """The seeds of one size that collapsed or fell behind; a seed without a rate is not judged.
+
+    Source: Huang et al. 2024 call two of four 1B seeds over-optimised, which end at 20 and 22 %
+    where SFT has 33 %; the rule finds those two.
+    """
+    found = []
+    for row in seeds.sort_values("seed").to_dict("records"):
+        rate, below = row["ppo/win_rate"], row["difference_high"]
+        if rate != rate or below != below or rate is None:
+            continue
+        others = list(seeds.loc[seeds["seed"] != row["seed"], "ppo/win_rate"].dropna())
+        gap = median(others) - rate if others else 0.0
+        if below < 0:
+            why = f"PPO {percent(rate)}, its own SFT {percent(row['sft/win_rate'])}"
+        elif gap >= BEHIND:
+            why = f"PPO {percent(rate)}, the median of the others {percent(median(others))}"
+        else:
+            continue
+        found.append(CalledOut(seed=row["seed"], collapsed=below < 0, win_rate=rate, why=why))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,4 +119,48 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
                 called_out=tuple(called_out(seeds)),
             )
         )
+    return found
+
+
+OVER_OPTIMISED_RULE = (
+    "A seed is over-optimised if its reward model gives PPO's summaries a higher mean score than"
+    " SFT's, while the 95% interval of PPO's win rate less SFT's, or of the gold score's gain, lies"
+    " below 0."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverOptimised:
+    """A seed whose policy learned its reward model's mistakes."""
+
+    name: str
+    seed: int
+    kl: float
+    """Nats per episode at the end of PPO."""
+    proxy_gain: float
+    """By how much the reward model's mean score rose, reward units."""
+    win_rate_fell: bool
+    gold_fell: bool
+
+
+def over_optimised(frame: pd.DataFrame) -> list[OverOptimised]:
+    """The over-optimised seeds, in the order of the frame.
+
+    Source: Gao et al. 2022 (2210.10760); Huang et al. 2024 find it in two of four 1B seeds.
+    """
+    found = []
+    for row in frame.to_dict("records"):
+        gain = row["ppo/score"] - row["sft/score"]
+        win_rate_fell = row["difference_high"] < 0  # False where there is no number
+        gold_fell = row["gold_gain/high"] < 0
+        if gain > 0 and (win_rate_fell or gold_fell):
+            one = OverOptimised(
+                name=row["name"],
+                seed=row["seed"],
+                kl=row["kl"],
+                proxy_gain=gain,
+                win_rate_fell=bool(win_rate_fell),
+                gold_fell=bool(gold_fell),
+            )
+            found.append(one)
     return found

@@ -1,15 +1,10 @@
 """Parts of pages.
 
-judge      who judged, every rate, controls
+judge        who judged, every rate, controls
 calibration  the judge beside labels, and what they correct
-length     a reward model's accuracy beside the longer one's
-scores     proxy and gold score, where a gold reward model judged
-dpo        DPO's policy as a reward model
-released   the page of a policy that others trained
-systems    several systems side by side
-samples    the first held-out posts with every summary
-curves     everything that training logged
-spread     scores, lengths and distances over the posts
-training_samples  what PPO sampled while it learned
-made_with  settings, time, versions, hashes
+scores       proxy and gold score, accuracy beside length, spreads over the posts
+systems      several systems side by side
+samples      posts with every summary, and what PPO sampled while it learned
+curves       everything that training logged, and DPO's policy as a reward model
+made_with    settings, time, versions, hashes; a policy that others trained
 """

@@ -7,9 +7,9 @@ from eval.calibration import HUMAN_CEILING, correct, correct_difference
 from eval.rates.correction import SHIFT, Corrected
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
-from reports.collect import Record, policies_of
-from reports.page import Block, Heading, Note, Table, Text
-from reports.verdict import (
+from reports.parts.collect import Record, policies_of
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.verdict import (
     MISSING,
     STRENGTH,
     clipped,

@@ -6,9 +6,9 @@ from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
-from reports.collect import RM_AGREES, Record
-from reports.page import Block, Details, Heading, Note, Table, Text
-from reports.verdict import (
+from reports.parts.collect import RM_AGREES, Record
+from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.verdict import (
     MISSING,
     at_equal_length,
     difference,

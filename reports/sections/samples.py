@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from eval.rates.length_control import word_count
-from reports.collect import GIVEN, Record, policies_of
-from reports.page import Block, Heading, Sample, Text
-from reports.sample_browser import REFERENCE, SampleBrowser, fitting
-from reports.sample_rows import Row, post_rows
-from reports.verdict import named, number, whole
+from reports.parts.collect import GIVEN, Record, policies_of
+from reports.parts.page import Block, Heading, Sample, Table, Text
+from reports.parts.sample_browser import REFERENCE, SampleBrowser, fitting
+from reports.parts.sample_rows import Row, post_rows
+from reports.parts.token_view import TokenView, some_updates
+from reports.parts.verdict import named, number, whole
 
 SAMPLES = 6
 
@@ -64,3 +65,40 @@ def scored(text: Row) -> str:
     if text["tokens"] is None:
         return f"{word_count(text['text'])} words"
     return f"RM score {number(text['score'])}, {text['tokens']} tokens"
+
+
+CAPTION = "The first logged response of each update, to another post each time."
+ABOUT = (
+    "What PPO sampled while it learned: of some updates the episodes that were logged, spread over"
+    " the lengths of the posts."
+)
+BY_TOKEN = (
+    " Each token can be coloured by its log-ratio to the reference policy, the advantage that the"
+    " update learned from, the critic's value of the text before it, and its reward: the penalty"
+    " for KL, and after the end the score. Tab reaches an episode, the arrow keys its tokens."
+)
+
+
+def training_blocks(record: Record) -> list[Block]:
+    """The section; none for a run that logged no episodes."""
+    rows = some_updates(record.rows("ppo", "samples.jsonl"))
+    if not rows:
+        return []
+    about = ABOUT + (BY_TOKEN if any("tokens" in row for row in rows) else "")
+    return [
+        Heading("Samples through training"),
+        Text(about),
+        TokenView("episodes-of-ppo", rows, table(rows)),
+    ]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One episode of each update."""
+    firsts: dict[int, Row] = {}
+    for row in rows:
+        firsts.setdefault(row["step"], row)
+    cells = [
+        [str(step), row["response"].strip(), number(row["score"]), number(row["kl"], 1)]
+        for step, row in firsts.items()
+    ]
+    return Table(["update", "response", "score", "KL, nats"], cells, CAPTION)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.rates.table import MOST_UNJUDGED
-from reports import plots
-from reports.page import Block, Details, Figure, Table, Text
-from reports.verdict import (
+from reports.parts import plots
+from reports.parts.page import Block, Details, Figure, Table, Text
+from reports.parts.verdict import (
     MISSING,
     NO_GUESS,
     at_equal_length,

@@ -14,8 +14,5 @@ lora          small matrices beside frozen weights
 likelihood    the SFT loss
 shared_query  several summaries of one post in one row
 preferences   held-out comparisons, ranked
-length_bias   a scorer of comparisons beside the longer one
-logit         a logistic model with clustered errors
 released      reward models that others trained, in our layout
-intervals     the interval of a proportion
 """

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.learning.sharding import own_part
+from stages.running.files import hash_files, sync, write_json
 from stages.settings.config import UserError
-from stages.system.files import hash_files, sync, write_json
 
 HASHES = "checkpoint.json"
 KEPT = 2

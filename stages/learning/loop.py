@@ -25,11 +25,11 @@ from stages.functional import truncate_after
 from stages.learning.models import sample
 from stages.learning.sharding import new_accelerator
 from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
-from stages.running.kept import KeptRows
+from stages.running.files import KeptRows
+from stages.running.machine import has_bf16_units, keep_freed_memory
+from stages.running.progress import progress
+from stages.running.signals import finishing_first, stop_if_asked
 from stages.settings.config import Config, Memory, Optimizer, UserError
-from stages.system.machine import has_bf16_units, keep_freed_memory
-from stages.system.progress import progress
-from stages.system.stopping import finishing_first, stop_if_asked
 
 T = TypeVar("T")
 

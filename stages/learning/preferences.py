@@ -12,11 +12,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from eval.rates.formulas import wilson
+from eval.rates.length_bias import beside_length
 from stages.functional import preference_loss
-from stages.learning.intervals import wilson
-from stages.learning.length_bias import beside_length
 from stages.learning.loop import over_rows
-from stages.posts.halves import in_half
+from stages.posts.bad_rows import in_half
 from stages.posts.tokens import TokenizedSplit, load_split, rows_of
 from stages.settings.config import UserError
 

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForTokenClassification, PreTrained
 
 from stages.learning.heads import head_of, in_float32, require_heads
 from stages.learning.models import load_reward_model, with_dropout
+from stages.running.files import read_json
 from stages.settings.config import UserError
-from stages.system.files import read_json
 
 BACKBONE, HEAD = "lm_backbone.", "scalar_head."
 # Checkpoints of older versions of transformers hold these; they are computed, not learned.

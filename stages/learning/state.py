@@ -37,11 +37,10 @@ from stages.learning.checkpoints import (
 )
 from stages.learning.loop import NonFiniteError, Order, stream_seed
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
-from stages.running.kept import cut_file
+from stages.running.files import cut_file, write_json
+from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.runs import Run
 from stages.settings.config import UserError
-from stages.system.files import write_json
-from stages.system.stopping import Stopped, finishing_first, stop_asked
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.functional import token_logprobs
-from stages.settings.constants import CHUNK
-from stages.settings.families import PLAIN_HEAD
+from stages.settings.families import CHUNK, PLAIN_HEAD
 
 MEASURED, LEARNED = "measured", "learned"
 

@@ -1,15 +1,13 @@
 """Text in, tokens out.
 
-toy           the built-in world: posts, references, preferences
+toy           the built-in world: posts, references, preferences; its files
 kinds         what the kinds of that world say, and in which words
-world         that world as files
-halves        the training comparisons in two halves without a common post
 readers       the schemas of the real data, checked row by row
 hub           posts and comparisons of the hub, at one commit
 tables        JSONL, CSV and Parquet, row by row
-bad_rows      rows that cannot be used: the stage stops there, or lists them and goes on
+bad_rows      rows that cannot be used, or that belong to the other half
 published     what the published data hold: known counts, odd rows that are kept
-drawn         fewer rows, where the settings ask for fewer
+subsample     fewer rows, where the settings ask for fewer
 tokens        the prompt, truncation, tokenised splits, padding
 text_metrics  measures of text that need no model
 """

@@ -6,12 +6,13 @@ known to hold (empty or equal summaries, a few tokens over a limit) is not bad: 
 counted by `published.py`. Standard library only.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.settings.config import UserError
+from stages.settings.config import ALL_PAIRS, UserError
 
 SKIPPED_FILE = "skipped.jsonl"
 
@@ -51,3 +52,12 @@ class BadRows:
         if self.skipped:
             with (folder / SKIPPED_FILE).open("w", encoding="utf-8") as lines:
                 lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self.skipped)
+
+
+def in_half(post_id: str, pairs: str) -> bool:
+    """Whether the comparisons of a post belong to `pairs`: `all`, `even` or `odd`.
+
+    Even and odd are the last bit of the SHA-256 of the id, so the halves are the same in every run.
+    """
+    parity = hashlib.sha256(post_id.encode()).digest()[-1] % 2
+    return pairs == ALL_PAIRS or parity == (pairs == "odd")

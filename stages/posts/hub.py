@@ -7,8 +7,8 @@ branch that the hub's bot converts to Parquet, each has a folder of its name and
 from collections.abc import Iterator
 from typing import Any
 
+from stages.running.hub import Fetched, Source, dataset_source, fetch
 from stages.settings.config import Data, UserError
-from stages.system.hub import Fetched, Source, dataset_source, fetch
 
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")

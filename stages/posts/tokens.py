@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.readers import POST_TEMPLATE, PPO_TRAIN, Located, is_cnndm, label_strength
+from stages.running.files import read_lines
+from stages.running.progress import progress
 from stages.settings.config import UserError
-from stages.system.files import read_lines
-from stages.system.progress import progress
 
 CNNDM = "comparisons_cnndm"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"

@@ -12,17 +12,24 @@ of a post by its id, and two machines get the same world. Rows have the schemas 
 (`tldr_3_filtered` and `comparisons`) and go through the same readers.
 """
 
+import hashlib
 import json
 import math
+import os
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stages.posts import kinds
 from stages.posts.kinds import ENDS, HARD, KINDS, PLAIN, Kind
-from stages.settings.config import World
+from stages.running.files import file_hash
+from stages.running.progress import progress
+from stages.settings import config as settings
+from stages.settings.config import Config, World
 
 SUBREDDITS = "relationships AskReddit relationship_advice tifu personalfinance legaladvice".split()
 TITLES = ["Need advice about my {who}", "What to do about my {thing}", "Long story, please help"]
@@ -214,3 +221,32 @@ def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def world_folder(config: Config) -> Path:
+    """The built-in world as files in the real schemas, written once for each set of settings."""
+    # Another generator writes another world: its source is part of the name.
+    sources = "".join(file_hash(Path(str(one))) for one in (__file__, kinds.__file__))
+    key = json.dumps(asdict(config.world), sort_keys=True) + sources
+    folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not folder.exists():
+        partial = fresh_folder(folder)
+        write_world(partial, config.world, show=progress)
+        put_folder(partial, folder)
+    return folder
+
+
+def fresh_folder(folder: Path) -> Path:
+    """An empty folder of this process's own, beside the one that it shall become."""
+    partial = folder.with_name(f"{folder.name}.partial{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def put_folder(partial: Path, folder: Path) -> None:
+    """Give a finished folder its name, unless another run was faster."""
+    try:
+        partial.rename(folder)
+    except OSError:  # another run was faster with the same content
+        shutil.rmtree(partial)

@@ -20,8 +20,8 @@ from stages.learning.vocabulary import Reading
 from stages.posts.tokens import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Models
+from stages.running.files import write_json
 from stages.settings.config import Config, UserError
-from stages.system.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stages.finished import MISSING, read_manifest, stage_folder
-from stages.settings.ablations import settings_of_ablation
 from stages.settings.command_line import Asked, config_of
 from stages.settings.config import Config, UserError
+from stages.settings.presets import settings_of_ablation
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED
 
 SEEDS = (44413, 55513, 66613)

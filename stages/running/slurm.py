@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.running.files import write_text
 from stages.running.grid import SEEDS, study_cells, study_command
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
 from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
 from stages.settings.config import UserError, fail
-from stages.system.files import write_text
 
 GOALS = ("sft", "rm", "ppo")
 SECONDS_TO_STOP = 300

@@ -18,9 +18,10 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.finished import make_command
+from stages.running.mirror_contents import MODELS
+from stages.running.signals import Stopped, ask_to_stop, forget_signals
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
-from stages.system.stopping import Stopped, ask_to_stop, forget_signals
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
@@ -31,6 +32,7 @@ MENDS = {
     errno.EACCES: "make it readable and writable",
 }
 NO_SPACE = "No space left on device"
+CARDS = "reports.sharing.cards"  # loaded by name: pages and cards stand above the stages
 # Set by a caller that says itself how its whole work goes on, so that a stop is one line.
 CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
 OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
@@ -54,7 +56,10 @@ def run_stage(
     command = make_command(config, stage)
     try:
         with ended_by_signal(command):
-            return function(config)
+            made = function(config)
+            if stage in MODELS and os.environ.get("RANK", "0") == "0":
+                load(CARDS).write_cards(config, stage)
+            return made
     except UserError as error:
         leave(f"error: {error}")
     except Exception as error:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.finished import lock_of, partial_of, read_manifest, why_not
-from stages.runs import RESUME
+from stages.running.files import read_json
+from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import SECTIONS, Config
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
-from stages.system.files import read_json
-from stages.system.locks import holder_of
 
 COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}

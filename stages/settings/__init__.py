@@ -6,13 +6,10 @@ sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO
 judge         the judge
 judge_models  what its models cost, and when they end
-released      a policy that others trained
-outputs       summaries that exist already, and their columns
+outputs       summaries that exist already, their columns, and a policy that others trained
 config        all sections in one frozen tree
-presets       settings by name
+presets       settings by name, and the switches of `make ablations`
 command_line  a preset with what the command line changes
-families      what differs between model families
-constants     numbers that stages and the plan share
+families      what differs between model families, and numbers that stages and the plan share
 hidden        settings as others may see them
-ablations     the switches of `make ablations`
 """

@@ -14,9 +14,8 @@ from typing import Any
 
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
-from stages.settings.outputs import Outputs
+from stages.settings.outputs import Outputs, Released
 from stages.settings.ppo import Ppo
-from stages.settings.released import Released
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,

@@ -7,3 +7,11 @@ SHARING = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
 # Their logits are the output layer's product and nothing else, so they can be read in chunks
 # (stages/learning/vocabulary.py).
 PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
+
+
+# Logits of one chunk. A GPU needs more to be busy.
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+
+# References on which `normalize` checks the saved model. A wrong shift, or padding that is read,
+# moves the score of every row, so some rows show it.
+CHECKED_ROWS = 1024

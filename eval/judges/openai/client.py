@@ -17,17 +17,17 @@ from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from eval.judges.openai.bill import Bill
-from eval.judges.openai.budget import Budget, Price
+from eval.judges.openai.budget import Bill, Budget, Price
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.dialect import Dialect, about_a_post, refusal_of
-from eval.judges.openai.pace import Pace, retry_after_of
 from eval.judges.openai.replies import (
     OtherModelError,
+    Pace,
     PassingError,
     is_accepted,
     read_reply,
     reasoned,
+    retry_after_of,
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row

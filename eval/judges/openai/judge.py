@@ -13,18 +13,17 @@ from pathlib import Path
 from threading import Lock
 
 from eval.judges.openai.batch_api import Batches
-from eval.judges.openai.bill import usd
-from eval.judges.openai.budget import BATCH_DISCOUNT, price_of, usual_reply
+from eval.judges.openai.budget import BATCH_DISCOUNT, price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, DialectError, PostError, Request, StoppedError
 from eval.judges.openai.replies import is_accepted
 from eval.judges.prompt import Question
 from eval.judges.protocol import About, Choice, Comparison, Reply, Row
 from eval.judges.reply_parser import parse_choice
+from stages.running.progress import folded, told
 from stages.settings.checks import UserError
 from stages.settings.judge import Judge as JudgeSettings
 from stages.settings.judge_models import warning_of
-from stages.system.terminal import folded, told
 
 MOST_NAMED = 5
 """Posts that one line names."""

@@ -1,0 +1,228 @@
+"""The parts of every stage: what each holds on a device at its worst moment.
+
+The names of the parts are those of a rehearsal, which measures what is planned here. Standard
+library only.
+"""
+
+from dataclasses import replace
+
+from reports.needs.gpus import Card
+from reports.needs.memory import (
+    ENTROPY,
+    LOSS_FORWARD,
+    PLAIN_FORWARD,
+    Bytes,
+    Setting,
+    held,
+    passing,
+    sampling,
+    saved_activations,
+    training,
+)
+from reports.needs.shapes import Network
+from stages.settings.command_line import override_of
+from stages.settings.config import Config
+from stages.settings.families import SHARING
+
+# Part -> its stage and what it does.
+PARTS = {
+    "sft step": ("sft", "an optimizer step"),
+    "sft validation": ("sft", "the validation loss"),
+    "rm step": ("rm", "an optimizer step"),
+    "rm validation": ("rm", "scores of held-out pairs"),
+    "references": ("normalize", "scores of the reference summaries"),
+    "ppo rollout": ("ppo", "sample, measure, score"),
+    "ppo learn": ("ppo", "an optimizer step"),
+    "dpo step": ("dpo", "an optimizer step"),
+    "summaries": ("summaries", "summaries of held-out posts"),
+}
+
+
+def part_bytes(setting: Setting) -> dict[str, Bytes]:
+    """The worst moment of every part, by the part's name."""
+    return {
+        "sft step": _sft_step(setting),
+        "sft validation": _sft_validation(setting),
+        "rm step": _rm_step(setting),
+        "rm validation": _rm_validation(setting),
+        "references": _references(setting),
+        "ppo rollout": _rollout(setting),
+        "ppo learn": _ppo_learn(setting),
+        "dpo step": _dpo_step(setting),
+        "summaries": _summaries(setting),
+    }
+
+
+def shares(setting: Setting) -> tuple[int, int]:
+    """Sequences of a pass with gradients, and of one without."""
+    memory = setting.config.memory
+    return memory.microbatch_size, memory.forward_batch_size
+
+
+def share_of(batch: int, setting: Setting) -> int:
+    """Rows of a global batch that one device gets."""
+    return max(1, batch // setting.devices)
+
+
+def _learner(setting: Setting, stage: str, scalar: bool = False) -> Network:
+    rank = setting.rank(stage)
+    return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
+
+
+def _sft_step(setting: Setting) -> Bytes:
+    config, lengths = setting.config, setting.lengths
+    size = min(shares(setting)[0], share_of(config.sft.batch_size, setting))
+    batch = (size, lengths.longest_sft, _sft_positions(setting))
+    return training(setting, [_learner(setting, "sft")], batch)
+
+
+def _sft_positions(setting: Setting) -> int:
+    """Positions of a sequence that have logits in the SFT loss."""
+    lengths = setting.lengths
+    return lengths.longest_sft if setting.config.sft.loss_on_query else lengths.longest_summary
+
+
+def _sft_validation(setting: Setting) -> Bytes:
+    batch = (shares(setting)[0], setting.lengths.longest_sft, _sft_positions(setting))
+    return passing(setting, [_learner(setting, "sft")], batch)
+
+
+def _pairs(size: int) -> int:
+    """Sequences of a pass over pairs that may hold `size`: always an even number."""
+    return 2 * max(1, size // 2)
+
+
+def _pair_rows(setting: Setting, sequences: int) -> tuple[int, int, int]:
+    """Rows of a pass over pairs, their tokens, and the positions of compared summaries."""
+    lengths = setting.lengths
+    if setting.shape.family in SHARING:
+        longest = lengths.longest_pair + lengths.longest_compared
+        return sequences // 2, longest, 2 * lengths.longest_compared
+    return sequences, lengths.longest_pair, lengths.longest_compared
+
+
+def _rm_step(setting: Setting) -> Bytes:
+    size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.rm.batch_size, setting))
+    rows, tokens, _ = _pair_rows(setting, size)
+    return training(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
+
+
+def _rm_validation(setting: Setting) -> Bytes:
+    rows, tokens, _ = _pair_rows(setting, _pairs(shares(setting)[1]))
+    return passing(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
+
+
+def _references(setting: Setting) -> Bytes:
+    batch = (shares(setting)[1], setting.lengths.longest_episode, 0)
+    # What only scores is loaded whole by every process.
+    return passing(
+        replace(setting, sharded=False), [Network(shape=setting.shape, scalar=True)], batch
+    )
+
+
+def ppo_networks(setting: Setting) -> list[Network]:
+    """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
+    shape, each = setting.shape, setting.frozen_bytes
+    policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
+    scorer = Network(shape=shape, scalar=True, frozen=True, each=each)
+    reference = Network(shape=shape, frozen=True, each=each)
+    return [policy, critic, scorer] + ([] if setting.rank("ppo") else [reference])
+
+
+def _rollout(setting: Setting) -> Bytes:
+    """One autocast spans what measures: the copies of policy and critic stay until its end."""
+    lengths, networks = setting.lengths, ppo_networks(setting)
+    size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
+    moments = [
+        sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary)),
+        passing(
+            setting,
+            networks,
+            (size, lengths.longest_episode, lengths.longest_summary),
+            per_logit=PLAIN_FORWARD if setting.half else LOSS_FORWARD,
+            together=True,
+        ),
+    ]
+    critic = setting.half * networks[1].cast_bytes(recomputed=True)
+    moments[1] = replace(moments[1], copies=moments[1].copies + critic)
+    return max(moments, key=lambda one: one.total)
+
+
+def _ppo_learn(setting: Setting) -> Bytes:
+    ppo, lengths = setting.config.ppo, setting.lengths
+    minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
+    size = min(shares(setting)[0], minibatch)
+    batch = (size, lengths.longest_episode, lengths.longest_summary)
+    return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
+
+
+def ppo_floor(setting: Setting, longest: int) -> float:
+    """The least bytes with which PPO learns a microbatch of rows of `longest` tokens: weights,
+    gradients, the optimizer's moments, and one network's activations without logits.
+    """
+    least = held(setting, ppo_networks(setting), gradients=True)
+    size = min(shares(setting)[0], share_of(setting.config.ppo.batch_size, setting))
+    return least.total + saved_activations(setting, size, longest)
+
+
+def _dpo_step(setting: Setting) -> Bytes:
+    size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.dpo.batch_size, setting))
+    return training(setting, [_learner(setting, "dpo")], _pair_rows(setting, size))
+
+
+def _summaries(setting: Setting) -> Bytes:
+    lengths = setting.lengths
+    networks = [Network(shape=setting.shape), Network(shape=setting.shape, scalar=True)]
+    batch = (shares(setting)[1], lengths.longest_query, lengths.longest_summary)
+    return sampling(replace(setting, sharded=False), networks, batch)
+
+
+# -- does it fit -----------------------------------------------------------------------------------
+
+
+def too_large(found: dict[str, Bytes], card: Card) -> list[str]:
+    """The parts that need more than a card has for tensors."""
+    return [name for name, one in found.items() if one.total > card.usable]
+
+
+def mends(setting: Setting, card: Card) -> list[str]:
+    """The fewest memory knobs, as SET takes them, with which everything fits; none if nothing does.
+
+    Knobs are tried from the one that changes least to the one that changes most: smaller batches,
+    frozen networks in bf16, activations computed again, and at last adapters in place of all
+    weights, which is another way of learning.
+    """
+    config = setting.config
+    tried: list[str] = []
+    for knob in _knobs(setting):
+        tried = [*(one for one in tried if one.split("=")[0] != knob.split("=")[0]), knob]
+        if not too_large(part_bytes(replace(setting, config=_with(config, tried))), card):
+            return _fewest(setting, card, tried)
+    return []
+
+
+def _knobs(setting: Setting) -> list[str]:
+    memory = setting.config.memory
+    small = max(1, memory.microbatch_size // 4)
+    knobs = [f"memory.microbatch_size={small}", "memory.microbatch_size=2"]
+    knobs += ["memory.forward_batch_size=16", "memory.frozen_dtype=bf16"]
+    knobs += ["memory.gradient_checkpointing=true", "memory.microbatch_size=1"]
+    return [*knobs, "lora.rank=16 lora.stages=ppo", "lora.rank=16 lora.stages=sft,rm,ppo,dpo"]
+
+
+def _with(config: Config, knobs: list[str]) -> Config:
+    for text in " ".join(knobs).split():
+        section, field, value = override_of(text)
+        changed = replace(getattr(config, section), **{field: value})
+        config = replace(config, **{section: changed})
+    return config
+
+
+def _fewest(setting: Setting, card: Card, knobs: list[str]) -> list[str]:
+    """The same without the knobs that are not needed, the cheapest left out last."""
+    kept = list(knobs)
+    for knob in knobs:
+        rest = [one for one in kept if one != knob]
+        if not too_large(part_bytes(replace(setting, config=_with(setting.config, rest))), card):
+            kept = rest
+    return kept

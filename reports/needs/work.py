@@ -1,0 +1,264 @@
+"""Work and hours, stage by stage. Standard library only.
+
+Work is counted: multiplications of every pass. Hours are that work at an assumed share of the
+card's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from reports.needs.gpus import Card
+from reports.needs.lengths import ARTICLE_TOKENS
+from reports.needs.memory import Setting
+from reports.needs.parts import shares
+from reports.needs.shapes import HALF, block_weights
+from stages.settings.families import CHECKED_ROWS, SHARING
+
+# Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
+# between a quarter and a half is usual for eager PyTorch with fused attention at these sizes, and
+# autocast over float32 weights stands at the low end. MFU= changes it.
+MFU = 0.30
+# Sampling reads every weight once a token. ASSUMED: this share of the memory's bandwidth.
+BANDWIDTH_SHARE = 0.6
+# Eager PyTorch launches some 40 kernels a layer. ASSUMED, seconds for one layer, forward.
+LAUNCH_SECONDS = 0.6e-3
+# Validation passes of SFT beside those of `sft.evaluations`: before the first update, at the end.
+MORE_EVALUATIONS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one device does in one part of a stage, over the whole run."""
+
+    stage: str
+    label: str
+    tokens: float
+    """Tokens that pass through a network, each pass counted; over all devices."""
+    flops: float
+    """Operations of matrix products, over all devices."""
+    passes: float = 0
+    """Forward passes on one device; a training pass counts as three (four with recomputation)."""
+    steps: float = 0
+    """Passes for one token of the sampler, on one device."""
+    read: float = 0
+    """Bytes that such a pass moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How fast a card is assumed to be."""
+
+    card: Card
+    mfu: float = MFU
+
+    def seconds(self, work: Work, layers: int, devices: int) -> float:
+        """Time of one part of a stage, all devices at work."""
+        computing = work.flops / devices / (self.card.teraflops * 1e12 * self.mfu)
+        launching = layers * LAUNCH_SECONDS
+        step = max(work.read / (self.card.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
+        return max(computing, work.passes * launching) + work.steps * step
+
+
+def forward_flops(setting: Setting, tokens: float, length: float, logits: float) -> float:
+    """Operations of a forward pass: two for each weight and token, attention over whole rows of
+    `length` tokens (a kernel with a mask computes the upper triangle too), and the output layer at
+    the positions that have logits.
+    """
+    shape = setting.shape
+    layers = 2 * shape.layers * block_weights(shape) * tokens
+    attention = 4 * shape.layers * shape.attention * length * tokens
+    return layers + attention + 2 * shape.hidden * shape.vocabulary * logits
+
+
+def training_factor(setting: Setting, stage: str) -> int:
+    """Forward passes that one training pass costs: the backward pass is two, one under LoRA (no
+    gradients of the frozen weights), and recomputed activations are one more.
+    """
+    backward = 1 if setting.rank(stage) else 2
+    return 1 + backward + setting.recomputed
+
+
+def work_of(setting: Setting) -> list[Work]:
+    """Everything that a run does, in the order of its stages; DPO is the optional one."""
+    kinds: list[Callable[[Setting], list[Work]]] = [_sft, _rm, _normalize, _ppo, _dpo, _summaries]
+    return [work for kind in kinds for work in kind(setting)]
+
+
+def updates_of(setting: Setting) -> dict[str, int]:
+    """Updates of each training stage, as the stages count them."""
+    config, rows = setting.config, setting.lengths.rows
+    pairs = rows["comparisons_train"]
+    return {
+        "sft": config.sft.epochs * rows["sft_train"] // config.sft.batch_size,
+        "rm": config.rm.epochs * pairs // config.rm.batch_size,
+        "ppo": config.ppo.num_updates,
+        "dpo": config.dpo.epochs * pairs // config.dpo.batch_size,
+    }
+
+
+def _pass(
+    setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
+) -> Work:
+    """A forward pass over so many sequences, `logits` positions each."""
+    tokens = rows * length
+    flops = forward_flops(setting, tokens, length, rows * logits)
+    size = shares(setting)[1]
+    return Work(
+        stage=name[0],
+        label=name[1],
+        tokens=tokens,
+        flops=flops,
+        passes=rows / setting.devices / size,
+    )
+
+
+def _train(
+    setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
+) -> Work:
+    """Training passes over so many sequences."""
+    factor, once = training_factor(setting, name[0]), _pass(setting, name, rows, length, logits)
+    small, large = shares(setting)
+    return Work(
+        stage=name[0],
+        label=name[1],
+        tokens=once.tokens,
+        flops=factor * once.flops,
+        passes=factor * once.passes * large / small,
+    )
+
+
+def _sample(setting: Setting, name: tuple[str, str], rows: float, response: float) -> Work:
+    """Sampling: the prompt in one pass, then one token at a time for `forward_batch_size` rows.
+
+    A pass for one token reads the bf16 copies of the weights, or, under LoRA, casts the frozen ones
+    anew.
+    """
+    shape, query = setting.shape, setting.lengths.query
+    prompt = _pass(setting, name, rows, query)
+    weights = shape.layers * block_weights(shape) + shape.hidden * shape.vocabulary
+    each = 4 * HALF if setting.rank(name[0]) and name[0] == "ppo" else HALF
+    size = min(shares(setting)[1], max(1.0, rows / setting.devices))
+    return Work(
+        stage=name[0],
+        label=name[1],
+        tokens=prompt.tokens + rows * response,
+        flops=prompt.flops + forward_flops(setting, rows * response, query, rows * response),
+        passes=prompt.passes,
+        steps=rows / setting.devices / size * response,
+        read=weights * (each if setting.half else 2 * HALF),
+    )
+
+
+def _sft(setting: Setting) -> list[Work]:
+    config, lengths = setting.config.sft, setting.lengths
+    length = lengths.query + lengths.summary
+    logits = length if config.loss_on_query else lengths.summary
+    rows = updates_of(setting)["sft"] * config.batch_size
+    held_out = lengths.rows["sft_validation"]
+    looks = held_out * (config.evaluations + MORE_EVALUATIONS)
+    return [
+        _train(setting, ("sft", "learn"), rows, length, logits),
+        _pass(setting, ("sft", "validate"), looks, length, logits),
+        _sample(setting, ("sft", "sample"), held_out, lengths.longest_summary),
+    ]
+
+
+def _compared(setting: Setting) -> float:
+    """Mean tokens that a pass computes for one of the two summaries of a comparison."""
+    lengths = setting.lengths
+    shared = 2 if setting.shape.family in SHARING else 1
+    return lengths.query / shared + lengths.compared
+
+
+def _rm(setting: Setting) -> list[Work]:
+    lengths, length = setting.lengths, _compared(setting)
+    pairs = updates_of(setting)["rm"] * setting.config.rm.batch_size
+    return [
+        _train(setting, ("rm", "learn"), 2 * pairs, length),
+        _pass(setting, ("rm", "validate"), 2 * lengths.rows["comparisons_validation"], length),
+        _articles(setting, "rm"),
+    ]
+
+
+def _articles(setting: Setting, stage: str) -> Work:
+    """Validation pairs about news articles, which are longer."""
+    rows = 2 * setting.lengths.rows["comparisons_cnndm"]
+    return _pass(setting, (stage, "articles"), rows, ARTICLE_TOKENS)
+
+
+def _normalize(setting: Setting) -> list[Work]:
+    lengths = setting.lengths
+    rows = lengths.rows["sft_train"]
+    rows += min(rows, CHECKED_ROWS)  # again, on the saved model
+    return [_pass(setting, ("normalize", "score"), rows, lengths.query + lengths.summary)]
+
+
+def _ppo(setting: Setting) -> list[Work]:
+    """Sampling stops when every row has its EOS; planned are all tokens, as at its start."""
+    ppo, lengths = setting.config.ppo, setting.lengths
+    episodes = float(ppo.num_updates * ppo.batch_size)
+    response = float(lengths.longest_summary)
+    length = lengths.query + response
+    measured = _pass(setting, ("ppo", "measure"), 2 * episodes, length, response)
+    scored = _pass(setting, ("ppo", "score"), 2 * episodes, length)
+    learned = [
+        _train(setting, ("ppo", f"learn {one}"), ppo.num_ppo_epochs * episodes, length, logits)
+        for one, logits in (("policy", response), ("critic", 0.0))
+    ]
+    return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
+
+
+def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
+    """Operations of one update of PPO that must be done, by its steps, for queries of so many
+    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+    """
+    found = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
+    ppo = replace(setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1)
+    config = replace(setting.config, ppo=ppo)
+    for tokens in queries:
+        lengths = replace(setting.lengths, query=float(tokens))
+        for work in _ppo(replace(setting, config=config, lengths=lengths)):
+            found[work.label.split()[0]] += work.flops
+    return found
+
+
+def _dpo(setting: Setting) -> list[Work]:
+    lengths, length = setting.lengths, _compared(setting)
+    pairs = updates_of(setting)["dpo"] * setting.config.dpo.batch_size
+    # The reference of every pair, and the held-out pairs once more after training.
+    passed = lengths.rows["comparisons_train"] + 2 * lengths.rows["comparisons_validation"]
+    return [
+        _train(setting, ("dpo", "learn"), 2 * pairs, length, lengths.compared),
+        _pass(setting, ("dpo", "reference"), 2 * passed, length, lengths.compared),
+    ]
+
+
+def _summaries(setting: Setting) -> list[Work]:
+    lengths = setting.lengths
+    posts = setting.config.eval.posts or lengths.rows["sft_validation"]
+    length = lengths.query + lengths.summary
+    return [
+        _sample(setting, ("summaries", "sample"), 2 * posts, lengths.longest_summary),
+        _pass(setting, ("summaries", "score"), 3 * posts, length),
+        # PPO's summaries by PPO and by SFT, for their KL.
+        _pass(setting, ("summaries", "measure"), 2 * posts, length, lengths.summary),
+    ]
+
+
+def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
+    """Hours of every stage."""
+    hours: dict[str, float] = {}
+    for work in work_of(setting):
+        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
+        hours[work.stage] = hours.get(work.stage, 0.0) + seconds / 3600
+    return hours
+
+
+def loop_seconds(setting: Setting, rate: Rate) -> dict[str, float]:
+    """Seconds of sampling, scoring and learning in one update of PPO."""
+    found = {"sample": 0.0, "score": 0.0, "learn": 0.0}
+    for work in _ppo(setting):
+        key = work.label.split()[0]
+        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
+        found["score" if key == "measure" else key] += seconds / setting.config.ppo.num_updates
+    return found

@@ -1,0 +1,221 @@
+"""What a page is made of: kinds of blocks, each with its HTML template and its own Markdown.
+
+All text is plain text. It is escaped when the page is written, so a post may contain anything.
+
+A new kind of block is a dataclass below `Block` in a module of its own. It names a template below
+`templates`, which sees it as `block`, and says itself what Markdown shows. It may bring a script
+and a style from the same folder; a page holds each of them once.
+"""
+
+import html
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from reports.parts import blocks as markdown
+
+NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
+NUMBERS = "numbers"  # <page>-numbers/ is the folder of a page's CSV files
+NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
+
+
+@dataclass(frozen=True)
+class Block(ABC):
+    """A part of a page."""
+
+    template: ClassVar[str]
+    """File below reports/parts/templates."""
+    style: ClassVar[str] = ""
+    """File there with the CSS that this kind of block needs beside the page's own."""
+    script: ClassVar[str] = ""
+    """File there with the JavaScript that this kind of block needs."""
+
+    @abstractmethod
+    def markdown(self, stem: str) -> str:
+        """The block in Markdown; nothing if Markdown cannot show it. `stem` names the page."""
+
+    def inside(self) -> Sequence["Block"]:
+        """The blocks that it holds."""
+        return ()
+
+    def holding(self, blocks: Sequence["Block"]) -> "Block":
+        """The same with other blocks inside, as many as `inside` has."""
+        return self
+
+    def without_the_data(self) -> "Block":
+        """The block as it may be published: without posts and references, which others wrote."""
+        return self
+
+
+@dataclass(frozen=True)
+class Heading(Block):
+    """A section's title."""
+
+    template = "heading.html"
+    text: str
+    anchor: str = ""
+    """What a link to it names; the page finds one if there is none."""
+
+    def markdown(self, stem: str) -> str:
+        """A heading of the second level."""
+        return f"## {escape(self.text)}"
+
+
+@dataclass(frozen=True)
+class Text(Block):
+    """A paragraph."""
+
+    template = "text.html"
+    text: str
+    lead: bool = False
+    """Whether it is the paragraph that sums the page up."""
+
+    def markdown(self, stem: str) -> str:
+        """A paragraph."""
+        return escape(self.text)
+
+
+@dataclass(frozen=True)
+class Note(Block):
+    """A caveat that nobody should miss."""
+
+    template = "note.html"
+    text: str
+
+    def markdown(self, stem: str) -> str:
+        """A quotation that says that it is a note."""
+        return f"> **Note.** {escape(self.text)}"
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """Rows of cells under a header; columns of numbers are set flush right."""
+
+    template = "table.html"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    strong: bool = False
+    """Whether it is the page's main table."""
+    name: str = ""
+    """Of its CSV file beside the page; the page finds one if there is none."""
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers only (a dash is a number that is not there)."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
+        return [
+            index > 0 and bool(cells) and all(NUMERIC.match(cell) for cell in cells)
+            for index, cells in enumerate(columns)
+        ]
+
+    def markdown(self, stem: str) -> str:
+        """Caption and link to its CSV, and the table."""
+        above = [f"*{escape(self.caption)}*"] if self.caption else []
+        above += [markdown.link("CSV", csv_of(stem, self.name))] if self.name else []
+        drawn = markdown.table(self.header, self.rows, self.numeric)
+        return f"{' '.join(above)}\n\n{drawn}" if above else drawn
+
+
+@dataclass(frozen=True)
+class Figure(Block):
+    """Plots: one drawing for the Markdown page, one per panel for HTML, where they flow."""
+
+    template = "figure.html"
+    name: str
+    caption: str
+    whole: str
+    parts: Sequence[str]
+
+    def markdown(self, stem: str) -> str:
+        """The picture beside the page, and its caption."""
+        return f"![Plot: {self.name}]({stem}-{self.name}.svg)\n\n*{escape(self.caption)}*"
+
+
+@dataclass(frozen=True)
+class Sample(Block):
+    """One post with the summaries of it; the first is the reference."""
+
+    template = "sample.html"
+    title: str
+    post: str
+    summaries: Sequence[tuple[str, str, str]]
+    """Who wrote it, the summary, what was said of it."""
+
+    def markdown(self, stem: str) -> str:
+        """The post as a quotation and the summaries as a table."""
+        header = ("", "summary", "what was said of it")
+        drawn = markdown.table(header, self.summaries, [False] * 3)
+        return f"### {escape(self.title)}\n\n{markdown.quote(self.post)}\n\n{drawn}"
+
+    def without_the_data(self) -> "Sample":
+        """The summaries of the policies alone."""
+        _, *ours = self.summaries
+        return Sample(self.title, NOT_OURS, ours)
+
+
+@dataclass(frozen=True)
+class Details(Block):
+    """What only some readers unfold."""
+
+    template = "details.html"
+    summary: str
+    blocks: Sequence[Block]
+
+    def markdown(self, stem: str) -> str:
+        """The same element, which Markdown knows."""
+        inner = "\n\n".join(one.markdown(stem) for one in self.blocks)
+        label = html.escape(self.summary, quote=False)
+        return f"<details><summary>{label}</summary>\n\n{inner}\n\n</details>"
+
+    def inside(self) -> Sequence[Block]:
+        """The blocks that are unfolded."""
+        return self.blocks
+
+    def holding(self, blocks: Sequence[Block]) -> "Details":
+        """The same with other blocks to unfold."""
+        return replace(self, blocks=blocks)
+
+    def without_the_data(self) -> "Details":
+        """All of it, each block as it may be published."""
+        return replace(self, blocks=[one.without_the_data() for one in self.blocks])
+
+
+def csv_of(stem: str, name: str) -> str:
+    """Where a table's CSV lies, seen from its page."""
+    return f"{stem}-{NUMBERS}/{name}.csv"
+
+
+def escape(text: str) -> str:
+    """Plain text as Markdown that shows it: no markup, no HTML, no table or list by accident."""
+    text = re.sub(r"(?m)^[ \t]+", "", html.escape(text, quote=False))
+    text = re.sub(r"([\\`*|~])", r"\\\1", text)
+    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
+    text = re.sub(r"\](?=[(\[:])", r"\\]", text)
+    text = re.sub(r"(?m)^([#+=-])(?=[#+=\s-]|$)", r"\\\1", text)
+    return re.sub(r"(?m)^(\d+)([.)])(?=\s|$)", r"\1\\\2", text)
+
+
+def quote(text: str) -> str:
+    """A text as a quotation that keeps its lines."""
+    lines = "\n".join(f"> {line}".rstrip() for line in escape(text).split("\n"))
+    return lines.replace("\n> ", "  \n> ")
+
+
+def link(label: str, target: str) -> str:
+    """A link to a heading of the page or to a file beside it."""
+    inside = escape(label).replace("[", r"\[").replace("]", r"\]")
+    return f"[{inside}]({target})"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """A table; `right` says which columns are set flush right."""
+
+    def line(cells: Sequence[str]) -> str:
+        flat = (escape(" ".join(cell.split())) for cell in cells)
+        return f"| {' | '.join(flat)} |"
+
+    rule = "|".join("---:" if flush else "---" for flush in right)
+    return "\n".join((line(header), f"|{rule}|", *map(line, rows)))

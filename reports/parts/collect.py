@@ -1,0 +1,393 @@
+"""Manifests, metrics and win rates of finished runs -> one row of numbers a run.
+
+Everything a report says is read here, from what the stages left on disk; nothing is computed twice.
+A row is a flat dict, so that many of them are a table: keys of one policy start with its name
+(`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from eval.rates.scores import agreement
+from eval.rates.table import MOST_UNJUDGED
+from eval.win_rate import names_of_pair, pair_name
+from reports.parts.verdict import shown
+from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
+from stages.running.files import read_json, read_lines
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
+from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
+from stages.settings.stages import POLICY_STAGES, is_part, row_of
+from stages.settings.stages import STAGES as TABLE
+
+SIDE = "calibration"  # beside the run; shown if it is there
+STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
+RELEASED = "released"  # the policy of a run that trains none
+GIVEN = "outputs"  # the section of settings that only a run of given summaries has
+# The knobs of the memory section that cut batches and change no number beyond rounding.
+MEMORY_KNOBS = tuple(
+    f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
+)
+RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
+RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
+NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run: where its stages lie and what they wrote about themselves."""
+
+    name: str
+    preset: str
+    seed: int
+    folders: dict[str, Path]
+    manifests: dict[str, dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+    """Section -> field -> value, each section as the last stage that it governs recorded it."""
+    calibration: dict[str, Any] | None = None
+    """What the calibration of this judge found; None if there was none."""
+    calibration_pairs: list[dict[str, Any]] = field(default_factory=list)
+    """The labelled pairs with the judge's answers, if it was calibrated."""
+
+    def results(self, stage: str) -> dict[str, Any]:
+        """What a stage found."""
+        results: dict[str, Any] = self.manifests[stage]["results"]
+        return results
+
+    def rows(self, stage: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """The rows of a JSONL file of a stage; none if it wrote none."""
+        path = self.folders[stage] / file
+        return read_lines(path) if path.exists() else []
+
+
+def policies_of(record: Record) -> list[str]:
+    """The policies that were judged, in the order of the training stages; others by name."""
+    judged = record.results("win_rate")["policies"]
+    places = {name: place for place, name in enumerate(STAGES)}
+    return sorted(judged, key=lambda name: (places.get(name, len(places)), name))
+
+
+def load_run(config: Config) -> Record:
+    """The run that a config names.
+
+    Raises UserError, with the make command to run, if a stage is missing, or if an earlier stage
+    has changed since it was made.
+    """
+    folders = _part_of_the_run(config)
+    beside = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
+    for stage in (*folders, *beside):
+        problem = why_not(config, stage)
+        if problem:
+            raise refusal(config, stage, problem)
+    return _read(config, folders)
+
+
+def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
+    """The finished seeds of a run, in the order of the seeds, and a line on each other seed.
+
+    `judge`: the folder of one judge, if several have judged the run.
+    Raises UserError if no seed has finished, or if several have judged the run and none is named.
+    """
+    found, left_out = [], []
+    for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
+        config = _judged_config(folder, judge)
+        if config is None:
+            left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
+            continue
+        folders = _part_of_the_run(config)
+        problems = {stage: why_not(config, stage) for stage in folders}
+        wrong = next((f"stage {stage} {why}" for stage, why in problems.items() if why), "")
+        if wrong:
+            left_out.append(f"{name} {folder.name} is left out: {wrong}.")
+        else:
+            found.append(_read(config, folders))
+    if not found:
+        where = settings.RUNS / name
+        if not where.is_dir() and settings.RUNS.is_dir():
+            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+        judges = {one.name for one in where.glob("seed*/win_rate/*") if read_manifest(one)}
+        if judge and judges and judge not in judges:
+            raise unknown("judge", judge, sorted(judges))
+        raise UserError(f"no finished run in {where}: run `make eval PRESET=<preset> NAME={name}`")
+    return found, left_out
+
+
+def names_of_runs() -> list[str]:
+    """The names of all runs that there are."""
+    return sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
+
+
+def _judged_config(seed_folder: Path, judge: str) -> Config | None:
+    """The config with which the win rates of a seed were made; None if there are none."""
+    there = [one for one in (seed_folder / "win_rate").glob("*") if read_manifest(one)]
+    judged = sorted(one for one in there if judge in ("", one.name))
+    if len(judged) > 1:
+        names = ", ".join(one.name for one in judged)
+        raise UserError(f"{seed_folder} was judged by {names}: choose one with JUDGE=")
+    return recorded_config(judged[0]) if judged else None
+
+
+def table(records: list[Record]) -> pd.DataFrame:
+    """One row a run; a rate that may not be given is nan."""
+    rows = [row(record) for record in records]
+    return pd.DataFrame([{**one, **_as_numbers(one)} for one in rows])
+
+
+def _as_numbers(values: dict[str, Any]) -> dict[str, float]:
+    lacking = (key for key, value in values.items() if value is None)
+    return {key: math.nan for key in lacking if key.endswith(RATES) or "difference" in key}
+
+
+def row(record: Record) -> dict[str, Any]:
+    """The numbers of one run that a report shows or compares.
+
+    Raises UserError for a run of what others made, which has no training to show.
+    """
+    if "ppo" not in record.manifests:
+        raise UserError(f"{record.name} judges what others made: only its own page shows it")
+    base, reward, ppo = (record.results(stage) for stage in ("base", "rm", "ppo"))
+    tokens = base.get("tokens", {})
+    return {
+        "name": record.name,
+        "preset": record.preset,
+        "seed": record.seed,
+        "checkpoint": shown("base.checkpoint", record.settings["base"]["checkpoint"]),
+        "pretrained": record.settings["base"]["checkpoint"] != RANDOM,
+        "real_posts": record.settings["data"]["source"] != TOY,
+        "parameters": base["parameters"],
+        "sft_rows": tokens.get("sft_train", {}).get("rows"),
+        # A run that is older than `rm.pairs` learned all of them.
+        "comparisons": reward.get(
+            "training_pairs", tokens.get("comparisons_train", {}).get("rows")
+        ),
+        "accuracy": reward["accuracy"],
+        "accuracy_low": reward["accuracy_low"],
+        "accuracy_high": reward["accuracy_high"],
+        "pairs": reward["pairs"],
+        "episodes": ppo["episodes"],
+        "kl": ppo["objective/kl"],
+        "scores": ppo["objective/scores"],
+        "max_tokens": record.settings["data"]["max_summary_tokens"],
+        **judged_row(record),
+    }
+
+
+def is_released(record: Record) -> bool:
+    """Whether a run judges a policy that others trained."""
+    return RELEASED in record.manifests
+
+
+def judged_row(record: Record) -> dict[str, Any]:
+    """The numbers of the evaluation alone, of whatever policies were judged."""
+    return _judge_row(record) | {
+        f"{policy}/{key}": value
+        for policy in policies_of(record)
+        for key, value in _policy_row(record, policy).items()
+    }
+
+
+def _judge_row(record: Record) -> dict[str, Any]:
+    wins, judge, summaries = (record.results(one) for one in ("win_rate", "judge", "summaries"))
+    differences = {
+        pair: found | {"headline": all(_is_headline(wins, one) for one in names_of_pair(pair))}
+        for pair, found in wins["differences"].items()
+    }
+    for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
+        differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
+    main = differences.get("ppo-sft", NO_DIFFERENCE)
+    last = summaries["policies"][policies_of(record)[-1]]
+    return {
+        "policies": policies_of(record),
+        "judge": wins["judge"]["name"],
+        "judge_kind": wins["judge"]["kind"],
+        "is_llm": wins["judge"]["is_llm"],
+        "judge_note": wins["judge"].get("note") or "",
+        "judge_flags": judge_flags(record),
+        "calibrated": record.calibration is not None,
+        "posts": wins["posts"],
+        "judgements": judge["judgements"],
+        "judge_models": judge.get("models") or [],
+        "share_first": judge["share_first"],
+        "differences": differences,
+        "difference": main["estimate"] if main["headline"] else None,
+        "difference_low": main["low"] if main["headline"] else None,
+        "difference_high": main["high"] if main["headline"] else None,
+        "difference_p_value": main["p_value"] if main["headline"] else None,
+        "reference/tokens": summaries["reference_tokens"],
+        "reference/score": last["reference_score"],
+    }
+
+
+def _is_headline(wins: dict[str, Any], policy: str) -> bool:
+    """Whether so few of a policy's posts are unjudged that its rate may be given at all."""
+    return bool(wins["policies"][policy]["unjudged"] <= MOST_UNJUDGED)
+
+
+def judge_flags(record: Record) -> list[str]:
+    """Reasons not to trust the judge: failed controls and a poor calibration."""
+    return _flags(record.results("controls"), record.calibration)
+
+
+def flags_beside(config: Config) -> list[str]:
+    """The same for the judge of a config, from what lies in the run's folder."""
+    return _flags(*(_results_of(stage_folder(config, one)) for one in ("controls", SIDE)))
+
+
+def flags_of_versus(found: dict[str, Any], runs: Sequence[Path], judge: Judge) -> list[str]:
+    """The same for a comparison of two policies: its controls, its runs' calibrations."""
+    calibrations = [_calibration_of(run, judge) for run in runs]
+    return list(dict.fromkeys(_flags(found["controls"], *calibrations)))
+
+
+def _flags(controls: dict[str, Any] | None, *calibrations: dict[str, Any] | None) -> list[str]:
+    tried = controls["controls"].values() if controls else []
+    failed = [one["what"] for one in tried if one["passed"] is False]
+    said = f"it does not surely prefer the reference to {', to '.join(failed)}"
+    flags = [flag for one in calibrations if one for flag in one["flags"]]
+    return [*([said] if failed else []), *flags]
+
+
+def _policy_row(record: Record, policy: str) -> dict[str, Any]:
+    wins = record.results("win_rate")["policies"][policy]
+    written = record.results("summaries")["policies"][policy]
+    worst_low, worst_high = wins["worst_case"]
+    given = _is_headline(record.results("win_rate"), policy)
+    return {
+        **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
+        **{key: wins[key] for key in ("wins", "ties", "losses", "statistics")},
+        "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
+        "unjudged": wins["unjudged"],
+        "worst_low": worst_low,
+        "worst_high": worst_high,
+        **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
+        "score": written["score"],
+        **{f"rm_agrees{end}": one for end, one in _rm_agrees(record, policy).items()},
+    }
+
+
+def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
+    """How often the reward model prefers what the judge does; None where it is the judge."""
+    scores = record.rows("win_rate", "post_scores.jsonl")
+    judged = {one["id"]: one["score"] for one in scores if one["policy"] == policy}
+    found = agreement(record.rows("summaries", f"{policy}.jsonl"), judged) or {}
+    if record.results("win_rate")["judge"]["kind"] == "reward_model":
+        found = {}
+    return {end: found.get(name) for end, name in RM_AGREES.items()}
+
+
+def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
+    """The settings that are not alike in all runs -> their values, but for the `free` ones.
+
+    A free one is a section (`memory`) or a field (`base.hidden_size`). A section is compared
+    between the runs that have it: an optional stage may be missing from some.
+    """
+    different = {}
+    for section in dict.fromkeys(one for record in records for one in record.settings):
+        having = [record.settings[section] for record in records if section in record.settings]
+        for key in having[0]:
+            name = f"{section}.{key}"
+            if section in free or name in free:
+                continue
+            found = {shown(name, values.get(key)) for values in having}
+            if len(found) > 1:
+                different[name] = sorted(found)
+    return different
+
+
+def _read(config: Config, folders: dict[str, Path]) -> Record:
+    side = stage_folder(config, SIDE)
+    calibration = _results_of(side)
+    return Record(
+        name=config.name,
+        preset=config.preset,
+        seed=config.seed,
+        folders=folders,
+        manifests={stage: read_manifest(folder) or {} for stage, folder in folders.items()},
+        settings=_settings(folders, config.kind),
+        calibration=calibration,
+        calibration_pairs=read_lines(side / "pairs.jsonl") if calibration else [],
+    )
+
+
+def find_calibration(config: Config) -> dict[str, Any]:
+    """What the calibration of a config's judge found.
+
+    Raises UserError, with the make command to run, if this judge has none, or an earlier one.
+    """
+    found = _results_of(stage_folder(config, SIDE))
+    if found is None:
+        command = mend(config, SIDE, MISSING)
+        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
+    problem = why_not(config, SIDE)
+    if problem:
+        raise refusal(config, SIDE, problem)
+    return found
+
+
+def _results_of(folder: Path) -> dict[str, Any] | None:
+    manifest = read_manifest(folder)
+    return manifest.get("results") if manifest else None
+
+
+def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:
+    return _results_of(run / SIDE / judge.folder)
+
+
+def _settings(folders: dict[str, Path], kind: str) -> dict[str, dict[str, Any]]:
+    """Section -> field -> value, each section as the last stage that it governs recorded it."""
+    found: dict[str, dict[str, Any]] = {}
+    for stage, folder in folders.items():
+        saved = read_json(folder / "config.json")
+        sections = (
+            *row_of(stage, kind).sections,
+            *(("memory",) if stage in ("ppo", RELEASED) else ()),
+        )
+        found |= {section: saved[section] for section in sections if section in saved}
+    return found
+
+
+def _part_of_the_run(config: Config) -> dict[str, Path]:
+    """The folders of a run's stages, without optional ones whose policies were not summarised."""
+    parts = [stage for stage in STAGES if is_part(stage, config.kind)]
+    folders = {stage: stage_folder(config, stage) for stage in parts}
+    summarised = (read_manifest(folders["summaries"]) or {}).get("inputs", {})
+    return {
+        stage: folder
+        for stage, folder in folders.items()
+        if not TABLE[stage].optional or stage in summarised
+    }
+
+
+def _seed(name: str) -> int:
+    digits = name.removeprefix("seed")
+    return int(digits) if digits.isdigit() else -1
+
+
+def rows_of_seeds(record: Record, stage: str) -> dict[int, list[dict[str, Any]]]:
+    """Seed -> the rows that a stage logged, of the run's other finished seeds, in their order.
+
+    A seed with other settings of this stage is left out, and so is one that did not log.
+    """
+    own = record.folders[stage]
+    found: dict[int, list[dict[str, Any]]] = {}
+    seeds = own.parent.parent.glob(f"seed*/{stage}")
+    for folder in sorted(seeds, key=lambda one: (len(one.parent.name), one.parent.name)):
+        manifest = read_manifest(folder)
+        metrics = folder / "metrics.jsonl"
+        if folder == own or manifest is None or not metrics.exists():
+            continue
+        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
+            found[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
+    return found
+
+
+def _but_the_seed(manifest: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = manifest.get("settings", {})
+    return {name: value for name, value in settings.items() if name != "seed"}

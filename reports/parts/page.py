@@ -1,0 +1,268 @@
+"""A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
+
+The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
+policy lets no other script run. The Markdown's plots are files beside it. So are the numbers of
+all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and with what the
+Markdown says. A page's bytes depend on its blocks only.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from reports.parts import blocks as markdown
+from reports.parts import numbers
+from reports.parts import numbers as page_json
+from reports.parts.blocks import (
+    NUMBERS,
+    Block,
+    Details,
+    Figure,
+    Heading,
+    Note,
+    Sample,
+    Table,
+    Text,
+    csv_of,
+    escape,
+)
+from stages.running.files import write_json, write_text
+from stages.running.mirror_contents import PUBLIC
+from stages.settings import config as settings
+
+# Pages name the kinds of blocks and this module together.
+__all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
+
+TEMPLATES = Path(__file__).with_name("templates")
+STYLE = Path(__file__).with_name("style.css")
+COLUMNS = 80
+FEW_HEADINGS = 5  # a page with more has a list of contents
+PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
+
+
+def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
+    """Write the page's files to a folder, each whole or not at all; returns the HTML's path.
+
+    All files of a page that it replaces are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = files_of(folder, stem)
+    blocks = placed(blocks)
+    for figure in (block for block in _all(blocks) if isinstance(block, Figure)):
+        write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
+    written = _write_numbers(folder, stem, title, blocks)
+    write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
+    path = folder / f"{stem}.html"
+    write_text(path, to_html(title, blocks, stem))
+    after = [one for one in files_of(folder, stem) if one.parent == folder]
+    for old in set(before) - {*after, *written}:
+        old.unlink()
+    return path
+
+
+def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> list[Path]:
+    """Write each table as CSV and all of them as JSON; returns the files."""
+    tables = list(_tables(blocks))
+    if not tables:
+        return []
+    (folder / f"{stem}-{NUMBERS}").mkdir(exist_ok=True)
+    for table, _ in tables:
+        write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
+    found = [numbers.as_record(table, section) for table, section in tables]
+    whole = folder / f"{stem}-{NUMBERS}" / "page.json"
+    write_json(whole, {"title": title, "tables": found, "blocks": page_json.to_json(blocks)})
+    return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """A page's files in a folder: Markdown, HTML, the plots that Markdown shows, the numbers."""
+    text = folder / f"{stem}.md"
+    if not text.exists():
+        return []
+    plots = PLOT.findall(text.read_text(encoding="utf-8"))
+    names = [f"{stem}.md", f"{stem}.html", *(f"{stem}-{plot}.svg" for plot in plots)]
+    tables = sorted((folder / f"{stem}-{NUMBERS}").glob("*"))
+    return [*(folder / name for name in names if (folder / name).exists()), *tables]
+
+
+def for_terminal(texts: Sequence[str], path: Path) -> str:
+    """Sentences in lines of at most 80 columns, then the page's path."""
+    lines = [line for text in texts for line in wrapped(text)]
+    return "\n".join([*lines, "report:", f"{path}"])
+
+
+def wrapped(text: str, mark: str = "") -> list[str]:
+    """A text in lines of at most 80 columns; `mark` stands before the first."""
+    indent = " " * len(mark)
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=mark, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def beside_the_runs() -> Path:
+    """Where pages about several runs are written."""
+    return settings.RUNS / "reports"
+
+
+# -- names and anchors -----------------------------------------------------------------------------
+
+
+def placed(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks with an anchor for each heading and a name for each table, all different.
+
+    An anchor is the one that GitHub gives the heading in Markdown. A table without a name gets that
+    of its section and of its first column.
+    """
+    return _placed(blocks, "page", set(), set())
+
+
+def _placed(
+    blocks: Sequence[Block], section: str, anchors: set[str], names: set[str]
+) -> list[Block]:
+    found: list[Block] = []
+    for block in blocks:
+        match block:
+            case Heading(text, anchor):
+                section = _different(anchor or slug(text), anchors)
+                found.append(replace(block, anchor=section))
+            case Table(header, name=name):
+                wanted = name or "-".join(filter(None, (section, slug(header[0]))))
+                found.append(replace(block, name=_different(wanted, names)))
+            case _:
+                under = slug(block.summary) if isinstance(block, Details) else section
+                found.append(block.holding(_placed(block.inside(), under, anchors, names)))
+    return found
+
+
+def slug(text: str) -> str:
+    """A text as an anchor, by GitHub's rule."""
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def _different(wanted: str, taken: set[str]) -> str:
+    """A name that nothing has yet; GitHub counts from 1."""
+    name, count = wanted, 0
+    while name in taken:
+        count += 1
+        name = f"{wanted}-{count}"
+    taken.add(name)
+    return name
+
+
+def _all(blocks: Sequence[Block]) -> Iterator[Block]:
+    """Every block, those inside others too."""
+    for block in blocks:
+        yield block
+        yield from _all(block.inside())
+
+
+def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
+    """Every table of the page, with the heading that it stands under."""
+    section = ""
+    for block in _all(blocks):
+        if isinstance(block, Heading):
+            section = block.text
+        if isinstance(block, Table):
+            yield block, section
+
+
+def contents(blocks: Sequence[Block]) -> list[Heading]:
+    """The headings, if there are so many that a reader wants a list of them."""
+    found = [block for block in blocks if isinstance(block, Heading)]
+    return found if len(found) > FEW_HEADINGS else []
+
+
+# -- HTML ------------------------------------------------------------------------------------------
+
+
+def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
+    """The page as one HTML file that needs nothing else.
+
+    `stem` names the files beside it; without it no table links to its numbers.
+    """
+    blocks = placed(blocks)
+    kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
+    styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
+    scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
+    first = next((at for at, one in enumerate(blocks) if isinstance(one, Heading)), len(blocks))
+    texts = [_file(name) for name in scripts]
+    return (
+        _environment(stem)
+        .get_template("page.html")
+        .render(
+            title=title,
+            style=Markup(STYLE.read_text(encoding="utf-8") + "".join(_file(one) for one in styles)),
+            scripts=[Markup(text) for text in texts],
+            digests=[digest(text) for text in texts],
+            contents=contents(blocks),
+            before=blocks[:first],
+            after=blocks[first:],
+        )
+    )
+
+
+def digest(text: str) -> str:
+    """How a page's policy names an inline script or style that it allows."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def as_data(value: object) -> Markup:
+    """JSON that may stand inside a script element, whatever the texts in it hold."""
+    text = json.dumps(value)  # ASCII, so half a character is spelled out too
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _file(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment(stem: str) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+    def rendered(blocks: Sequence[Block]) -> Markup:
+        """The blocks one after the other; neighbouring tables stand side by side."""
+        parts: list[str] = []
+        for narrow, group in groupby(blocks, lambda one: isinstance(one, Table) and not one.strong):
+            html = [environment.get_template(block.template).render(block=block) for block in group]
+            inside = "\n".join(html)
+            parts.append(f'<div class="tables">\n{inside}\n</div>' if narrow else inside)
+        return Markup("\n".join(parts))
+
+    environment.filters |= {"rendered": rendered, "as_data": as_data}
+    environment.globals |= {"csv_of": lambda name: csv_of(stem, name) if stem else ""}
+    return environment
+
+
+# -- Markdown --------------------------------------------------------------------------------------
+
+
+def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
+    """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
+    blocks = placed(blocks)
+    parts = [f"# {escape(title)}"]
+    links = [markdown.link(one.text, f"#{one.anchor}") for one in contents(blocks)]
+    for block in blocks:
+        if links and isinstance(block, Heading):
+            parts.append(f"Contents: {', '.join(links)}.")
+            links = []
+        parts.append(block.markdown(stem))
+    return "\n\n".join(filter(None, parts)) + "\n"

@@ -1,0 +1,100 @@
+"""The stage `report` of a run: its page, headline.txt for the terminal, numbers.json for programs.
+
+Which page it is, the page's own module says: a run, a released policy, or given summaries.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.parts import page
+from reports.parts.blocks import Block
+from reports.parts.collect import Record, load_run
+from reports.parts.page import PUBLIC, files_of
+from stages.finished import inputs_now
+from stages.running.files import file_hash, write_json, write_text
+from stages.running.machine import code_version
+from stages.runs import open_stage
+from stages.settings import config as settings
+from stages.settings.command_line import config_from_arguments
+from stages.settings.config import Config, UserError, fail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a page's module makes of a finished run."""
+
+    title: str
+    blocks: Sequence[Block]
+    numbers: dict[str, Any]
+    """The run's row, as numbers.json holds it."""
+    headline: str
+    """The result for a terminal of 80 columns; ends with the page's path."""
+    without_the_data: bool = False
+    """Whether the page is written once more without the texts of real data, to be published."""
+
+
+Make = Callable[[Record, Path], Report]
+"""Makes the report of a run whose page will have this path."""
+
+
+def print_report(argv: list[str] | None, about: str, make: Make) -> None:
+    """Write and print the report of the run that the arguments name."""
+    try:
+        print(write_report(config_from_arguments(argv, about), make), end="")
+    except UserError as error:
+        fail(error)
+
+
+def write_report(config: Config, make: Make) -> str:
+    """Write the page, its numbers and the headline of one finished run; returns the headline.
+
+    Raises UserError, with the make command to run, if a stage is missing or stale.
+    """
+    record = load_run(config)
+    with open_stage(config, "report") as run:
+        run.inputs = inputs_now(config, "report")
+        stem = f"{record.name}-seed{record.seed}"
+        report = make(record, run.folder / f"{stem}.html")
+        page.write(run.partial, stem, report.title, report.blocks)
+        if report.without_the_data:
+            ours = [block.without_the_data() for block in report.blocks]
+            page.write(run.partial / PUBLIC, stem, report.title, ours)
+        write_text(run.partial / "headline.txt", report.headline)
+        write_json(run.partial / "numbers.json", report.numbers)
+        run.finish({})
+    return report.headline
+
+
+def hashes(record: Record) -> dict[str, str]:
+    """Twelve digits that name each stage's manifest, and so everything that it lists."""
+    return {
+        stage: file_hash(folder / "manifest.json")[:12] for stage, folder in record.folders.items()
+    }
+
+
+def sources(records: Sequence[Record]) -> dict[str, str]:
+    """What some runs were made of: each stage's folder below runs/ -> SHA-256 of its manifest."""
+    return {
+        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+        for record in records
+        for folder in record.folders.values()
+    }
+
+
+def note_sources(path: Path, kind: str, names: Sequence[str], records: Sequence[Record]) -> None:
+    """Write beside a page about several runs, as `<page>.json`, what it was made from.
+
+    `names` are the runs that were asked for.
+    """
+    written = files_of(path.parent, path.stem)
+    note = {
+        "kind": kind,
+        "names": list(names),
+        "judges": sorted({record.folders["judge"].name for record in records}),
+        "code_version": code_version(),
+        "sources": sources(records),
+        "files": {str(one.relative_to(path.parent)): file_hash(one) for one in written},
+    }
+    write_json(path.with_suffix(".json"), note)

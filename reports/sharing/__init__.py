@@ -1,0 +1,7 @@
+"""What others see of a run, where its maker asks for it.
+
+cards          the README.md of a saved model
+publish        pages that are kept on purpose
+readme_blocks  the README's two blocks of numbers
+push           models, cards and pages to the Hugging Face hub
+"""

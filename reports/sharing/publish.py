@@ -1,0 +1,364 @@
+"""Copy the finished pages of runs to reports/generated, with a record of what each was made from.
+
+    python -m reports.sharing.publish --names tiny
+
+takes every finished seed's page, the judge's calibration, comparisons of two policies, and pages
+about several runs, if all runs of such a page are named. For each page, published.json holds runs,
+judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a run's
+row of numbers. The README's two blocks of numbers are written from it. A page is refused if its run
+is stale or was made with code that was not committed.
+"""
+
+import argparse
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reports.parts.collect import load_run, names_of_runs
+from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
+from reports.sharing.readme_blocks import in_readme
+from stages.finished import check_stage, damage, read_manifest, stage_folder
+from stages.running.files import file_hash, read_json, write_json, write_text
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
+from stages.settings.config import Config, UserError, fail
+from stages.settings.stages import STAGES
+
+GENERATED = Path("reports/generated")
+RECORD = "published.json"
+README = Path("README.md")
+DIRTY = "-dirty"
+# A page's folder below a seed -> what the page is.
+KINDS = {"report": "run", "calibration_report": "calibration"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page to be published, and what it was made from."""
+
+    kind: str
+    names: tuple[str, ...]
+    """The runs that it is about."""
+    folder: Path
+    stem: str
+    judge: str
+    sources: dict[str, str]
+    """Stage folder below runs/ -> SHA-256 of its manifest."""
+    code: frozenset[str] = frozenset()
+    """The code that made the page itself, if no manifest says so."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    headline: str = ""
+
+    @property
+    def manifests(self) -> list[dict[str, Any]]:
+        """The manifests behind it."""
+        return [read_manifest(settings.RUNS / one) or {} for one in self.sources]
+
+    @property
+    def code_versions(self) -> list[str]:
+        """The versions of the code that made the page and its sources."""
+        return sorted(self.code | {one["code_version"] for one in self.manifests})
+
+
+# -- which pages -----------------------------------------------------------------------------------
+
+
+def find_pages(
+    names: Sequence[str], judge: str = "", kinds: Sequence[str] = ()
+) -> tuple[list[Page], list[str]]:
+    """The pages of the named runs, and a line on each seed without one.
+
+    Where kinds are named, the others are not looked at, but for runs where the page about sizes is
+    meant: it must have all their seeds.
+
+    Raises UserError for an unknown run, a run without any page, and a page that is stale.
+    """
+    found: list[Page] = []
+    left_out: list[str] = []
+    needed = {*kinds, *(("run",) if "scaling" in kinds else ())} or set(KINDS.values())
+    stages = [stage for stage, kind in KINDS.items() if kind in needed]
+    for name in names:
+        if name not in names_of_runs():
+            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+        pages = []
+        seeds = (settings.RUNS / name).glob("seed*")
+        for seed in sorted(seeds, key=lambda one: (len(one.name), one.name)):
+            of_seed = [page for stage in stages for page in pages_of_seed(seed, stage, judge)]
+            pages += of_seed
+            if "run" in needed and not any(page.kind == "run" for page in of_seed):
+                left_out.append(f"{name} {seed.name} has no page: stage report is missing.")
+        if stages and not pages:
+            raise UserError(f"run {name} has no page: run `make eval` for it first")
+        found += pages
+    return [*found, *versus_pages(names, judge), *several_pages(names, judge)], left_out
+
+
+def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
+    """The finished folder of a stage by the judge that is meant, and its recorded config."""
+    there = sorted(one for one in (seed / stage).glob("*") if read_manifest(one) is not None)
+    chosen = [one for one in there if judge in ("", one.name) and one.suffix != ".partial"]
+    if len(chosen) > 1:
+        names = ", ".join(one.name for one in chosen)
+        raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
+    for folder in chosen:
+        config = recorded_config(folder)
+        if config is not None:
+            yield folder, config
+
+
+def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
+    """A seed's page of the run, or of its judge's calibration, if there is one.
+
+    Raises UserError, with the command that mends it, if the page is stale.
+    """
+    for folder, config in judged(seed, stage, judge):
+        inputs = (read_manifest(folder) or {"inputs": {}})["inputs"]
+        if stage == "report":
+            load_run(config)  # refuses a stale stage
+        for one in [*({"calibration"} & inputs.keys()), stage]:
+            check_holds(config, one)
+        headline = folder / "headline.txt"
+        yield Page(
+            kind=KINDS[stage],
+            names=(config.name,),
+            folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
+            stem=next(folder.glob("*.md")).stem,
+            judge=folder.name,
+            sources=hashes_of([folder, *(stage_folder(config, one) for one in inputs)]),
+            numbers=read_json(folder / "numbers.json") or {},
+            headline=headline.read_text(encoding="utf-8") if headline.exists() else "",
+        )
+
+
+def check_holds(config: Config, stage: str) -> None:
+    """Raise UserError unless a stage is what its own settings and inputs would give now."""
+    try:
+        check_stage(config, stage)
+    except UserError as error:
+        raise UserError(f"{config.name} seed{config.seed}: {error}") from None
+
+
+def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
+    """Stage folder below runs/ -> SHA-256 of its manifest."""
+    return {
+        str(one.relative_to(settings.RUNS)): file_hash(one / "manifest.json") for one in folders
+    }
+
+
+def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
+    """The comparisons of two policies of the named runs.
+
+    Raises UserError if summaries or verdicts have changed since.
+    """
+    for seed in sorted(settings.RUNS.glob("versus-*/seed*")):
+        for folder, config in judged(seed, "report", judge):
+            verdicts = stage_folder(config, "versus")
+            manifest = read_manifest(verdicts) or {"inputs": {}, "results": {}}
+            recorded: dict[str, str] = manifest["inputs"]
+            about = {one.split("/")[0] for one in recorded}
+            if not about or not about <= set(names):
+                continue
+            check_holds(config, "versus")
+            own = hashes_of([verdicts])
+            made_from = (read_manifest(folder) or {})["inputs"]["versus"]
+            a, b = (_side(manifest["results"][one]) for one in ("a", "b"))
+            command = f"make versus A={a} B={b}"
+            check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
+            problem = damage(config, "report")
+            if problem:
+                raise UserError(f"{config.name}: its page {problem}: run `{command}`")
+            yield Page(
+                kind="versus",
+                names=tuple(sorted(about)),
+                folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
+                stem=config.name,
+                judge=folder.name,
+                sources=recorded | own | hashes_of([folder]),
+            )
+
+
+def _side(label: str) -> str:
+    """A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo."""
+    name, seed, policy = label.rsplit("-", 2)
+    return f"{name}/{seed}:{policy}"
+
+
+def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
+    """The pages about several runs whose runs are all named.
+
+    Raises UserError if a run has changed since, or if a seed has finished that the page lacks.
+    """
+    for path in sorted(beside_the_runs().glob("*.json")):
+        note = read_json(path)
+        if not set(note["names"]) <= set(names) or judge not in ("", *note["judges"]):
+            continue
+        asked = " ".join(note["names"])
+        command = f'make scaling NAMES="{asked}"'
+        if note["kind"] != "scaling":
+            command = f"make {note['kind']} {shlex.quote(f'NAME={asked}')}"
+        command = note.get("command", command)
+        public = path.parent / PUBLIC
+        check_sources(path.stem, note["sources"], command)
+        for name, hash_ in note["files"].items():
+            if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
+                raise UserError(f"{path.stem} has changed on disk ({name}): run `{command}`")
+        yield Page(
+            kind=note["kind"],
+            names=tuple(note["names"]),
+            folder=public if (public / f"{path.stem}.md").exists() else path.parent,
+            stem=path.stem,
+            judge=", ".join(note["judges"]),
+            sources=note["sources"],
+            code=frozenset({note["code_version"]}),
+        )
+
+
+def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
+    """Raise UserError if a stage that a page was made from has changed since."""
+    for folder, hash_ in recorded.items():
+        manifest = settings.RUNS / folder / "manifest.json"
+        if not manifest.exists() or file_hash(manifest) != hash_:
+            raise UserError(f"{page} was made from an earlier {folder}: run `{command}`")
+
+
+def check_seeds(pages: Sequence[Page]) -> None:
+    """Raise UserError if a page about sizes lacks a seed that is published beside it."""
+    seeds: dict[str, set[int]] = {}
+    for page in (one for one in pages if one.kind == "run"):
+        seeds.setdefault(page.numbers["name"], set()).add(page.numbers["seed"])
+    for page in (one for one in pages if one.kind == "scaling"):
+        for name in page.names:
+            lacking = sorted(seeds.get(name, set()) - set(runs_of(page).get(name, [])))
+            if lacking:
+                listed = ", ".join(map(str, lacking))
+                raise UserError(f"{page.stem} lacks seed {listed} of {name}: run `make scaling`")
+
+
+def check_clean(pages: Sequence[Page]) -> None:
+    """Raise UserError if a page was made with code that was not committed."""
+    for page in pages:
+        dirty = [one for one in page.code_versions if one.endswith(DIRTY)]
+        if dirty:
+            raise UserError(
+                f"{page.stem} was made with code that was not committed ({', '.join(dirty)}):"
+                " make it from a commit, or add --allow-dirty"
+            )
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def publish(
+    names: Sequence[str], judge: str = "", kinds: Sequence[str] = (), allow_dirty: bool = False
+) -> tuple[list[Page], list[str]]:
+    """Copy the pages, record them, write the README's blocks; the pages and what is left out.
+
+    `kinds` are the kinds of page that are meant; all where none is named. Raises UserError, before
+    anything is written, if a page may not be published.
+    """
+    pages, left_out = find_pages(names, judge, kinds)
+    check_seeds(pages)
+    there = sorted({page.kind for page in pages})
+    for kind in kinds:
+        if kind not in there:
+            raise unknown("kind of page", kind, there)
+    pages = [page for page in pages if page.kind in (kinds or there)]
+    if not allow_dirty:
+        check_clean(pages)
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    published = read_json(GENERATED / RECORD) or {"pages": {}}
+    for page in pages:
+        published["pages"][page.stem] = replace_page(page)
+    published["pages"] = dict(sorted(published["pages"].items()))
+    write_json(GENERATED / RECORD, published)
+    if README.exists():
+        before = README.read_text(encoding="utf-8")
+        after = in_readme(before, published)
+        if after != before:
+            write_text(README, after)
+    return pages, left_out
+
+
+def replace_page(page: Page) -> dict[str, Any]:
+    """Replace all files of a page's earlier version; returns the page's record."""
+    for old in files_of(GENERATED, page.stem):
+        old.unlink()
+    files = files_of(page.folder, page.stem)
+    names = [path.relative_to(page.folder) for path in files]
+    for name in names:
+        target = GENERATED / name
+        target.parent.mkdir(exist_ok=True)
+        partial = target.with_name(f"{name.name}.partial")
+        shutil.copyfile(page.folder / name, partial)
+        partial.rename(target)
+    manifests = page.manifests
+    versions: dict[str, set[str]] = {}
+    for manifest in manifests:
+        for library, version in manifest["versions"].items():
+            versions.setdefault(library, set()).add(version)
+    return {
+        "kind": page.kind,
+        "about": list(page.names),
+        "runs": runs_of(page),
+        "judge": page.judge,
+        "code_versions": page.code_versions,
+        "finished": max(one["finished"] for one in manifests),
+        "devices": devices_of(manifests),
+        "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
+        "files": {str(name): file_hash(GENERATED / name) for name in names},
+        "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
+        "numbers": page.numbers,
+        "headline": page.headline,
+    }
+
+
+def runs_of(page: Page) -> dict[str, list[int]]:
+    """Run -> its seeds, of every run that a page was made from."""
+    found: dict[str, set[int]] = {}
+    for folder in page.sources:
+        name, seed = Path(folder).parts[:2]
+        found.setdefault(name, set()).add(int(seed.removeprefix("seed")))
+    found.pop(page.stem, None)  # a comparison of two policies has a folder of its own
+    return {name: sorted(seeds) for name, seeds in sorted(found.items())}
+
+
+def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
+    """The devices of the stages that run models; of all stages, if a page has no such stage."""
+    computing = [one for one in manifests if STAGES[one["stage"]].computes]
+    return sorted({one["device"] for one in computing or manifests})
+
+
+def not_recorded() -> list[str]:
+    """Files among the published ones that no page of the record owns."""
+    recorded = read_json(GENERATED / RECORD)["pages"].values()
+    known = {RECORD, *(name for one in recorded for name in one["files"])}
+    there = (str(one.relative_to(GENERATED)) for one in GENERATED.rglob("*") if one.is_file())
+    return sorted(one for one in there if one not in known)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Publish the pages of some runs and name them."""
+    parser = argparse.ArgumentParser(description="copy finished pages to reports/generated")
+    parser.add_argument("--names", nargs="+", default=["tiny"], help="runs")
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
+    parser.add_argument("--kinds", nargs="+", default=[], help="run, scaling, ...; else all")
+    parser.add_argument("--allow-dirty", action="store_true", help="code that is not committed too")
+    args = parser.parse_args(argv)
+    try:
+        names = list(dict.fromkeys(args.names))
+        pages, left_out = publish(names, args.judge, args.kinds, args.allow_dirty)
+    except UserError as error:
+        fail(error)
+    lines = [f"published in {GENERATED}:", *(f"  {page.stem}" for page in pages), *left_out]
+    orphans = not_recorded()
+    if orphans:
+        lines.append(f"no page of {RECORD} owns these: {', '.join(orphans)}")
+    print("\n".join(part for line in lines for part in wrapped(line)))
+
+
+if __name__ == "__main__":
+    main()

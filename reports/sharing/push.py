@@ -1,0 +1,274 @@
+"""Upload the models of a run, with their cards and the run's page, to the Hugging Face hub.
+
+    make push HUB=me NAME=tiny SEED=44413
+
+One repository a model, `me/tiny-seed44413-ppo` as an example; the page lies in that of PPO, below
+`report/`. Repositories are private unless PUBLIC=1 says otherwise. Nothing stale is uploaded, and
+of a page about real data the variant without the posts that others wrote. What an interrupted
+upload has sent is not sent again.
+"""
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.parts.collect import names_of_runs
+from reports.parts.page import PUBLIC
+from reports.parts.verdict import at_equal_length, judge, number, rate, whole
+from reports.sharing.cards import Judged, card
+from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
+from stages.finished import read_manifest
+from stages.running.hub import LOGIN
+from stages.running.mirror_contents import CARD, MODELS, RECORDS, slug
+from stages.settings import config as settings
+from stages.settings.checks import unknown
+from stages.settings.command_line import recorded_config
+from stages.settings.config import TOY, Config, UserError, fail
+
+# Stage -> the end of its repository's name. The reward model is the normalized one.
+PUSHED = {"sft": "sft", "normalize": "reward", "ppo": "ppo", "dpo": "dpo"}
+WITH_PAGES = "ppo"
+# What the hub takes: `owner/name`, the name of 96 characters at most, no two dashes or dots.
+NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/(?=.{1,96}$)[A-Za-z0-9_][\w.-]*", re.A)
+PAGES = "report"  # folder of the pages in a repository
+GOES_ON = "the same command goes on from there"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """One repository and what it will hold."""
+
+    repository: str
+    stage: str
+    files: dict[str, Path | bytes]
+    """Path in the repository -> file, or its bytes."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        parts = self.files.values()
+        return sum(one.stat().st_size if isinstance(one, Path) else len(one) for one in parts)
+
+
+# -- what is uploaded ------------------------------------------------------------------------------
+
+
+def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[Upload]:
+    """What is to be uploaded of one seed of a run.
+
+    Raises UserError for an unknown run, one without a finished model, and anything that is stale.
+    """
+    folder = settings.RUNS / name / f"seed{seed}"
+    if name not in names_of_runs():
+        raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+    configs = finished_configs(folder)
+    if not configs.keys() & PUSHED.keys():
+        raise UserError(f"{folder} holds no finished model: run `make ppo` for it first")
+    for stage, config in configs.items():
+        check_holds(config, stage)
+    pages = [page for kind in KINDS for page in pages_of_seed(folder, kind, judge_folder)]
+    refuse_texts_of_others(pages, next(iter(configs.values())))
+    return [
+        Upload(
+            repository=repository(hub, config, stage),
+            stage=stage,
+            files=files_of_model(folder, config, stage, pages),
+        )
+        for stage, config in configs.items()
+        if stage in PUSHED
+    ]
+
+
+def finished_configs(folder: Path) -> dict[str, Config]:
+    """Of each stage of a seed that has made a model, the config that it recorded."""
+    recorded = {one: recorded_config(folder / one) for one in ("base", *MODELS)}
+    return {
+        stage: config
+        for stage, config in recorded.items()
+        if config is not None and read_manifest(folder / stage) is not None
+    }
+
+
+def refuse_texts_of_others(pages: Sequence[Page], config: Config) -> None:
+    """Raise UserError for a page about real data that is not the variant without its texts."""
+    for page in pages:
+        if page.kind == "run" and config.data.source != TOY and page.folder.name != PUBLIC:
+            raise UserError(
+                f"{page.stem} holds posts that others wrote, and has no variant without them: "
+                f"remove {page.folder} and run `make eval` again"
+            )
+
+
+def repository(hub: str, config: Config, stage: str) -> str:
+    """The repository of a model; `hub` is a name of the hub, or a name and what stands for the run.
+
+    Raises UserError for what the hub does not take as a name.
+    """
+    owner, _, prefix = hub.partition("/")
+    found = f"{owner}/{prefix or slug(config.name)}-seed{config.seed}-{PUSHED[stage]}"
+    if not NAME.fullmatch(found):
+        raise UserError(f"HUB={hub} is no name of the hub: give yours, as in `make push HUB=me`")
+    return found
+
+
+def files_of_model(
+    folder: Path, config: Config, stage: str, pages: Sequence[Page]
+) -> dict[str, Path | bytes]:
+    """A model's files; its card with what is known by now; the pages beside PPO's."""
+    model = folder / stage / "model"
+    files: dict[str, Path | bytes] = {
+        str(path.relative_to(model)): path for path in sorted(model.rglob("*")) if path.is_file()
+    }
+    manifest = read_manifest(folder / stage) or {}
+    text = card(config, stage, "model", manifest, judged(stage, folder, pages))
+    shown = pages if stage == WITH_PAGES else ()
+    if shown:
+        names = "\n".join(f"- [{one.stem}]({PAGES}/{one.stem}.md)" for one in shown)
+        text += f"\n## Pages\n\n{names}\n"
+    for page in shown:
+        own = [path for path in sorted(page.folder.iterdir()) if path.is_file()]
+        files |= {f"{PAGES}/{path.name}": path for path in own if path.name not in RECORDS}
+    return files | {CARD: text.encode()}
+
+
+def judged(stage: str, folder: Path, pages: Sequence[Page]) -> list[Judged]:
+    """What was found of a model after it was made: its accuracy, or how it was judged."""
+    reward = (read_manifest(folder / "rm") or {"results": {}})["results"]
+    if stage == "normalize" and "accuracy" in reward:
+        what = "held-out comparisons ranked as by the labellers, before normalization"
+        return [Judged(what, f"{reward['accuracy']:.1%} of {reward['pairs']:,}")]
+    numbers = next((page.numbers for page in pages if page.kind == "run"), {})
+    if f"{stage}/rougeL" not in numbers:
+        return []
+    posts = f"{whole(numbers['posts'])} held-out posts"
+    return [
+        Judged(
+            f"win rate against the references of {posts}, judged by {judge(numbers)}",
+            rate(numbers, stage),
+        ),
+        Judged("the same at equal length", _at_equal_length(numbers, stage)),
+        Judged("ROUGE-L on these posts", number(numbers[f"{stage}/rougeL"], 3)),
+        Judged("length there, tokens", number(numbers[f"{stage}/tokens"], 1)),
+        Judged("length of the references, tokens", number(numbers["reference/tokens"], 1)),
+    ]
+
+
+def _at_equal_length(numbers: dict[str, Any], stage: str) -> str:
+    given = numbers[f"{stage}/controlled"] is not None
+    return at_equal_length(numbers[f"{stage}/statistics"]["length_controlled"] if given else None)
+
+
+def plan_lines(uploads: Sequence[Upload], public: bool, listed: bool) -> list[str]:
+    """What goes where, for people; each file too if it is `listed`."""
+    who = "public: everybody can read them" if public else "private; PUBLIC=1 makes them public"
+    lines = [f"{len(uploads)} repositories, {who}"]
+    for one in uploads:
+        lines.append(f"{one.repository}: {len(one.files)} files, {one.size / 1e6:.1f} MB")
+        lines += [f"  {name}" for name in sorted(one.files)] if listed else []
+    return lines
+
+
+# -- uploading -------------------------------------------------------------------------------------
+
+
+def send(uploads: Sequence[Upload], public: bool) -> Iterator[str]:
+    """Upload; yields a line for each repository.
+
+    Raises UserError, one line, for what the hub refuses or the network does not carry.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # `one_line` tells of the last
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    api = HfApi()
+    for one in uploads:
+        with one_line(one.repository):
+            api.create_repo(one.repository, private=not public, exist_ok=True)
+            before = api.repo_info(one.repository)
+            if not public and not before.private:
+                raise UserError(
+                    f"{one.repository} is public already: add PUBLIC=1, or make it private first"
+                )
+            operations = [
+                CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+                for name, path in one.files.items()
+            ]
+            made = api.create_commit(
+                one.repository, operations, commit_message=f"Upload of stage {one.stage}"
+            )
+            news = "as it was" if made.oid == before.sha else "uploaded"
+            yield f"{news}: {api.endpoint}/{one.repository} at commit {made.oid[:10]}"
+
+
+@contextmanager
+def one_line(name: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name}: {_reason(name, error)}") from error
+
+
+def _reason(name: str, error: BaseException) -> str:
+    """What is wrong and how to mend it; an error of one file stands behind that of the upload."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    chain = [error]
+    while chain[-1].__cause__ is not None and not isinstance(chain[-1], HfHubHTTPError):
+        chain.append(chain[-1].__cause__)
+    last: Any = chain[-1]
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set: unset it where there is a network"
+    if isinstance(last, LocalTokenNotFoundError):
+        return f"the hub does not know you: {LOGIN}"
+    if not isinstance(last, HfHubHTTPError):
+        why = (str(last).splitlines() or [""])[0][:120] or type(last).__name__
+        return f"{constants.ENDPOINT} fails ({why}): {GOES_ON}"
+    status = last.response.status_code
+    owner = name.partition("/")[0]
+    known = {
+        401: f"the hub does not know you: {LOGIN}",
+        403: f"this login may not write there: correct HUB={owner}, or take a token that may write",
+        409: f"somebody else changed it at the same time: {GOES_ON}",
+        412: f"somebody else changed it at the same time: {GOES_ON}",
+    }
+    said = (last.server_message or str(last)).splitlines()[0][:120]
+    return known.get(status, f"the hub answers {status} ({said}): {GOES_ON}")
+
+
+# -- command line ----------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Say what is uploaded where, and upload it."""
+    parser = argparse.ArgumentParser(description="upload models, cards and pages to the hub")
+    parser.add_argument("--hub", default="", help="your name on the hub, or name/what-for-the-run")
+    parser.add_argument("--name", default="tiny", help="run")
+    parser.add_argument("--seed", type=int, default=44413)
+    parser.add_argument("--judge", default="", help="where the run was judged by several")
+    parser.add_argument("--public", action="store_true", help="repositories that all can read")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded")
+    args = parser.parse_args(argv)
+    try:
+        uploads = uploads_of(args.hub, args.name, args.seed, args.judge)
+        lines = plan_lines(uploads, args.public, args.dry_run)
+        print("\n".join(["would upload:" if args.dry_run else "upload:", *lines]), flush=True)
+        for line in () if args.dry_run else send(uploads, args.public):
+            print(line, flush=True)
+    except UserError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

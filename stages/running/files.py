@@ -1,0 +1,124 @@
+"""Files that are whole or absent, and the hashes that name them. Standard library only."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
+    """Relative path -> hash of every file below a folder, without the subfolders left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder): path for path in paths}
+    return {
+        str(name): file_hash(path) for name, path in names.items() if name.parts[0] not in leave_out
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is whole or absent, whenever the machine stops."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file so that it is whole or unchanged, whenever the machine stops."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file's bytes, or the names in a folder, on the disk before this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under another name, without a second copy where the disk allows it."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy(source, target)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file, or None if there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that a stage wrote."""
+    with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
+        return [json.loads(line) for line in lines]
+
+
+def whole_lines(path: Path) -> tuple[list[Any], int]:
+    """The rows of a JSONL file before the first damaged line, and how many bytes they take.
+
+    A missing file has none.
+    """
+    rows: list[Any] = []
+    size = 0
+    if not path.exists():
+        return rows, size
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:  # also where the bytes are no UTF-8
+                break
+            if not line.endswith(b"\n"):
+                break
+            rows.append(row)
+            size += len(line)
+    return rows, size
+
+
+def cut_file(path: Path, size: int) -> None:
+    """Keep the first `size` bytes of a file, if there is one."""
+    if path.exists() and path.stat().st_size != size:
+        os.truncate(path, size)
+
+
+class KeptRows:
+    """Measurements of rows, in one JSONL file per process; floats keep every digit."""
+
+    def __init__(self, folder: Path, label: str, process: int) -> None:
+        """`label` names the measurement; each measurement of a stage has its own."""
+        stem = re.sub(r"\W+", "-", label)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{stem}.{process}.jsonl"
+        cut_file(self.path, whole_lines(self.path)[1])
+        self.known: dict[int, Any] = {}
+        for path in sorted(folder.glob(f"{stem}.*.jsonl")):
+            for kept in whole_lines(path)[0]:
+                self.known |= dict(zip(kept["rows"], kept["measured"], strict=True))
+
+    def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
+        """Append one finished part."""
+        with self.path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"rows": list(rows), "measured": list(measured)}) + "\n")
+        self.known |= dict(zip(rows, measured, strict=True))

@@ -1,0 +1,293 @@
+"""Models and data sets of the Hugging Face hub, each at one commit. Standard library at the top.
+
+A branch of the hub can move under a study. So the commit that was loaded first is written to
+`runs/hub.json`, and every later stage, seed and run uses that commit: from the hub's cache if it is
+there, so that HF_HUB_OFFLINE=1 changes nothing. `id@commit` in a setting is the same by hand.
+"""
+
+import errno
+import fcntl
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.running.files import read_json, write_json
+from stages.settings import config as settings
+from stages.settings.checks import UserError
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MAIN = "main"
+SHORT = 10  # digits of a commit that messages show
+WEIGHTS = ("*.safetensors",)
+OLD_WEIGHTS = ("*.bin",)  # loaded only where there are no others
+BESIDE_WEIGHTS = ("*.json", "*.txt", "*.model", "*.jinja")
+ANSWER_SECONDS = 10.0
+ABOUT_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+# Errors that come before the first byte, by name: their module differs between versions.
+UNREACHABLE = {
+    *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError"),
+    *("ConnectError", "ConnectTimeout", "ProxyError"),
+}
+NETWORK = "run `make data PRESET=...` where there is a network"
+LOGIN = "correct the id, or log in with `hf auth login` or HF_TOKEN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A folder, or a repository of the hub at a revision, as one setting names it."""
+
+    setting: str
+    """The setting, for messages: `base.checkpoint`."""
+    kind: str
+    """`model` or `dataset`."""
+    name: str
+    """Folder or hub id."""
+    configuration: str = ""
+    """Of a data set; empty: it has one only."""
+    revision: str = MAIN
+    """Branch, tag or commit."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it lies on this machine."""
+        return Path(self.name).is_dir()
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.setting}: {self.kind} {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Where a source lies on this machine."""
+
+    source: Source
+    folder: Path
+    commit: str
+    """Of the hub's repository, 40 digits; empty for a folder."""
+
+    @property
+    def size(self) -> str:
+        """Its files and its commit, for people."""
+        files = [one for one in self.folder.rglob("*") if one.is_file()]
+        megabytes = sum(one.stat().st_size for one in files) / 1e6
+        return f"{len(files)} files, {megabytes:.1f} MB, at commit {self.commit or '-'}"
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What a manifest says of it."""
+        source = self.source
+        return {
+            "setting": source.setting,
+            "repository": source.name,
+            "configuration": source.configuration,
+            "revision": source.revision,
+            "commit": self.commit,
+        }
+
+
+def model_source(setting: str, text: str) -> Source:
+    """The source that `folder` or `id[@revision]` names."""
+    name, _, revision = text.partition("@")
+    if Path(text).is_dir():
+        name, revision = text, ""
+    return Source(setting=setting, kind="model", name=name, revision=revision or MAIN)
+
+
+def dataset_source(setting: str, text: str) -> Source:
+    """The source that `id[:configuration][@revision]` names; a folder may stand for the id."""
+    path, _, revision = text.partition("@")
+    name, _, configuration = path.partition(":")
+    if Path(text).is_dir():
+        name, configuration, revision = text, "", ""
+    return Source(
+        setting=setting,
+        kind="dataset",
+        name=name,
+        configuration=configuration,
+        revision=revision or MAIN,
+    )
+
+
+def fetch_model(source: Source) -> Fetched:
+    """A model's configuration, tokenizer and weights; `.bin` only where there is nothing newer.
+
+    Raises UserError as `fetch` does.
+    """
+    fetched = fetch(source, (*BESIDE_WEIGHTS, *WEIGHTS))
+    if not source.is_folder and not any(fetched.folder.glob(WEIGHTS[0])):
+        return fetch(source, (*BESIDE_WEIGHTS, *OLD_WEIGHTS))
+    return fetched
+
+
+def fetch_tokenizer(source: Source) -> Fetched:
+    """A model's files but for its weights. Raises UserError as `fetch` does."""
+    return fetch(source, BESIDE_WEIGHTS)
+
+
+def fetch(source: Source, patterns: tuple[str, ...]) -> Fetched:
+    """The files of a source that match one of the patterns, at the commit that is recorded.
+
+    The network is asked only for what the hub's cache lacks.
+    Raises UserError for a source that is not there, not permitted, or does not come through.
+    """
+    if source.is_folder:
+        return Fetched(source=source, folder=Path(source.name), commit="")
+    commit = _commit_of(source)
+    with _one_line(source):
+        folder = _snapshot(source.name, source.kind, commit, patterns)
+    return Fetched(source=source, folder=folder, commit=commit)
+
+
+@cache
+def _snapshot(name: str, kind: str, commit: str, patterns: tuple[str, ...]) -> Path:
+    """The folder of a commit's files in the hub's cache; one process looks once."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    # The client tells of each retry; `_one_line` tells of the last.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    # Subfolders of a model hold other formats of the same weights.
+    elsewhere = ["*/*"] if kind == "model" else None
+    folder = snapshot_download(
+        name,
+        repo_type=kind,
+        revision=commit,
+        allow_patterns=list(patterns),
+        ignore_patterns=elsewhere,
+    )
+    return Path(folder)
+
+
+def _commit_of(source: Source) -> str:
+    """The commit that the setting names, or that `runs/hub.json` recorded, or the hub's now."""
+    if COMMIT.fullmatch(source.revision):
+        return source.revision
+    recorded = _recorded().get(_key(source))
+    if recorded is None:
+        with _one_line(source):
+            recorded = _commit_now(source)
+        _record(source, recorded)
+    return recorded
+
+
+def _commit_now(source: Source) -> str:
+    """The commit of a revision on the hub; if that does not answer, in the hub's cache."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        about = HfApi().repo_info(
+            source.name, repo_type=source.kind, revision=source.revision, timeout=ANSWER_SECONDS
+        )
+    except Exception as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
+            raise
+        try:
+            folder = snapshot_download(
+                source.name,
+                repo_type=source.kind,
+                revision=source.revision,
+                local_files_only=True,
+                allow_patterns=[],
+            )
+        except OSError:
+            raise error from None
+        return Path(folder).name
+    return str(about.sha)
+
+
+def moved(fetched: Fetched) -> str | None:
+    """One line if a revision points at another commit now than the one in use; else None.
+
+    None too if nobody answers: what is in use is in the cache.
+    """
+    source = fetched.source
+    if not fetched.commit or fetched.commit == source.revision:
+        return None
+    try:
+        now = _commit_now(source)
+    except Exception:  # of any of the client's libraries
+        return None
+    if now == fetched.commit:
+        return None
+    return (
+        f"{source.label}: revision {source.revision} has moved to {now}; still used is "
+        f"{fetched.commit[:SHORT]}, which {_records()} records: to take the new one, write its "
+        "commit after @ in the setting"
+    )
+
+
+# -- what was loaded first -------------------------------------------------------------------------
+
+
+def _records() -> Path:
+    return settings.RUNS / "hub.json"
+
+
+def _key(source: Source) -> str:
+    return f"{source.kind}s/{source.name}@{source.revision}"
+
+
+def _recorded() -> dict[str, str]:
+    return read_json(_records()) or {}
+
+
+def _record(source: Source, commit: str) -> None:
+    """Add a commit to the records; runs that are made at once take turns."""
+    path = _records()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(".hub.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_json(path, _recorded() | {_key(source): commit})
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _one_line(source: Source) -> Iterator[None]:
+    """Turn what the hub's client raises into one line; an error of the disk stays what it is."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in ABOUT_THE_DISK:
+            raise
+        raise UserError(f"{source.label}{_reason(source, error)}") from error
+
+
+def _reason(source: Source, error: Exception) -> str:
+    """What is wrong and how to mend it, to be read after the source's label."""
+    from huggingface_hub import constants, errors
+
+    page = f"{constants.ENDPOINT}/{'datasets/' if source.kind == 'dataset' else ''}{source.name}"
+    if isinstance(error, errors.GatedRepoError):
+        return f" is gated: accept its terms at {page}, then log in (`hf auth login` or HF_TOKEN)"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f" has no revision {source.revision}: correct what stands after @"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f" is neither a folder here nor on the hub, or it is private: {LOGIN}"
+    if isinstance(error, errors.HFValidationError):
+        return " is neither a folder here nor a hub id: correct it"
+    if constants.is_offline_mode():
+        return f" is not in the hub's cache, and HF_HUB_OFFLINE is set: {NETWORK}"
+    why = _first_line(error)
+    if UNREACHABLE & {kind.__name__ for kind in type(error).__mro__}:
+        return f" is not in the hub's cache, and {constants.ENDPOINT} fails ({why}): {NETWORK}"
+    return f": the download was cut off ({why}): the same command goes on from there"
+
+
+def _first_line(error: Any) -> str:
+    """The first line of the error at the bottom, which says most."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [""])[0][:120] or type(error).__name__
