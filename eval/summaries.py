@@ -24,8 +24,8 @@ from stages.learning.models import (
     response_logprobs,
 )
 from stages.learning.shared_query import summary_scores
+from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures
-from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError

@@ -38,25 +38,15 @@ from stages.learning.models import (
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
-from stages.posts.readers import (
-    COMPARISONS,
-    POSTS,
-    PPO_TRAIN,
-    Located,
-    format_post,
-    is_cnndm,
-    read_source,
-)
+from stages.posts.ragged import load_split, save_split
+from stages.posts.readers import Located, format_post, is_cnndm, read_source
 from stages.posts.subsample import drawn_rows
 from stages.posts.tokens import (
-    CNNDM,
     CNNDM_LIMITS,
     FAR_OVER,
     Limits,
     length_report,
-    load_split,
     over_limit,
-    save_split,
     tokenize_comparisons,
     tokenize_posts,
 )
@@ -68,6 +58,7 @@ from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
+from stages.settings.sections import CNNDM, COMPARISONS, POSTS, PPO_TRAIN
 
 EOS_TOKEN = "<|endoftext|>"
 EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding

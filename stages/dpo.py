@@ -51,10 +51,11 @@ from stages.learning.saving import keep_model
 from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
-from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
+from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
+from stages.settings.sections import CNNDM
 
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16
 # on the tiny preset, a summary's log-probability moves by up to 0.06 nats with the batch's shape

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stages.learning.heads import shift_scores
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_reward_model, load_tokenizer, save_model, score_responses
-from stages.posts.tokens import TokenizedSplit, load_split, pad_left, pad_right, rows_of
+from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.rl.start_checks import KNOWN_ANSWERS, save_known_answers
 from stages.running.start import run_stage
 from stages.runs import open_stage

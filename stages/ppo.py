@@ -42,8 +42,7 @@ from stages.learning.loop import (
 from stages.learning.models import load_tokenizer
 from stages.learning.saving import keep_model
 from stages.learning.state import State, saving_a_broken_batch
-from stages.posts.readers import PPO_TRAIN
-from stages.posts.tokens import Ragged, TokenizedSplit, load_split
+from stages.posts.ragged import Ragged, TokenizedSplit, load_split
 from stages.rl.credit import credit, eos_trick
 from stages.rl.episodes import Episodes, Rollout, describe, describe_texts, log_samples
 from stages.rl.loss import (
@@ -62,6 +61,7 @@ from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import Config, Ppo, UserError
+from stages.settings.sections import PPO_TRAIN
 
 FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones
 

@@ -46,10 +46,11 @@ from stages.learning.saving import keep_model
 from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch
-from stages.posts.tokens import CNNDM, TokenizedSplit, load_split
+from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
+from stages.settings.sections import CNNDM
 
 
 def train_reward_model(config: Config) -> None:

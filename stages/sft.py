@@ -39,8 +39,8 @@ from stages.learning.models import load_policy, load_tokenizer
 from stages.learning.saving import keep_model
 from stages.learning.sharding import gathered, prepare
 from stages.learning.state import State, saving_a_broken_batch
+from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
-from stages.posts.tokens import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 from stages.learning.likelihood import counted_tokens, summed_loss
 from stages.learning.preferences import calibration, summarize_gaps
-from stages.posts.tokens import Limits, TokenizedSplit, tokenize_comparisons, tokenize_posts
+from stages.posts.ragged import TokenizedSplit
+from stages.posts.tokens import Limits, tokenize_comparisons, tokenize_posts
 from stages.reward import score_pairs, take_step
 from stages.settings.command_line import make_config
 from tests.conftest import close, state_of

@@ -22,7 +22,7 @@ from stages.finished import stage_folder
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
 from stages.learning.loop import Order, batch_rows, make_optimizer
 from stages.learning.models import load_policy
-from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

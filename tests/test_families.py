@@ -34,7 +34,7 @@ from stages.learning.models import (
     save_model,
     score_responses,
 )
-from stages.posts.tokens import load_split, pad_left, pad_right
+from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.running.files import read_lines
 from tests.conftest import close
 from tests.test_models import configured

@@ -9,7 +9,7 @@ from eval.rates.length_bias import accuracy_at_equal_length, beside_length
 from reports.parts.page import Note, Table
 from reports.sections import scores
 from stages.learning.preferences import length_bias, summarize_gaps
-from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.posts.ragged import TokenizedSplit, make_ragged
 
 CHOSEN = [20, 20, 20, 10, 15, 30, 12, 40, 19, 10]
 REJECTED = [10, 19, 20, 30, 10, 31, 12, 20, 20, 11]  # longer on 4, equal on 2, shorter on 4

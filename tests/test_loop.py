@@ -35,7 +35,7 @@ from stages.learning.loop import (
     stream_seed,
     synchronized_last,
 )
-from stages.posts.tokens import Ragged, make_ragged
+from stages.posts.ragged import Ragged, make_ragged
 from stages.running.machine import has_bf16_units
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, UserError

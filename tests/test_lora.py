@@ -20,7 +20,7 @@ from stages.learning.models import (
     save_model,
     token_scalars,
 )
-from stages.posts.tokens import load_split
+from stages.posts.ragged import load_split
 from stages.rl import networks
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config

@@ -12,7 +12,7 @@ import torch
 
 from stages import reward, sft
 from stages.learning.loop import make_optimizer
-from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
 from tests.conftest import state_of
 

@@ -20,7 +20,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClass
 from stages.learning.heads import in_float32, reset_head
 from stages.learning.loop import Order
 from stages.learning.models import PolicyAndCritic
-from stages.posts.tokens import make_ragged
+from stages.posts.ragged import make_ragged
 from stages.ppo import optimize
 from stages.rl.networks import Models
 from stages.settings.command_line import make_config

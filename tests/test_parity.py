@@ -14,7 +14,7 @@ import torch
 
 from stages.learning.loop import batch_rows, make_optimizer
 from stages.learning.models import PolicyAndCritic
-from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.ppo import optimize
 from stages.rl.episodes import Rollout
 from stages.rl.loss import Pretraining

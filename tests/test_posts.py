@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stages.learning.models import load_tokenizer
+from stages.posts.ragged import load_split, make_ragged, pad_left, pad_right, save_split
 from stages.posts.readers import (
     POST_TEMPLATE,
     SPLITS,
@@ -25,12 +26,7 @@ from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
     fit_query,
-    load_split,
-    make_ragged,
-    pad_left,
-    pad_right,
     plain_encoder,
-    save_split,
     tokenize_comparisons,
     tokenize_posts,
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stages import base
-from stages.posts.tokens import load_split
+from stages.posts.ragged import load_split
 from stages.running.files import read_json
 
 ROWS = {  # as ../shared/README.md counts them

@@ -20,7 +20,7 @@ from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
 from stages.learning.loop import make_optimizer
 from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model
-from stages.posts.tokens import load_split
+from stages.posts.ragged import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout
 from stages.running.files import read_lines

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from eval.summaries import kl_from_sft
 from stages.learning.models import load_policy, save_model
-from stages.posts.tokens import TokenizedSplit, make_ragged
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
 
 QUERIES = [[5, 6, 7, 8], [9, 10], [11]]

@@ -22,8 +22,8 @@ from stages.functional import (
 )
 from stages.learning import models
 from stages.learning.models import load_policy
+from stages.posts.ragged import make_ragged
 from stages.posts.text_metrics import copied_title_words, distinct
-from stages.posts.tokens import make_ragged
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, describe

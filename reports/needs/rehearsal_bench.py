@@ -20,7 +20,7 @@ from reports.needs.texts import read_texts
 from reports.needs.work import forward_flops
 from stages.learning.loop import Order, make_accelerator
 from stages.learning.state import State
-from stages.posts.tokens import TokenizedSplit
+from stages.posts.ragged import TokenizedSplit
 from stages.runs import Run
 from stages.settings.config import Config
 

@@ -38,7 +38,7 @@ from stages.learning.lora import adapt, merge
 from stages.learning.models import load_policy, load_reward_model, new_reward_model
 from stages.learning.preferences import pair_length
 from stages.normalize import keep_known_answers, reference_scores, score_rows
-from stages.posts.tokens import TokenizedSplit, rows_of
+from stages.posts.ragged import TokenizedSplit, rows_of
 from stages.running.files import write_json
 from stages.settings.command_line import add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail

@@ -13,7 +13,7 @@ from reports.needs.texts import longest_rows, typical_rows
 from reports.needs.work import work_of
 from stages import ppo
 from stages.learning.state import State
-from stages.posts.tokens import Ragged, rows_of
+from stages.posts.ragged import Ragged, rows_of
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit
 from stages.rl.episodes import Rollout

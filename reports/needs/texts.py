@@ -7,7 +7,7 @@ from typing import Any
 
 from reports.needs.shapes import Shape
 from stages.base import link_tokens, make_tokenizer, read_rows, split_limits
-from stages.posts.tokens import TokenizedSplit, load_split, make_ragged, save_split
+from stages.posts.ragged import TokenizedSplit, load_split, make_ragged, save_split
 from stages.running.files import write_json
 from stages.settings.config import HUB, TOY, Config, Data
 

@@ -24,7 +24,7 @@ from stages import ppo
 from stages.learning.loop import make_accelerator, stream
 from stages.learning.models import new_reward_model
 from stages.learning.state import State
-from stages.posts.tokens import Ragged, make_ragged
+from stages.posts.ragged import Ragged, make_ragged
 from stages.rl.episodes import Rollout, describe
 from stages.rl.networks import Models, load_models
 from stages.running.files import write_json

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.learning.models import response_logprobs
-from stages.posts.tokens import TokenizedSplit, pad_left, pad_right
+from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 
 NO_TOKEN = -1
 

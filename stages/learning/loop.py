@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from stages.functional import truncate_after
 from stages.learning.models import sample
 from stages.learning.sharding import new_accelerator
-from stages.posts.tokens import Ragged, TokenizedSplit, pad_left, pad_right
+from stages.posts.ragged import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.files import KeptRows
 from stages.running.machine import has_bf16_units, keep_freed_memory
 from stages.running.progress import progress

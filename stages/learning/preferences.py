@@ -17,7 +17,7 @@ from eval.rates.length_bias import beside_length
 from stages.functional import preference_loss
 from stages.learning.loop import over_rows
 from stages.posts.bad_rows import in_half
-from stages.posts.tokens import TokenizedSplit, load_split, rows_of
+from stages.posts.ragged import TokenizedSplit, load_split, rows_of
 from stages.settings.config import UserError
 
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.settings.config import ALL_PAIRS, UserError
+from stages.settings.checks import UserError
+from stages.settings.sections import ALL_PAIRS
 
 SKIPPED_FILE = "skipped.jsonl"
 

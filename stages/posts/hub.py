@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stages.running.hub import Fetched, Source, dataset_source, fetch
-from stages.settings.config import Data, UserError
+from stages.settings.checks import UserError
+from stages.settings.sections import Data
 
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")

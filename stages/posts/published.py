@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages.posts.readers import COMPARISONS, POSTS, Located, is_cnndm
-from stages.settings.config import HUB, Data
+from stages.posts.readers import Located, is_cnndm
+from stages.settings.sections import COMPARISONS, HUB, POSTS, Data
 
 # Data set, without its configuration and revision -> split -> rows. The test split of the posts
 # (6,553 rows) is read by no stage.

@@ -14,12 +14,10 @@ from typing import Any
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.hub import read_hub
 from stages.posts.tables import parse_line, raw_rows
-from stages.settings.config import HUB, Data, UserError
+from stages.settings.checks import UserError
+from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
-POSTS = ("sft_train", "sft_validation")
-COMPARISONS = ("comparisons_train", "comparisons_validation")
 SPLITS = (*POSTS, *COMPARISONS)
-PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
 POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
 FILLED = re.compile(
     r"SUBREDDIT: r/(?P<subreddit>.*?)\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)\n\nTL;DR:",

@@ -3,7 +3,8 @@
 import random
 
 from stages.posts.readers import Located
-from stages.settings.config import Data, UserError
+from stages.settings.checks import UserError
+from stages.settings.sections import Data
 
 
 def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:

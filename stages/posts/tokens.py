@@ -1,31 +1,25 @@
-"""Text in, tokens out: the prompt, truncation, tokenised splits, padding.
+"""Text in, tokens out: the prompt, truncation and the splits that stages read.
 
-Tokens are kept ragged and padded only when a batch is made, so no result depends on padding.
 Source: Huang et al. 2024, details 2 to 5 and appendix on data; the truncation is OpenAI's.
 """
 
-import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.readers import POST_TEMPLATE, PPO_TRAIN, Located, is_cnndm, label_strength
-from stages.running.files import read_lines
+from stages.posts.ragged import TokenizedSplit, make_ragged
+from stages.posts.readers import POST_TEMPLATE, Located, is_cnndm, label_strength
 from stages.running.progress import progress
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
+from stages.settings.sections import PPO_TRAIN
 
-CNNDM = "comparisons_cnndm"
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 ENCODE_BATCH = 1000
 FIELDS = {"summaries": "summary", "chosen": "summaries[].text", "rejected": "summaries[].text"}
@@ -53,37 +47,6 @@ class Limits:
 
 CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)
 FAR_OVER = 2  # another tokenizer may need a third more tokens for the same text, not twice as many
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Token sequences of different lengths, laid end to end."""
-
-    tokens: Tensor
-    """[sum of lengths] int32."""
-    offsets: Tensor
-    """[sequences + 1] int64; sequence i is tokens[offsets[i]:offsets[i + 1]]."""
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]].long()
-
-    def lengths(self) -> Tensor:
-        """Tokens of each sequence, [sequences] int64."""
-        return self.offsets.diff()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizedSplit:
-    """One split: token columns of equal length, and what is known of each row beside tokens."""
-
-    columns: dict[str, Ragged]
-    rows: list[dict[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 # -- prompt and truncation -------------------------------------------------------------------------
@@ -341,57 +304,3 @@ def over_limit(split: TokenizedSplit, limits: Limits) -> dict[str, int]:
             over = torch.maximum(over, responses - limits.response)
             over = torch.maximum(over, queries + responses - limits.query_response)
     return {"over_limit": int((over > 0).sum()), "most_over": int(over.max())}
-
-
-# -- keeping and batching --------------------------------------------------------------------------
-
-
-def make_ragged(sequences: Iterable[list[int]]) -> Ragged:
-    """Lay token lists end to end."""
-    arrays = [np.asarray(sequence, dtype=np.int32) for sequence in sequences]
-    offsets = np.cumsum([0, *map(len, arrays)])
-    return Ragged(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offsets))
-
-
-def save_split(split: TokenizedSplit, folder: Path, name: str) -> None:
-    """Write a split as `<name>.safetensors` and `<name>.jsonl`."""
-    tensors = {f"{key}.tokens": one.tokens for key, one in split.columns.items()}
-    tensors |= {f"{key}.offsets": one.offsets for key, one in split.columns.items()}
-    save_file(tensors, folder / f"{name}.safetensors")
-    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in split.rows)
-
-
-def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:
-    """Some rows of a split as a split."""
-    columns = {
-        name: make_ragged([column[row].tolist() for row in rows])
-        for name, column in split.columns.items()
-    }
-    return TokenizedSplit(columns=columns, rows=[split.rows[row] for row in rows])
-
-
-def load_split(folder: Path, name: str) -> TokenizedSplit:
-    """Read a split that `save_split` wrote."""
-    tensors = load_file(folder / f"{name}.safetensors")
-    keys = {key.split(".")[0] for key in tensors}
-    columns = {key: Ragged(tensors[f"{key}.tokens"], tensors[f"{key}.offsets"]) for key in keys}
-    return TokenizedSplit(columns=columns, rows=read_lines(folder / f"{name}.jsonl"))
-
-
-def pad_left(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
-    """Stack sequences so that they end together: [B, longest], or [B, length] if that is more."""
-    longest = max(length, *(len(one) for one in sequences))
-    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
-    for row, one in zip(padded, sequences, strict=True):
-        row[longest - len(one) :] = one
-    return padded
-
-
-def pad_right(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
-    """Stack sequences so that they begin together: [B, longest], or [B, length] if that is more."""
-    longest = max(length, *(len(one) for one in sequences))
-    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
-    for row, one in zip(padded, sequences, strict=True):
-        row[: len(one)] = one
-    return padded

@@ -17,7 +17,7 @@ from stages.learning.likelihood import counted_tokens, sequence_length, summed_l
 from stages.learning.loop import batch_rows, chunks, global_sum, local_share
 from stages.learning.state import State
 from stages.learning.vocabulary import LEARNED, MEASURED, LogprobFormula, Reading
-from stages.posts.tokens import TokenizedSplit
+from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
 from stages.settings.config import Ppo
 

@@ -22,7 +22,7 @@ from stages.learning.models import (
 )
 from stages.learning.sharding import gathered
 from stages.learning.vocabulary import LogprobFormula
-from stages.posts.tokens import pad_left
+from stages.posts.ragged import pad_left
 from stages.rl.episodes import Episodes, concatenate, trim_left
 from stages.rl.networks import Models
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.learning.models import score_responses
 from stages.learning.vocabulary import Reading
-from stages.posts.tokens import pad_left, pad_right
+from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Models
 from stages.running.files import write_json

@@ -15,6 +15,11 @@ TOY = "toy"
 PLAIN_WORLD = "plain"
 HUB = "hub"
 ALL_PAIRS = "all"
+# The splits of the data, by their names.
+POSTS = ("sft_train", "sft_validation")
+COMPARISONS = ("comparisons_train", "comparisons_validation")
+PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
+CNNDM = "comparisons_cnndm"  # pairs about news articles, kept apart
 
 
 @dataclass(frozen=True, kw_only=True)
