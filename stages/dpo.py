@@ -10,6 +10,7 @@ Source: Huang et al. 2024, section B.4.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -129,12 +130,13 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
         warmup_fraction = config.optimizer.warmup_fraction
         rate = dpo.learning_rate * cosine_rate(update, state.updates, warmup_fraction)
         set_learning_rate(state.optimizer, rate)
-        rows = state.order.batch(update)
+        rows, started = state.order.batch(update), time.monotonic()
         with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
             stats = take_step(state, train, reference, rows)
         if update == 0:
             check_start(stats, tolerance(config))
-        run.log(update + 1, **stats, lr=rate)
+        stats |= {"lr": rate, "seconds/update": time.monotonic() - started}
+        run.log(update + 1, **stats)
 
 
 def take_step(

@@ -6,6 +6,7 @@ loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 Source: Huang et al. 2024, details 10 to 18.
 """
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -88,10 +89,11 @@ def train_reward_model(config: Config) -> None:
                 update, updates, config.optimizer.warmup_fraction
             )
             set_learning_rate(optimizer, rate)
-            rows = order.batch(update)
+            rows, started = order.batch(update), time.monotonic()
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
                 stats = take_step(state, train, rows)
-            run.log(update + 1, **stats, lr=rate)
+            stats |= {"lr": rate, "seconds/update": time.monotonic() - started}
+            run.log(update + 1, **stats)
         trained = keep_model(accelerator, reward_model, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
         results = evaluate(state, trained, validation, "rm validation")

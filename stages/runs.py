@@ -33,7 +33,13 @@ from stages.finished import (
     stage_folder,
 )
 from stages.running.files import hash_files, read_json, sync, write_json
-from stages.running.machine import code_version, device_name, library_versions, peak_memory_gib
+from stages.running.machine import (
+    code_version,
+    device_name,
+    library_versions,
+    peak_gpu_gib,
+    peak_memory_gib,
+)
 from stages.running.mirror import Mirror, open_mirror
 from stages.running.mirror_contents import CARD
 from stages.running.progress import progress
@@ -135,6 +141,7 @@ class Run:
             "halvings": self.halvings,
             "seconds": round(time.monotonic() - self.started, 1),
             "peak_memory_gib": peak_memory_gib(),
+            "peak_gpu_gib": peak_gpu_gib(),
             "device": device_name(),
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -5,6 +5,7 @@ One update: a global batch of query + summary, the mean negative log-likelihood 
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
+import time
 from functools import partial
 from typing import Any
 
@@ -83,10 +84,11 @@ def train_sft(config: Config) -> None:
                 update, updates, config.optimizer.warmup_fraction
             )
             set_learning_rate(optimizer, rate)
-            rows = order.batch(update)
+            rows, started = order.batch(update), time.monotonic()
             with saving_a_broken_batch(state, "base", partial(batch_tensors, train, rows)):
                 loss = take_step(state, train, rows)
-            metrics = {"loss/train": loss, "lr": rate}
+            seconds = time.monotonic() - started
+            metrics = {"loss/train": loss, "lr": rate, "seconds/update": seconds}
             if (update + 1) % evaluation == 0 or update + 1 == updates:
                 policy.eval()
                 metrics["loss/validation"] = validation_loss(

@@ -60,9 +60,14 @@ def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def peak_memory_gib() -> float:
     """The most memory this process has held: resident on the host, plus allocated on a GPU."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return round(host + peak_gpu_gib(), 2)
+
+
+def peak_gpu_gib() -> float:
+    """The most that torch has allocated on this process's GPU; 0 on a CPU."""
     torch = sys.modules.get("torch")
     gpu = torch.cuda.max_memory_allocated() / 2**30 if torch and torch.cuda.is_available() else 0
-    return round(host + gpu, 2)
+    return round(gpu, 3)
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
