@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     title = f"Ablations of run {args.name}"
     made = blocks(args.name, default, others, left_out)
     path = page.write(page.beside_the_runs(), f"ablations-{args.name}", title, made)
-    records = [*default, *(run for one in others for run in one.runs)]
+    records = [*default, *(run for ablation in others for run in ablation.runs)]
     note_sources(path, "ablations", [args.name], records)
     print(page.for_terminal([summary(others), *map(conclusion, others)], path))
 
@@ -57,10 +57,10 @@ def blocks(
     name: str, default: list[Record], others: list[Compared], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: conclusions, means, each seed, the switches, what it does and does not show."""
-    rows = [numbers(one) for one in default]
+    rows = [numbers(record) for record in default]
     return [
         Text(summary(others), lead=True),
-        *(Text(conclusion(one)) for one in others),
+        *(Text(conclusion(ablation)) for ablation in others),
         *(Note(note) for note in (*caveats(rows, others), *left_out)),
         Heading("Means over seeds"),
         means_table(rows, others),
@@ -69,36 +69,36 @@ def blocks(
         Heading("The switches"),
         switches_table(others),
         Heading("What this does and does not show"),
-        *(Text(one) for one in limits(name, default, others)),
+        *(Text(limit) for limit in limits(name, default, others)),
     ]
 
 
 def summary(others: list[Compared]) -> str:
     """How many switches make a difference that seeds cannot explain, and which change nothing."""
-    clear = [one.name for one in others if one.is_clear]
+    clear = [ablation.name for ablation in others if ablation.is_clear]
     if clear:
         told = f"{len(clear)} of {len(others)} switches moved the win rate by more than seeds could"
         told += f" explain: {', '.join(clear)}."
-    elif all(len(one.differences) == 1 for one in others):
+    elif all(len(ablation.differences) == 1 for ablation in others):
         told = f"One seed only: whether a switch matters ({len(others)} were tried) is not known."
     else:
         told = f"No switch of {len(others)} moved the win rate by more than seeds could explain."
-    same = [one.name for one in others if not one.changed]
+    same = [ablation.name for ablation in others if not ablation.changed]
     return f"{told} No summary at all was changed by {' or '.join(same)}." if same else told
 
 
-def conclusion(one: Compared) -> str:
+def conclusion(ablation: Compared) -> str:
     """One ablation in a sentence."""
-    if not one.changed:
+    if not ablation.changed:
         return (
-            f"{one.name}: changed no summary; all {whole(one.written)} are the default's, word for"
-            " word."
+            f"{ablation.name}: changed no summary; all {whole(ablation.written)} are the"
+            " default's, word for word."
         )
-    each = ", ".join(f"{100 * value:+.1f}" for value in one.differences.values())
-    told = f"{one.name}: {100 * one.mean:+.1f} points of win rate (seeds: {each})"
-    if len(one.differences) == 1:
+    each = ", ".join(f"{100 * value:+.1f}" for value in ablation.differences.values())
+    told = f"{ablation.name}: {100 * ablation.mean:+.1f} points of win rate (seeds: {each})"
+    if len(ablation.differences) == 1:
         return f"{told}; one seed only, which says nothing about seeds."
-    doubt = "more than seeds could explain" if one.is_clear else "no difference is established"
+    doubt = "more than seeds could explain" if ablation.is_clear else "no difference is established"
     return f"{told}; {doubt}."
 
 
@@ -109,7 +109,10 @@ def points(interval: tuple[float, float] | None) -> str:
 
 def switches_table(others: list[Compared]) -> Table:
     """What each switch is and which setting it turns."""
-    rows = [[one.name, ABLATIONS[one.name].settings, ABLATIONS[one.name].what] for one in others]
+    rows = [
+        [ablation.name, ABLATIONS[ablation.name].settings, ABLATIONS[ablation.name].what]
+        for ablation in others
+    ]
     return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 
@@ -118,12 +121,17 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     titles = [title for _, title, _ in MEASURED]
     header = ["switch", "less default", "over posts", "over seeds", "changed", *titles]
     rows = [[DEFAULT, *[MISSING] * 4, *_means(default)]]
-    for one in others:
+    for ablation in others:
         cells = [*[MISSING] * 3, "none"]
-        if one.changed:
-            share = percent(one.changed / one.written)
-            cells = [f"{100 * one.mean:+.1f}", points(one.posts), points(one.seeds), share]
-        rows.append([one.name, *cells, *_means(one.rows)])
+        if ablation.changed:
+            share = percent(ablation.changed / ablation.written)
+            cells = [
+                f"{100 * ablation.mean:+.1f}",
+                points(ablation.posts),
+                points(ablation.seeds),
+                share,
+            ]
+        rows.append([ablation.name, *cells, *_means(ablation.rows)])
     caption = (
         "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
         " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"
@@ -138,7 +146,7 @@ def means_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
 def _means(rows: list[dict[str, Any]]) -> list[str]:
     cells = []
     for key, _, form in MEASURED:
-        values = [one[key] for one in rows]
+        values = [row[key] for row in rows]
         seeds, mean = over_seeds(values), form(fmean(values))
         if seeds and form is percent:  # a share
             seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
@@ -149,68 +157,73 @@ def _means(rows: list[dict[str, Any]]) -> list[str]:
 def seeds_table(default: list[dict[str, Any]], others: list[Compared]) -> Table:
     """One row a run, with its interval over posts."""
     rows = []
-    for name, runs in ((DEFAULT, default), *((one.name, one.rows) for one in others)):
-        for one in runs:
-            cells = [form(one[key]) for key, _, form in MEASURED[1:]]
-            rows.append([name, str(one["seed"]), verdict.rate(one, "ppo"), *cells])
+    for name, runs in (
+        (DEFAULT, default),
+        *((ablation.name, ablation.rows) for ablation in others),
+    ):
+        for run in runs:
+            cells = [form(run[key]) for key, _, form in MEASURED[1:]]
+            rows.append([name, str(run["seed"]), verdict.rate(run, "ppo"), *cells])
     header = ["switch", "seed", *(title for _, title, _ in MEASURED)]
     return Table(header, rows, "In brackets: 95% intervals over the posts.")
 
 
 def caveats(default: list[dict[str, Any]], others: list[Compared]) -> list[str]:
     """What to hold against the comparison."""
-    frame = pd.DataFrame([*default, *(each for one in others for each in one.rows)])
-    rows = [{str(key): value for key, value in one.items()} for one in frame.to_dict("records")]
-    said = [each(one) for each in (verdict.judge_flags, verdict.judge_note) for one in rows]
-    notes = [note for note in dict.fromkeys(said) if note]
+    frame = pd.DataFrame([*default, *(each for ablation in others for each in ablation.rows)])
+    rows = [
+        {str(key): value for key, value in values.items()} for values in frame.to_dict("records")
+    ]
+    warnings = [each(row) for each in (verdict.judge_flags, verdict.judge_note) for row in rows]
+    notes = [note for note in dict.fromkeys(warnings) if note]
     if frame["judge"].nunique() > 1 or frame["posts"].nunique() > 1:
         notes.append("The runs were not judged alike: judge or number of posts differ.")
-    seeds = {one["seed"] for one in default}
-    for one in others:
-        lacking = sorted(seeds - set(one.differences))
+    seeds = {row["seed"] for row in default}
+    for ablation in others:
+        lacking = sorted(seeds - set(ablation.differences))
         if lacking:
             named = ", ".join(map(str, lacking))
-            notes.append(f"{one.name} lacks seed {named}, which the default has.")
+            notes.append(f"{ablation.name} lacks seed {named}, which the default has.")
     unjudged = [
-        f"{one['name']} seed {one['seed']}: {line}"
-        for one in rows
-        for line in verdict.unjudged({**one, "policies": ["ppo"]})
+        f"{row['name']} seed {row['seed']}: {line}"
+        for row in rows
+        for line in verdict.unjudged({**row, "policies": ["ppo"]})
     ]
-    return [*notes, *unjudged, *(note for one in others for note in one.notes)]
+    return [*notes, *unjudged, *(note for ablation in others for note in ablation.notes)]
 
 
 def limits(name: str, default: list[Record], others: list[Compared]) -> list[str]:
     """How far the conclusions reach."""
-    rows = [numbers(one) for one in default]
-    found = [
+    rows = [numbers(record) for record in default]
+    sentences = [
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {len(default)} seeds. It shows no interaction of switches, nothing about other learning"
         " rates, and no difference smaller than its intervals. Each switch is judged by itself at"
         " 95%: the more of them, the likelier that one stands out by chance.",
         eos_limit(default, rows),
     ]
-    named = {one.name for one in others}
+    named = {ablation.name for ablation in others}
     if "no-normalization" in named and shift_cancels(default[0].settings["ppo"]):
-        found.append(
+        sentences.append(
             "Without reward normalization (no-normalization) one constant is added to every score"
             " and, as the critic starts as the reward model, to every value. With gamma 1 it"
             " cancels in each TD error, reward plus next value less value: within a summary next"
             " value and value both carry it, at the end score and value. So it can matter only"
             " where EOS is missing and a fixed number takes the score's place."
         )
-    if not all(one["pretrained"] and one["real_posts"] for one in rows):
-        found.append(
+    if not all(row["pretrained"] and row["real_posts"] for row in rows):
+        sentences.append(
             f"Run {name} is not a language model on real posts: that a detail makes no"
             " difference here does not say that it makes none at the paper's sizes, nor the"
             " other way round."
         )
-    return found
+    return sentences
 
 
 def eos_limit(default: list[Record], rows: list[dict[str, Any]]) -> str:
     """How often EOS was missing at all; the EOS trick acts on no other summary."""
-    sft, ppo = (fmean(one[f"{policy}/eos_rate"] for one in rows) for policy in ("sft", "ppo"))
-    learned = [one["policy/eos_rate"] for record in default for one in record.rows("ppo")]
+    sft, ppo = (fmean(row[f"{policy}/eos_rate"] for row in rows) for policy in ("sft", "ppo"))
+    learned = [update["policy/eos_rate"] for record in default for update in record.rows("ppo")]
     return (
         "A missing EOS can only matter where it is missing: of the default's summaries while it"
         f" learned, at least {percent(min(learned))} of every update's end with EOS; of the"

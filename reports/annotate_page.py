@@ -83,7 +83,8 @@ def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
 def _needed(pair: dict[str, Any]) -> dict[str, Any]:
     info = {name: pair["info"][name] for name in ("id", "subreddit", "title", "post")}
     summaries = [
-        {"text": one["text"], "policy": one["policy"], "note": None} for one in pair["summaries"]
+        {"text": summary["text"], "policy": summary["policy"], "note": None}
+        for summary in pair["summaries"]
     ]
     return {"info": {**info, "site": None, "article": None}, "summaries": summaries}
 

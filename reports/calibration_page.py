@@ -28,11 +28,11 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page and print its path."""
     try:
         config = config_from_arguments(argv, "the page of a judge's calibration")
-        found = find_calibration(config)
+        results = find_calibration(config)
         stem = f"{config.name}-seed{config.seed}-judge-calibration"
         with open_stage(config, "calibration_report") as run:
             run.inputs = inputs_now(config, "calibration_report")
-            made = blocks(config, found)
+            made = blocks(config, results)
             path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)
             run.finish({})
     except UserError as error:
@@ -40,11 +40,11 @@ def main(argv: list[str] | None = None) -> None:
     print(f"report: {run.folder / path.name}")
 
 
-def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
+def blocks(config: Config, results: dict[str, Any]) -> list[Block]:
     """The page: verdict, numbers, corrected rates if there is a run."""
     flags = flags_beside(config)
-    name = found["judge"]["name"]
-    said = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
+    name = results["judge"]["name"]
+    verdict = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
     corrected: dict[str, Any] = {}
     differences: Differences = {}
     evaluated = read_manifest(stage_folder(config, "win_rate")) is not None
@@ -52,9 +52,9 @@ def blocks(config: Config, found: dict[str, Any]) -> list[Block]:
     if record is not None and record.calibration is not None:
         corrected, differences = corrected_rates(record), corrected_differences(record)
     return [
-        Text(said, lead=True),
+        Text(verdict, lead=True),
         Heading("Agreement with labels"),
-        *calibration(found, corrected, differences),
+        *calibration(results, corrected, differences),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]
 

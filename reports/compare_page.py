@@ -70,10 +70,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--judge", default="", help="where runs were judged by several")
     args = parser.parse_args(argv)
     try:
-        path, said = write_page(args.runs, args.judge)
+        path, conclusions = write_page(args.runs, args.judge)
     except UserError as error:
         fail(error)
-    print(page.for_terminal(said, path))
+    print(page.for_terminal(conclusions, path))
 
 
 def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
@@ -83,24 +83,24 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     """
     entries, left_out = collect(texts, judge)
     first, *others = entries
-    compared = [against(one, first) for one in others]
+    compared = [against(entry, first) for entry in others]
     stem = "-".join(
-        ["compare", *(one.label.replace("/", "-").replace(":", "-") for one in entries)]
+        ["compare", *(entry.label.replace("/", "-").replace(":", "-") for entry in entries)]
     )
-    title = f"{first.label} beside {', '.join(one.label for one in others)}"
+    title = f"{first.label} beside {', '.join(entry.label for entry in others)}"
     made = blocks(entries, compared, left_out)
     folder = page.beside_the_runs()
     path = page.write(folder, stem, title, made)
-    records = [run for one in entries for run in one.runs]
+    records = [run for entry in entries for run in entry.runs]
     if any(is_real(run) for run in records):
         (folder / PUBLIC).mkdir(exist_ok=True)
         page.write(folder / PUBLIC, stem, title, without_the_data(made))
-    asked = " ".join(one.label for one in entries)
-    names = list(dict.fromkeys(one.name for one in entries))
+    labels = " ".join(entry.label for entry in entries)
+    names = list(dict.fromkeys(entry.name for entry in entries))
     note_sources(path, "compare", names, records)
     note = path.with_suffix(".json")
-    write_json(note, read_json(note) | {"command": f'make compare RUNS="{asked}"'})
-    return path, [conclusion(one) for one in compared]
+    write_json(note, read_json(note) | {"command": f'make compare RUNS="{labels}"'})
+    return path, [conclusion(pair) for pair in compared]
 
 
 def is_real(run: Record) -> bool:
@@ -112,11 +112,11 @@ def blocks(
     entries: Sequence[Entry], compared: Sequence[Against], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: conclusions, results, changed posts, settings, curves, each seed."""
-    lead, *more = (conclusion(one) for one in compared)
+    lead, *more = (conclusion(pair) for pair in compared)
     return [
         Text(lead, lead=True),
-        *(Text(one) for one in more),
-        *(Note(one) for one in (*caveats(entries), *left_out)),
+        *(Text(sentence) for sentence in more),
+        *(Note(caveat) for caveat in (*caveats(entries), *left_out)),
         Heading("Results"),
         results(entries, compared),
         changes(compared),
@@ -131,49 +131,51 @@ def blocks(
     ]
 
 
-def conclusion(one: Against) -> str:
+def conclusion(pair: Against) -> str:
     """How an entry stands to the first, as far as the posts and the seeds tell."""
-    name, first = one.entry.label, one.first.label
-    if one.together is None:
+    name, first = pair.entry.label, pair.first.label
+    if pair.together is None:
         return f"{name}: too many posts have no verdict for a difference from {first}."
-    if one.alike == one.written:
-        return f"{name} wrote what {first} wrote, word for word, on all {whole(one.written)} posts."
+    if pair.alike == pair.written:
+        return (
+            f"{name} wrote what {first} wrote, word for word, on all {whole(pair.written)} posts."
+        )
     told = "cannot be told from"
-    if one.together.low > 0:
+    if pair.together.low > 0:
         told = "is preferred to the references more often than"
-    if one.together.high < 0:
+    if pair.together.high < 0:
         told = "is preferred to the references less often than"
     return (
-        f"{name} {told} {first}: {points(one)}, {p_value(one.together.p_value)}; better on"
-        f" {whole(one.changes[BETTER])}, worse on {whole(one.changes[WORSE])} of"
-        f" {whole(one.written)} summaries. {seeds(one)}"
+        f"{name} {told} {first}: {points(pair)}, {p_value(pair.together.p_value)}; better on"
+        f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
+        f" {whole(pair.written)} summaries. {seeds(pair)}"
     )
 
 
-def seeds(one: Against) -> str:
+def seeds(pair: Against) -> str:
     """What the seeds say of a difference."""
-    if len(one.each) == 1:
+    if len(pair.each) == 1:
         return "That is one pair of policies; it says nothing about other seeds."
-    each = ", ".join(f"{100 * value:+.1f}" for value in one.each)
-    told = "more than seeds could explain" if one.is_clear else "seeds could explain it"
+    each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
+    told = "more than seeds could explain" if pair.is_clear else "seeds could explain it"
     return f"By seed: {each}; {told}."
 
 
-def points(one: Against) -> str:
+def points(pair: Against) -> str:
     """The difference with its interval over posts; a dash if there is none."""
-    if one.together is None:
+    if pair.together is None:
         return MISSING
     middle, low, high = (
-        100 * value for value in (one.together.estimate, one.together.low, one.together.high)
+        100 * value for value in (pair.together.estimate, pair.together.low, pair.together.high)
     )
     return f"{middle:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
-    rows = [judged_row(run) for one in entries for run in one.runs]
-    said = [each(row) for each in (verdict.judge_flags, verdict.judge_note) for row in rows]
-    notes = list(dict.fromkeys(note for note in said if note))
+    rows = [judged_row(run) for entry in entries for run in entry.runs]
+    warnings = [each(row) for each in (verdict.judge_flags, verdict.judge_note) for row in rows]
+    notes = list(dict.fromkeys(note for note in warnings if note))
     if len({(row["judge"], row["posts"]) for row in rows}) > 1:
         notes.append("The runs were not judged alike: judge or number of posts differ.")
     return notes
@@ -184,11 +186,11 @@ def results(entries: Sequence[Entry], compared: Sequence[Against]) -> Table:
     first = entries[0].label
     header = ["", "win rate [95%]", f"less {first} [95%]", "p-value", "over seeds [95%]"]
     rows = [[first, rate(entries[0]), MISSING, MISSING, MISSING]]
-    for one in compared:
-        p = p_value(one.together.p_value if one.together else None)
-        over = one.over_seeds
+    for pair in compared:
+        p = p_value(pair.together.p_value if pair.together else None)
+        over = pair.over_seeds
         spread = f"[{100 * over[0]:+.1f}, {100 * over[1]:+.1f}]" if over else MISSING
-        rows.append([one.entry.label, rate(one.entry), points(one), p, spread])
+        rows.append([pair.entry.label, rate(pair.entry), points(pair), p, spread])
     caption = (
         "Win rate against the references, and its difference on the same posts: intervals over"
         " posts with the seeds held fixed, and the p-value of a paired randomisation test; beside"
@@ -205,16 +207,16 @@ def measures(entries: Sequence[Entry]) -> Table:
         " models do not compare. KL: from SFT, over the last 5% of PPO's updates, at least one."
         " EOS: summaries that end by themselves."
     )
-    rows = [[one.label, *measured(one)] for one in entries]
+    rows = [[entry.label, *measured(entry)] for entry in entries]
     return Table(header, rows, caption, name="measures")
 
 
 def rate(entry: Entry) -> str:
     """The win rate with its interval over posts; a dash if too much is unjudged."""
-    found = entry.rate
-    if found is None:
+    interval = entry.rate
+    if interval is None:
         return f"{MISSING} ({percent(entry.unjudged)} unjudged)"
-    return f"{percent(found.estimate)} {verdict.interval(found.low, found.high)}"
+    return f"{percent(interval.estimate)} {verdict.interval(interval.low, interval.high)}"
 
 
 def measured(entry: Entry) -> list[str]:
@@ -227,7 +229,7 @@ def measured(entry: Entry) -> list[str]:
 
     distances = [distance(run, entry.policy) for run in entry.runs]
     score, tokens, rouge, ends = (
-        mean([one[key] for one in written]) for key in ("score", "tokens", "rougeL", "eos_rate")
+        mean([row[key] for row in written]) for key in ("score", "tokens", "rougeL", "eos_rate")
     )
     cells = [number(score), number(mean(distances), 1), number(tokens, 1), number(rouge, 3)]
     return [*cells, percent(ends)]
@@ -245,11 +247,11 @@ def changes(compared: Sequence[Against]) -> Table:
     """How many verdicts changed, an entry a row."""
     rows = [
         [
-            one.entry.label,
-            *(whole(one.changes[name]) for name in CHANGES),
-            percent(one.alike / one.written),
+            pair.entry.label,
+            *(whole(pair.changes[name]) for name in CHANGES),
+            percent(pair.alike / pair.written),
         ]
-        for one in compared
+        for pair in compared
     ]
     caption = (
         f"Verdicts on the same posts, beside {compared[0].first.label}: preferred to the reference,"
@@ -266,7 +268,7 @@ def posts(entries: Sequence[Entry]) -> list[Block]:
     rows = fitting(chosen, MOST_CHANGED + MOST_OTHERS)
     count, there = sum(map(flips, everything)), sum(map(flips, rows))
     others, all_others = len(rows) - there, len(everything) - count
-    names = [one.label for one in entries]
+    names = [entry.label for entry in entries]
     text = (
         f"{whole(there)} of the {whole(count)} posts on which a verdict became better or worse than"
         f" that of {names[0]}, and {whole(others)} of the {whole(all_others)} others: each time the"
@@ -279,11 +281,11 @@ def posts(entries: Sequence[Entry]) -> list[Block]:
 
 def settings(entries: Sequence[Entry]) -> Block:
     """A row a setting that is not alike."""
-    found = settings_apart(entries)
-    if not found:
+    differing = settings_apart(entries)
+    if not differing:
         return Text("No setting differs.")
-    rows = [[name, *values] for name, values in found.items()]
-    return Table(["setting", *(one.label for one in entries)], rows, name="settings")
+    rows = [[name, *values] for name, values in differing.items()]
+    return Table(["setting", *(entry.label for entry in entries)], rows, name="settings")
 
 
 def curves(entries: Sequence[Entry]) -> list[Block]:
@@ -291,14 +293,14 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
     panels = []
     for stage, wanted in CURVES.items():
         learned = {
-            one.runs[0].folders[stage]: (one, COLORS[place % len(COLORS)])
-            for place, one in reversed(list(enumerate(entries)))
-            if stage in one.runs[0].manifests and stage in ("sft", "rm", one.policy)
+            entry.runs[0].folders[stage]: (entry, COLORS[place % len(COLORS)])
+            for place, entry in reversed(list(enumerate(entries)))
+            if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
         }
         for key, title in wanted:
             lines = [
-                plots.curve(mean_curve(one.runs, stage, key), key, one.label, color)
-                for one, color in reversed(learned.values())
+                plots.curve(mean_curve(entry.runs, stage, key), key, entry.label, color)
+                for entry, color in reversed(learned.values())
             ]
             lines = [line for line in lines if line.values]
             if len(lines) > 1:
@@ -314,12 +316,12 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
 def each_seed(entries: Sequence[Entry]) -> Table:
     """One row a run, with its interval over posts and the code that made it."""
     rows = []
-    for one in entries:
-        for run in one.runs:
-            found = judged_row(run)
-            made = run.manifests[one.policy if one.policy in run.manifests else "summaries"]
+    for entry in entries:
+        for run in entry.runs:
+            numbers = judged_row(run)
+            made = run.manifests[entry.policy if entry.policy in run.manifests else "summaries"]
             version = made["code_version"]
-            rows.append([one.label, verdict.rate(found, one.policy), str(run.seed), version])
+            rows.append([entry.label, verdict.rate(numbers, entry.policy), str(run.seed), version])
     return Table(["", "win rate [95%]", "seed", "code"], rows, name="seeds")
 
 

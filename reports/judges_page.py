@@ -63,8 +63,8 @@ class Calibrated:
     @property
     def results(self) -> dict[str, Any]:
         """What it found."""
-        found: dict[str, Any] = self.manifest["results"]
-        return found
+        results: dict[str, Any] = self.manifest["results"]
+        return results
 
     @property
     def same_pairs(self) -> str:
@@ -101,7 +101,7 @@ def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list
     for name in names:
         if name not in names_of_runs():
             raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
-    found: dict[tuple[str, str], Calibrated] = {}
+    calibrations: dict[tuple[str, str], Calibrated] = {}
     left_out = []
     for folder in sorted(settings.RUNS.glob("*/seed*/calibration/*")):
         manifest, config = read_manifest(folder), recorded_config(folder)
@@ -116,38 +116,41 @@ def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list
             )
             continue
         pairs = read_lines(folder / "pairs.jsonl")
-        one = Calibrated(folder=folder, config=config, manifest=manifest, pairs=pairs)
-        key = one.same_pairs, folder.name
-        if key not in found or found[key].manifest["finished"] <= manifest["finished"]:
-            found[key] = one
-    if not found:
-        said = f" ({left_out[0]})" if left_out else ""
-        raise UserError(f"no judge was calibrated yet{said}: run `make judge-calibration`")
-    return list(found.values()), left_out
+        calibrated = Calibrated(folder=folder, config=config, manifest=manifest, pairs=pairs)
+        key = calibrated.same_pairs, folder.name
+        if (
+            key not in calibrations
+            or calibrations[key].manifest["finished"] <= manifest["finished"]
+        ):
+            calibrations[key] = calibrated
+    if not calibrations:
+        reason = f" ({left_out[0]})" if left_out else ""
+        raise UserError(f"no judge was calibrated yet{reason}: run `make judge-calibration`")
+    return list(calibrations.values()), left_out
 
 
-def by_pairs(found: Sequence[Calibrated]) -> list[list[Calibrated]]:
+def by_pairs(calibrations: Sequence[Calibrated]) -> list[list[Calibrated]]:
     """The calibrations in groups of the same pairs; the group with most judges first."""
     groups: dict[str, list[Calibrated]] = {}
-    for one in found:
-        groups.setdefault(one.same_pairs, []).append(one)
+    for calibrated in calibrations:
+        groups.setdefault(calibrated.same_pairs, []).append(calibrated)
     return [groups[key] for key in sorted(groups, key=lambda key: (-len(groups[key]), key))]
 
 
 def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
     """The judges of one group and the simple ones, by agreement, highest first."""
     rows = []
-    names = [one.results["judge"]["name"] for one in group]
-    labels = told_apart(names, [one.config.judge for one in group])
-    for one, label in zip(group, labels, strict=True):
-        results = one.results
+    names = [calibrated.results["judge"]["name"] for calibrated in group]
+    labels = told_apart(names, [calibrated.config.judge for calibrated in group])
+    for calibrated, label in zip(group, labels, strict=True):
+        results = calibrated.results
         longer = results["prefers_longer"] or {"judge": None}
         longest = results["simple"].get("longest")
         rows.append(
             {
                 "judge": label,
                 "is_llm": results["judge"]["is_llm"],
-                "run": f"{one.config.name}/seed{one.config.seed}",
+                "run": f"{calibrated.config.name}/seed{calibrated.config.seed}",
                 "agreement": results["agreement"],
                 "kappa": results["kappa_interval"],
                 "more_than_longest": longest["difference"] if longest else None,
@@ -155,8 +158,8 @@ def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
                 "share_first": results["statistics"]["share_first"],
                 "unjudged": results["statistics"]["unjudged"],
                 "flags": results["flags"],
-                "dollars_per_1000_pairs": one.dollars,
-                "pairs_per_minute": one.pairs_per_minute,
+                "dollars_per_1000_pairs": calibrated.dollars,
+                "pairs_per_minute": calibrated.pairs_per_minute,
             }
         )
     for name, simple in simple_judges_on(group[0].pairs).items():
@@ -168,11 +171,11 @@ def _agreement(row: dict[str, Any]) -> float:
     return float(row["agreement"]["estimate"]) if row["agreement"] else -1.0
 
 
-def source_of(one: Calibrated) -> str:
+def source_of(calibrated: Calibrated) -> str:
     """Where the labelled pairs come from: the world, a data set, a folder, or a judged file."""
-    if one.config.kind == OUTPUTS:
-        return Path(one.config.outputs.file).name
-    source = one.config.data.source
+    if calibrated.config.kind == OUTPUTS:
+        return Path(calibrated.config.outputs.file).name
+    source = calibrated.config.data.source
     return "the built-in world" if source == TOY else shown("data.source", source)
 
 
@@ -232,36 +235,38 @@ def _shortened(name: str) -> str:
     return name if len(name) <= WIDTH else f"{name[: WIDTH // 2 - 1]}…{name[-WIDTH // 2 :]}"
 
 
-def write_page(found: Sequence[Calibrated], left_out: Sequence[str]) -> Path:
+def write_page(calibrations: Sequence[Calibrated], left_out: Sequence[str]) -> Path:
     """Write the page, and its numbers with what it was made from; returns the HTML's path."""
-    groups = by_pairs(found)
+    groups = by_pairs(calibrations)
     lead = Text(
-        f"{len(found)} calibrations of judges, on {len(groups)} sets of labelled pairs. A judge is"
-        " worth its price where it clearly agrees with the labels more often than the longest text"
-        " does.",
+        f"{len(calibrations)} calibrations of judges, on {len(groups)} sets of labelled pairs. A"
+        " judge is worth its price where it clearly agrees with the labels more often than the"
+        " longest text does.",
         lead=True,
     )
     blocks = [
         lead,
         *(Note(line) for line in left_out),
-        *(b for one in groups for b in section(one)),
+        *(b for group in groups for b in section(group)),
     ]
     path = page.write(page.beside_the_runs(), STEM, "Judges beside the same labels", blocks)
     written = page.files_of(path.parent, STEM)
     note = {
         "kind": STEM,
-        "names": sorted({one.config.name for one in found}),
-        "judges": sorted({one.folder.name for one in found}),
+        "names": sorted({calibrated.config.name for calibrated in calibrations}),
+        "judges": sorted({calibrated.folder.name for calibrated in calibrations}),
         "code_version": code_version(),
         "sources": {
-            str(one.folder.relative_to(settings.RUNS)): file_hash(one.folder / "manifest.json")
-            for one in found
+            str(calibrated.folder.relative_to(settings.RUNS)): file_hash(
+                calibrated.folder / "manifest.json"
+            )
+            for calibrated in calibrations
         },
-        "files": {str(one.relative_to(path.parent)): file_hash(one) for one in written},
+        "files": {str(file.relative_to(path.parent)): file_hash(file) for file in written},
         "human_ceiling": list(HUMAN_CEILING),
         "sets": [
-            {"source": source_of(one[0]), "pairs": len(one[0].pairs), "judges": rows_of(one)}
-            for one in groups
+            {"source": source_of(group[0]), "pairs": len(group[0].pairs), "judges": rows_of(group)}
+            for group in groups
         ],
     }
     write_json(path.with_suffix(".json"), note)
@@ -274,11 +279,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--names", nargs="*", default=[], help="runs; none: all of them")
     args = parser.parse_args(argv)
     try:
-        found, left_out = find_calibrations(args.names)
-        path = write_page(found, left_out)
+        calibrations, left_out = find_calibrations(args.names)
+        path = write_page(calibrations, left_out)
     except UserError as error:
         fail(error)
-    print("\n".join(line for group in by_pairs(found) for line in lines_of(group)))
+    print("\n".join(line for group in by_pairs(calibrations) for line in lines_of(group)))
     print(page.for_terminal(left_out, path))
 
 

@@ -64,9 +64,12 @@ def main(argv: list[str] | None = None) -> None:
     stem = f"leaderboard-{config.name}-seed{config.seed}"
     shown = blocks(judges, by_panel, left_out)
     path = page.write(page.beside_the_runs(), stem, f"Leaderboard of {config.name}", shown)
-    note_sources(path, "leaderboard", [config.name], [one.record for one in judges])
-    said = [f"{name}: {systems.leads(one)}" for name, one in standings_of(judges, by_panel).items()]
-    print(page.for_terminal(said, path))
+    note_sources(path, "leaderboard", [config.name], [judged.record for judged in judges])
+    sentences = [
+        f"{name}: {systems.leads(standing)}"
+        for name, standing in standings_of(judges, by_panel).items()
+    ]
+    print(page.for_terminal(sentences, path))
 
 
 def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judged], list[str]]:
@@ -75,32 +78,32 @@ def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judge
     `folders` names those that are asked for, in the place of all. Raises UserError where there is
     none.
     """
-    found: list[tuple[Config, Record]] = []
+    runs: list[tuple[Config, Record]] = []
     left_out = []
     root = stage_folder(config, "win_rate").parent
-    for folder in [root / one for one in sorted(set(folders))] or sorted(root.glob("*")):
+    for folder in [root / name for name in sorted(set(folders))] or sorted(root.glob("*")):
         made = recorded_config(folder) if read_manifest(folder) is not None else None
         if made is None:
             if folders:
                 left_out.append(f"Judge {folder.name} is left out: it has no finished win rates.")
             continue
         try:
-            found.append((made, load_run(made)))
+            runs.append((made, load_run(made)))
         except UserError as error:
             left_out.append(f"Judge {folder.name} is left out: {error}.")
-    if not found:
+    if not runs:
         raise UserError(f"no judge has judged {config.name}: run `make leaderboard` or `make eval`")
-    found.sort(key=lambda one: one[1].results("judge")["judge"]["name"])
-    return _labelled(found), left_out
+    runs.sort(key=lambda run: run[1].results("judge")["judge"]["name"])
+    return _labelled(runs), left_out
 
 
-def _labelled(found: Sequence[tuple[Config, Record]]) -> list[Judged]:
+def _labelled(runs: Sequence[tuple[Config, Record]]) -> list[Judged]:
     """The judges by their names; where two share one, with what tells them apart."""
-    names = [record.results("judge")["judge"]["name"] for _, record in found]
-    texts = summary_texts(found[0][1].folders["summaries"])
+    names = [record.results("judge")["judge"]["name"] for _, record in runs]
+    texts = summary_texts(runs[0][1].folders["summaries"])
     judges = []
-    labels = told_apart(names, [config.judge for config, _ in found])
-    for (config, record), label in zip(found, labels, strict=True):
+    labels = told_apart(names, [config.judge for config, _ in runs])
+    for (config, record), label in zip(runs, labels, strict=True):
         judgements, pairs = read_lines(record.folders["judge"] / "judgements.jsonl"), _pairs(config)
         judges.append(
             Judged(
@@ -123,38 +126,38 @@ def _pairs(config: Config) -> list[Row]:
 
 def members(judges: Sequence[Judged]) -> list[Judged]:
     """The judges of the panel: those that were asked which summary is better as a whole."""
-    return [one for one in judges if one.settings.axis == AXES[0]]
+    return [judged for judged in judges if judged.settings.axis == AXES[0]]
 
 
 def without_pairs(judges: Sequence[Judged]) -> list[str]:
     """The judges that were not asked about each two systems."""
-    return [one.label for one in judges if not one.pairs]
+    return [judged.label for judged in judges if not judged.pairs]
 
 
 def panel_standing(judges: Sequence[Judged]) -> dict[str, Any] | None:
     """The systems by the majority of the panel; None for fewer than two judges."""
-    asked = members(judges)
-    if len(asked) < 2:
+    voters = members(judges)
+    if len(voters) < 2:
         return None
-    texts = summary_texts(asked[0].record.folders["summaries"])
-    pairs = [] if without_pairs(asked) else panel([one.pairs for one in asked])
-    return standings(panel([one.judgements for one in asked]), texts, pairs)
+    texts = summary_texts(voters[0].record.folders["summaries"])
+    pairs = [] if without_pairs(voters) else panel([judged.pairs for judged in voters])
+    return standings(panel([judged.judgements for judged in voters]), texts, pairs)
 
 
 def standings_of(
     judges: Sequence[Judged], by_panel: dict[str, Any] | None
 ) -> dict[str, dict[str, Any]]:
     """What each judge says, and the panel if there is one."""
-    found = {one.label: one.standing for one in judges}
-    return found | ({PANEL: by_panel} if by_panel else {})
+    standings = {judged.label: judged.standing for judged in judges}
+    return standings | ({PANEL: by_panel} if by_panel else {})
 
 
 def blocks(
     judges: Sequence[Judged], by_panel: dict[str, Any] | None, left_out: Sequence[str]
 ) -> list[Block]:
     """The page: warnings, all judges side by side, each by itself, and their agreement."""
-    found = standings_of(judges, by_panel)
-    first = next(iter(found.values()))
+    standings = standings_of(judges, by_panel)
+    first = next(iter(standings.values()))
     lead = (
         f"{len(first['systems'])} systems on the same {whole(first['posts'])} posts, judged by"
         f" {len(judges)} judge{'s' if len(judges) > 1 else ''} against the reference, in both"
@@ -163,19 +166,23 @@ def blocks(
     )
     return [
         Text(lead, lead=True),
-        *(Note(one) for one in notes(judges)),
-        *(Text(one) for one in left_out),
+        *(Note(note) for note in notes(judges)),
+        *(Text(line) for line in left_out),
         *systems.left_out(first),
-        *([systems.side_by_side(found)] if len(found) > 1 else []),
+        *([systems.side_by_side(standings)] if len(standings) > 1 else []),
         Heading("The judges"),
         _judges_table(judges),
         *(_agreement(judges) if len(members(judges)) > 1 else []),
-        *(block for name, one in found.items() for block in _standing(name, one, one is first)),
+        *(
+            block
+            for name, standing in standings.items()
+            for block in _standing(name, standing, standing is first)
+        ),
     ]
 
 
 def _none_passed(judges: Sequence[Judged]) -> str:
-    if not all(judge_flags(one.record) for one in judges):
+    if not all(judge_flags(judged.record) for judged in judges):
         return ""
     who = "The judge" if len(judges) == 1 else "Every judge"
     return f" {who} FAILED checks, so this is no evidence of quality."
@@ -183,24 +190,26 @@ def _none_passed(judges: Sequence[Judged]) -> str:
 
 def notes(judges: Sequence[Judged]) -> list[str]:
     """What to hold against each judge."""
-    found = []
-    for one in judges:
-        flags = judge_flags(one.record)
+    lines = []
+    for judged in judges:
+        flags = judge_flags(judged.record)
         if flags:
-            found.append(f"THE JUDGE {briefly(one.label)} FAILED ITS CHECKS: {'; '.join(flags)}.")
-        if not one.about["is_llm"]:
-            note = one.about["note"].replace(", not an LLM", "", 1)
-            found.append(f"The judge {briefly(one.label)} is NOT an LLM: {note}.")
+            lines.append(
+                f"THE JUDGE {briefly(judged.label)} FAILED ITS CHECKS: {'; '.join(flags)}."
+            )
+        if not judged.about["is_llm"]:
+            note = judged.about["note"].replace(", not an LLM", "", 1)
+            lines.append(f"The judge {briefly(judged.label)} is NOT an LLM: {note}.")
     if len(members(judges)) > 1:
-        failed = [one.label for one in members(judges) if judge_flags(one.record)]
+        failed = [judged.label for judged in members(judges) if judge_flags(judged.record)]
         weak = (
             f" {len(failed)} of them failed checks, so it is no better evidence." if failed else ""
         )
-        found.append(
+        lines.append(
             f"The panel is the majority of {len(members(judges))} judges, order by order: what more"
             f" than half of them say, else a tie.{weak}{_panel_without_pairs(members(judges))}"
         )
-    return found
+    return lines
 
 
 def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
@@ -208,7 +217,7 @@ def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
     lacking = without_pairs(panel_of)
     if len(lacking) in (0, len(panel_of)):
         return ""
-    names = ", ".join(briefly(one) for one in lacking)
+    names = ", ".join(briefly(name) for name in lacking)
     return (
         f" It rests on comparisons with the reference alone: {names} did not compare every two"
         " systems with each other. Ask all judges with DIRECT=1, or leave some out by JUDGES=."
@@ -227,22 +236,22 @@ def _standing(name: str, standing: dict[str, Any], explained: bool) -> list[Bloc
 
 def _judges_table(judges: Sequence[Judged]) -> Table:
     rows = []
-    for one in judges:
-        about, found = one.about, one.record.results("judge")
-        asked = [*one.judgements, *one.pairs]
-        usd = cost(one.settings, asked)
-        calibration = one.record.calibration
+    for judged in judges:
+        about, results = judged.about, judged.record.results("judge")
+        answers = [*judged.judgements, *judged.pairs]
+        usd = cost(judged.settings, answers)
+        calibration = judged.record.calibration
         rows.append(
             [
-                one.label,
+                judged.label,
                 "yes" if about["is_llm"] else "NO",
-                whole(len(asked)),
-                percent(found["unjudged"]),
-                percent(found["share_first"]),
+                whole(len(answers)),
+                percent(results["unjudged"]),
+                percent(results["share_first"]),
                 estimate(calibration["agreement"]) if calibration else MISSING,
-                whole(len(one.record.results("controls")["failed"])),
+                whole(len(judged.record.results("controls")["failed"])),
                 MISSING if usd is None else f"{usd:.4f}",
-                MISSING if usd is None else f"{2000 * usd / len(asked):.2f}",
+                MISSING if usd is None else f"{2000 * usd / len(answers):.2f}",
             ]
         )
     header = "judge|LLM|judgements|unjudged|picks the first|agrees with labels|controls failed|USD"
@@ -254,15 +263,15 @@ def _judges_table(judges: Sequence[Judged]) -> Table:
 
 
 def _agreement(judges: Sequence[Judged]) -> list[Block]:
-    found = agreement({one.label: one.judgements for one in members(judges)})
+    agreements = agreement({judged.label: judged.judgements for judged in members(judges)})
     rows = [
         [
-            " and ".join(one["judges"]),
-            whole(one["summaries"]),
-            estimate(one["share"]),
-            kappa(one["kappa"]),
+            " and ".join(pair["judges"]),
+            whole(pair["summaries"]),
+            estimate(pair["share"]),
+            kappa(pair["kappa"]),
         ]
-        for one in found["pairs"]
+        for pair in agreements["pairs"]
     ]
     caption = (
         "How often two judges say the same of a post after both orders: win, tie or loss, on the"
@@ -271,8 +280,8 @@ def _agreement(judges: Sequence[Judged]) -> list[Block]:
     )
     if len(members(judges)) > 2:  # of two, Cohen's stands in the table
         caption += (
-            f" Fleiss' kappa of all together, on the {whole(found['shared'])} summaries that all"
-            f" have judged: {kappa(found['fleiss'])}."
+            f" Fleiss' kappa of all together, on the {whole(agreements['shared'])} summaries"
+            f" that all have judged: {kappa(agreements['fleiss'])}."
         )
     return [
         Heading("Do the judges agree?"),

@@ -41,12 +41,12 @@ def report(record: Record, path: Path) -> Report:
     summaries = record.results("summaries")  # of an older run, without these two
     numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
     numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
-    found = standing_of(record)
+    standing = standing_of(record)
     return Report(
         title=f"Judged: {record.name}",
-        blocks=blocks(record, numbers, found),
-        numbers=numbers | {"standings": found},
-        headline=headline(numbers, found, path),
+        blocks=blocks(record, numbers, standing),
+        numbers=numbers | {"standings": standing},
+        headline=headline(numbers, standing, path),
         without_the_data=True,  # nobody says that the posts are not others' words
     )
 
@@ -57,17 +57,17 @@ def standing_of(record: Record) -> dict[str, Any]:
     return standings(judgements, summary_texts(record.folders["summaries"]))
 
 
-def blocks(record: Record, numbers: dict[str, Any], found: dict[str, Any]) -> list[Block]:
+def blocks(record: Record, numbers: dict[str, Any], standing: dict[str, Any]) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
-        Text(lead(numbers, found), lead=True),
+        Text(lead(numbers, standing), lead=True),
         *(Note(caveat) for caveat in caveats(numbers)),
         Heading("Result"),
-        systems.table(found),
-        *systems.left_out(found),
+        systems.table(standing),
+        *systems.left_out(standing),
         *_given_names(numbers),
-        *systems.figure(found),
-        *systems.differences(found),
+        *systems.figure(standing),
+        *systems.differences(standing),
         *judge.blocks(record, numbers),
         *calibration.blocks(record),
         *samples.blocks(record),
@@ -96,50 +96,51 @@ def _in_its_place(numbers: dict[str, Any]) -> str:
 def _given_names(numbers: dict[str, Any]) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
-    said = ", ".join(f"{ours} is {given}" for ours, given in names.items())
-    return [Text(f"Names that no file can have are replaced: {said}.")] if names else []
+    names_given = ", ".join(f"{ours} is {given}" for ours, given in names.items())
+    return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def lead(numbers: dict[str, Any], found: dict[str, Any]) -> str:
+def lead(numbers: dict[str, Any], standing: dict[str, Any]) -> str:
     """What was judged, by whom, and who leads."""
-    count = len(found["systems"])
+    count = len(standing["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
-        f"We judged {many} summaries of {_posts(found)} as they are: no run here"
+        f"We judged {many} summaries of {_posts(standing)} as they are: no run here"
         f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference,"
-        f"{_in_its_place(numbers)} in both orders. {systems.leads(found)}"
+        f"{_in_its_place(numbers)} in both orders. {systems.leads(standing)}"
     )
 
 
-def _posts(found: dict[str, Any]) -> str:
+def _posts(standing: dict[str, Any]) -> str:
     """How many posts the rates rest on, and of how many where some system lacks others."""
-    if not found["left_out"]:
-        return posts_of(found["posts"])
-    return f"{posts_of(found['posts'])} that all have (of {found['posts'] + found['left_out']:,})"
+    if not standing["left_out"]:
+        return posts_of(standing["posts"])
+    everything = standing["posts"] + standing["left_out"]
+    return f"{posts_of(standing['posts'])} that all have (of {everything:,})"
 
 
-def headline(numbers: dict[str, Any], found: dict[str, Any], path: Path) -> str:
+def headline(numbers: dict[str, Any], standing: dict[str, Any], path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = [f"{name:22}" for name in shortened(list(found["systems"]), 22)]
-    rates = [systems.rate(one) for one in found["systems"].values()]
+    names = [f"{name:22}" for name in shortened(list(standing["systems"]), 22)]
+    rates = [systems.rate(system) for system in standing["systems"].values()]
     equal = [
-        one["statistics"]["length_controlled"] if systems.rank_given(found, name) else None
-        for name, one in found["systems"].items()
+        system["statistics"]["length_controlled"] if systems.rank_given(standing, name) else None
+        for name, system in standing["systems"].items()
     ]
     lines = [
         f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
         for name, rate, length in zip(names, rates, equal, strict=True)
     ]
-    said = f"{numbers['name']}: {_posts(found)}, judged by {verdict.judge(numbers)}"
+    title = f"{numbers['name']}: {_posts(standing)}, judged by {verdict.judge(numbers)}"
     return "\n".join(
         (
-            *wrapped(said),
+            *wrapped(title),
             "",
             f"  {'':22} {'win rate [95%]':22} at equal length",
             *lines,
             "",
-            *wrapped(systems.leads(found)),
-            *(line for one in caveats(numbers) for line in wrapped(one, "- ")),
+            *wrapped(systems.leads(standing)),
+            *(line for caveat in caveats(numbers) for line in wrapped(caveat, "- ")),
             "",
             "report:",
             f"{path}\n",

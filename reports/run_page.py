@@ -184,12 +184,12 @@ def _result(numbers: dict[str, Any]) -> list[Block]:
     header, rows = result_rows(numbers)
     rates = [
         (
-            one.upper(),
-            plots.POLICY_COLORS.get(one, plots.OTHER),
-            *(numbers[f"{one}/{key}"] for key in ("win_rate", "low", "high")),
+            policy.upper(),
+            plots.POLICY_COLORS.get(policy, plots.OTHER),
+            *(numbers[f"{policy}/{key}"] for key in ("win_rate", "low", "high")),
         )
-        for one in numbers["policies"]
-        if numbers[f"{one}/win_rate"] is not None
+        for policy in numbers["policies"]
+        if numbers[f"{policy}/win_rate"] is not None
     ]
     caption = (
         "Bars are 95% intervals over the posts; the dashed line is even with the reference."
@@ -221,15 +221,15 @@ def _beside_the_paper(numbers: dict[str, Any]) -> list[Block]:
         reason = "with this preset neither the model nor the judge is the paper's"
         return [title, Text(f"The paper's numbers are not comparable with this run: {reason}.")]
     header, rows = paper.beside({"this run": numbers})
-    found: list[Block] = [title, Table(header, rows, paper.caption())]
+    made: list[Block] = [title, Table(header, rows, paper.caption())]
     if paper.size_of(numbers["preset"]) is None:
-        found.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
+        made.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
     labels = Table(("label", "meaning"), paper.labels())
-    return [*found, Details("How far to trust the paper's numbers", [labels])]
+    return [*made, Details("How far to trust the paper's numbers", [labels])]
 
 
 def _lineage(record: Record) -> Figure:
-    inputs = {stage: list(one["inputs"]) for stage, one in record.manifests.items()}
+    inputs = {stage: list(manifest["inputs"]) for stage, manifest in record.manifests.items()}
     return lineage.figure(inputs, hashes(record))
 
 
@@ -241,19 +241,22 @@ def _figure(
 
 
 def _reward_model(record: Record) -> list[Block]:
-    found = record.results("rm")
-    inside = interval(found["accuracy_low"], found["accuracy_high"])
+    results = record.results("rm")
+    inside = interval(results["accuracy_low"], results["accuracy_high"])
     text = (
-        f"On held-out comparisons the reward model ranks {percent(found['accuracy'])} {inside} of"
-        f" {whole(found['pairs'])} pairs as the labellers did (loss {number(found['loss'], 3)})."
+        f"On held-out comparisons the reward model ranks {percent(results['accuracy'])} {inside}"
+        f" of {whole(results['pairs'])} pairs as the labellers did (loss"
+        f" {number(results['loss'], 3)})."
     )
-    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if found.get(key)]
-    if found.get("cnndm"):
-        news = found["cnndm"]
+    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if results.get(key)]
+    if results.get("cnndm"):
+        news = results["cnndm"]
         row_ = [counted(news), whole(news["pairs"])]
         tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [["CNN/DM", *row_]]))
     names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
-    scorers = {names[one]: record.results(one) for one in names if one in record.manifests}
+    scorers = {
+        names[scorer]: record.results(scorer) for scorer in names if scorer in record.manifests
+    }
     entry = paper.load()["rm_calibration"]
     size = paper.size_of(record.preset)
     shares = entry["share"].get(size, ())
@@ -263,7 +266,7 @@ def _reward_model(record: Record) -> list[Block]:
         "Calibration: share of pairs ranked right by the gap between their scores (dots grow with"
         " the number of pairs), beside what the sigmoid of the gap promises."
     )
-    drawn = plots.calibration(found["calibration"], theirs)
+    drawn = plots.calibration(results["calibration"], theirs)
     return [
         Heading("Reward model"),
         Text(text),
@@ -290,7 +293,9 @@ def _group_table(record: Record, key: str, what: str) -> Table:
         theirs = paper.load()["rm_accuracy_by_confidence"]["mean"]
         header.append(f"paper {size.upper()}")
         points = (theirs.get(str(5 + int(name)), {}) for name in names)
-        rows = [[*cells, percent(one.get(size))] for cells, one in zip(rows, points, strict=True)]
+        rows = [
+            [*cells, percent(shares.get(size))] for cells, shares in zip(rows, points, strict=True)
+        ]
         caption += " The paper's: where the second summary was chosen (its confidence 6 to 9)."
     return Table(header, rows, caption)
 
@@ -301,11 +306,14 @@ def _natural(name: str) -> tuple[str, int, str]:
 
 
 def _normalization(record: Record) -> Table:
-    found = record.results("normalize")
-    share = percent(found["padding_difference_over_0.01"])
+    results = record.results("normalize")
+    share = percent(results["padding_difference_over_0.01"])
     keys = ("mean_before", "std", "minimum", "maximum", "mean_after")
     header = "references|mean before|spread|lowest|highest|mean after|moved by padding|by over 0.01"
-    cells = [*(number(found[key], 3) for key in keys), f"{found['padding_difference_mean']:.1e}"]
+    cells = [
+        *(number(results[key], 3) for key in keys),
+        f"{results['padding_difference_mean']:.1e}",
+    ]
     caption = (
         "Normalization: the mean score of the reference summaries is taken off, so that a summary"
         " as good as a person's scores about 0. Padding on the other side should move nothing."

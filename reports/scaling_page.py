@@ -46,14 +46,16 @@ def main(argv: list[str] | None = None) -> None:
     path = page.write(page.beside_the_runs(), stem, heading, blocks(records, left_out))
     note_sources(path, "scaling", args.names, records)
     frame = frame_of(records)
-    said = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
-    print(page.for_terminal(said, path))
+    sentences = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
+    print(page.for_terminal(sentences, path))
 
 
 def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
     """All finished seeds of the runs, and a line on each that is not."""
-    found = [find_runs(name, judge) for name in dict.fromkeys(names)]
-    return [one for runs, _ in found for one in runs], [line for _, out in found for line in out]
+    runs_of_names = [find_runs(name, judge) for name in dict.fromkeys(names)]
+    return [run for runs, _ in runs_of_names for run in runs], [
+        line for _, out in runs_of_names for line in out
+    ]
 
 
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
@@ -65,7 +67,7 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
         *(Note(note) for note in (*caveats(frame), *alike(records, frame), *left_out)),
         details.code_line(records),
         Heading("Does it grow with size?"),
-        *(Text(one) for one in details.conclusions(frame)),
+        *(Text(sentence) for sentence in details.conclusions(frame)),
         *([Text(details.RANGE)] if len(sizes(frame)) > 1 else []),
         *details.fits_blocks(frame),
         Heading("Over-optimisation"),
@@ -88,35 +90,35 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     rows = frame.to_dict("records")
     notes = [verdict.judge_note({str(key): value for key, value in row.items()}) for row in rows]
     flags = [verdict.judge_flags({str(k): value for k, value in row.items()}) for row in rows]
-    found = list(dict.fromkeys(note for note in (*flags, *notes) if note))
+    lines = list(dict.fromkeys(note for note in (*flags, *notes) if note))
     if not frame["pretrained"].all():
-        found.append(
+        lines.append(
             "Models without pretraining are among these: this is a test of the pipeline, not of"
             " the paper's claim."
         )
     few = [name for name, seeds in sizes(frame) if len(seeds) < 2]
     if few:
-        found.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
+        lines.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
     for row in rows:
-        one = {str(key): value for key, value in row.items()}
-        found += [f"{row['name']} seed {row['seed']}: {said}" for said in verdict.unjudged(one)]
-    return found
+        values = {str(key): value for key, value in row.items()}
+        lines += [f"{row['name']} seed {row['seed']}: {line}" for line in verdict.unjudged(values)]
+    return lines
 
 
 def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
     """A warning for each way in which the sizes differ but should not."""
     different = differing_settings(records, FREE)
-    found = [
+    warnings = [
         f"The sizes are NOT alike: {name} differs ({' / '.join(values)})."
         for name, values in different.items()
     ]
     for column, what in (("judge", "The judge"), ("posts", "The number of posts judged")):
         if frame[column].nunique() > 1:
-            values = " / ".join(str(one) for one in frame[column].unique())
-            found.append(f"{what} differs between the runs ({values}).")
+            values = " / ".join(str(value) for value in frame[column].unique())
+            warnings.append(f"{what} differs between the runs ({values}).")
     if len({frozenset(seeds["seed"]) for _, seeds in sizes(frame)}) > 1:
-        found.append("The sizes were run with different seeds.")
-    return found
+        warnings.append("The sizes were run with different seeds.")
+    return warnings
 
 
 def _checked(records: list[Record]) -> str:

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdict and its path."""
     args = arguments(argv)
     try:
-        sides = [read_side(one) for one in (args.a, args.b)]
+        sides = [read_side(side) for side in (args.a, args.b)]
         config = versus_config(sides[0], sides[1], args.overrides, args.judge)
         folder = stage_folder(config, "versus")
         manifest = read_manifest(folder)
@@ -41,10 +41,10 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
     except UserError as error:
         fail(error)
-    found = manifest["results"]
-    flags = flags_of_versus(found, [side.folder.parent for side in sides], config.judge)
-    title = f"{found['a']} against {found['b']}"
-    made = blocks(found, flags, posts(sides, read_lines(folder / "judgements.jsonl")))
+    results = manifest["results"]
+    flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
+    title = f"{results['a']} against {results['b']}"
+    made = blocks(results, flags, posts(sides, read_lines(folder / "judgements.jsonl")))
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
         path = page.write(run.partial, config.name, title, made)
@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> None:
             public.mkdir(exist_ok=True)
             page.write(public, config.name, title, without_the_data(made))
         run.finish({})
-    said = [verdict(found), judge_flags({"judge_flags": flags}) or ""]
-    print(page.for_terminal(said, run.folder / path.name))
+    sentences_for_terminal = [verdict(results), judge_flags({"judge_flags": flags}) or ""]
+    print(page.for_terminal(sentences_for_terminal, run.folder / path.name))
 
 
 def is_real(side: Side) -> bool:
@@ -67,93 +67,95 @@ def is_real(side: Side) -> bool:
 def posts(sides: Sequence[Side], judgements: Sequence[Row]) -> list[Row]:
     """The posts with both sides' summaries and what was said of each."""
     points = post_scores([row for row in judgements if row["policy"] == "versus"])["versus"]
-    said = sentences(row for row in judgements if row["policy"] == "versus")
+    words_of = sentences(row for row in judgements if row["policy"] == "versus")
     a, b = sides
     rows = []
-    for post, mine in a.rows.items():
-        words, score = said["versus", post], points[post]
+    for post, row in a.rows.items():
+        words, score = words_of["versus", post], points[post]
         theirs = None if score is None else 1 - score
         both = [
-            side_of(mine, score, words),
-            side_of(b.rows[post], theirs, [mirrored(one) for one in words]),
+            side_of(row, score, words),
+            side_of(b.rows[post], theirs, [mirrored(sentence) for sentence in words]),
         ]
-        reference = reference_of(mine)
-        rows.append({"id": post, "post": mine["query"], "reference": reference, "sides": both})
+        reference = reference_of(row)
+        rows.append({"id": post, "post": row["query"], "reference": reference, "sides": both})
     return rows
 
 
-def mirrored(said: Row) -> Row:
+def mirrored(sentence: Row) -> Row:
     """What a judge said, seen from the other side."""
     places = {"A": "B", "B": "A"}
-    preferred = {"policy": "reference", "reference": "policy"}.get(said["prefers"], said["prefers"])
-    return said | {"shown": places[said["shown"]], "prefers": preferred}
+    preferred = {"policy": "reference", "reference": "policy"}.get(
+        sentence["prefers"], sentence["prefers"]
+    )
+    return sentence | {"shown": places[sentence["shown"]], "prefers": preferred}
 
 
-def verdict(found: dict[str, Any]) -> str:
+def verdict(results: dict[str, Any]) -> str:
     """Who is preferred, if both the interval and the test say so."""
-    if found["unjudged"] > MOST_UNJUDGED:
-        low, high = found["statistics"]["worst_case"]
+    if results["unjudged"] > MOST_UNJUDGED:
+        low, high = results["statistics"]["worst_case"]
         return (
-            f"{percent(found['unjudged'])} of the posts have no verdict, more than"
+            f"{percent(results['unjudged'])} of the posts have no verdict, more than"
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
-    if found["low"] <= 0.5 <= found["high"] or found["p_value"] > LEVEL:
-        said = f"{found['a']} and {found['b']} cannot be told apart"
+    if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
+        outcome = f"{results['a']} and {results['b']} cannot be told apart"
     else:
-        winner, loser = ("a", "b") if found["low"] > 0.5 else ("b", "a")
-        said = f"{found[winner]} is preferred to {found[loser]}"
+        winner, loser = ("a", "b") if results["low"] > 0.5 else ("b", "a")
+        outcome = f"{results[winner]} is preferred to {results[loser]}"
     return (
-        f"{said}: {found['a']} wins {estimate(found)} of {whole(found['posts'])} posts,"
-        f" {p_value(found['p_value'])}."
+        f"{outcome}: {results['a']} wins {estimate(results)} of {whole(results['posts'])} posts,"
+        f" {p_value(results['p_value'])}."
     )
 
 
 def blocks(
-    found: dict[str, Any], flags: Sequence[str] = (), rows: Sequence[Row] = ()
+    results: dict[str, Any], flags: Sequence[str] = (), rows: Sequence[Row] = ()
 ) -> list[Block]:
     """The page: verdict, result, posts, every rate beside the raw one, the judge.
 
     `flags` are the judge's, `rows` the posts as `posts` gives them.
     """
-    statistics = found["statistics"]
-    about = found["judge"] | {"judge": found["judge"]["name"]}
-    given = {} if found["unjudged"] > MOST_UNJUDGED else statistics
+    statistics = results["statistics"]
+    about = results["judge"] | {"judge": results["judge"]["name"]}
+    given = {} if results["unjudged"] > MOST_UNJUDGED else statistics
     notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
     warning = judge_flags({"judge_flags": flags})
     return [
-        Text(verdict(found), lead=True),
+        Text(verdict(results), lead=True),
         *(Note(note) for note in ([warning] if warning else [])),
         *(Note(note) for note in notes),
         Heading("Result"),
-        result(found),
-        *samples(found, rows),
+        result(results),
+        *samples(results, rows),
         Heading("Every rate"),
-        *rates({found["a"]: given}),
+        *rates({results["a"]: given}),
         Heading("The judge"),
         Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
         leanings(statistics),
         Heading("Controls of the judge"),
-        *controls(found["controls"]),
+        *controls(results["controls"]),
     ]
 
 
-def result(found: dict[str, Any]) -> Table:
+def result(results: dict[str, Any]) -> Table:
     """The one row of the result, what is asked for first."""
-    statistics = found["statistics"]
-    given = found["unjudged"] <= MOST_UNJUDGED
+    statistics = results["statistics"]
+    given = results["unjudged"] <= MOST_UNJUDGED
     cells = [
-        estimate(found if given else None),
-        p_value(found["p_value"] if given else None),
-        *(whole(found[key]) for key in ("wins", "ties", "losses")),
-        percent(found["unjudged"]),
+        estimate(results if given else None),
+        p_value(results["p_value"] if given else None),
+        *(whole(results[key]) for key in ("wins", "ties", "losses")),
+        percent(results["unjudged"]),
         interval(*statistics["worst_case"]),
     ]
     header = "|win rate [95%]|p-value|wins|ties|losses|unjudged|worst case"
     caption = (
-        f"Posts, {found['a']} over {found['b']}, both orders of each. The p-value is that of a"
+        f"Posts, {results['a']} over {results['b']}, both orders of each. The p-value is that of a"
         " paired randomisation test of no difference."
     )
-    return Table(header.split("|"), [[found["a"], *cells]], caption, strong=True, name="result")
+    return Table(header.split("|"), [[results["a"], *cells]], caption, strong=True, name="result")
 
 
 def leanings(statistics: dict[str, Any]) -> Table:
@@ -163,11 +165,11 @@ def leanings(statistics: dict[str, Any]) -> Table:
     return Table(header, [["the judge", *cells]], name="judge")
 
 
-def samples(found: dict[str, Any], rows: Sequence[Row]) -> list[Block]:
+def samples(results: dict[str, Any], rows: Sequence[Row]) -> list[Block]:
     """The posts, to search and sort; none without rows."""
     if not rows:
         return []
-    shown, names = fitting(rows), [found["a"], found["b"]]
+    shown, names = fitting(rows), [results["a"], results["b"]]
     few = [sample(at, row, names, OTHER) for at, row in enumerate(shown[:SAMPLES], start=1)]
     text = (
         f"The first {whole(len(shown))} of {whole(len(rows))} posts, in the order of the data:"

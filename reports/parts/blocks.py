@@ -166,7 +166,7 @@ class Details(Block):
 
     def markdown(self, stem: str) -> str:
         """The same element, which Markdown knows."""
-        inner = "\n\n".join(one.markdown(stem) for one in self.blocks)
+        inner = "\n\n".join(block.markdown(stem) for block in self.blocks)
         label = html.escape(self.summary, quote=False)
         return f"<details><summary>{label}</summary>\n\n{inner}\n\n</details>"
 
@@ -180,7 +180,7 @@ class Details(Block):
 
     def without_the_data(self) -> "Details":
         """All of it, each block as it may be published."""
-        return replace(self, blocks=[one.without_the_data() for one in self.blocks])
+        return replace(self, blocks=[block.without_the_data() for block in self.blocks])
 
 
 def csv_of(stem: str, name: str) -> str:

@@ -33,7 +33,7 @@ RELEASED = "released"  # the policy of a run that trains none
 GIVEN = "outputs"  # the section of settings that only a run of given summaries has
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
-    f"memory.{one.name}" for one in fields(settings.Memory) if one.name not in settings.NUMERICS
+    f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
@@ -95,8 +95,8 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     `judge`: the folder of one judge, if several have judged the run.
     Raises UserError if no seed has finished, or if several have judged the run and none is named.
     """
-    found, left_out = [], []
-    for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda one: _seed(one.name)):
+    records, left_out = [], []
+    for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda path: _seed(path.name)):
         config = _judged_config(folder, judge)
         if config is None:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
@@ -107,29 +107,29 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
         if wrong:
             left_out.append(f"{name} {folder.name} is left out: {wrong}.")
         else:
-            found.append(_read(config, folders))
-    if not found:
+            records.append(_read(config, folders))
+    if not records:
         where = settings.RUNS / name
         if not where.is_dir() and settings.RUNS.is_dir():
             raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
-        judges = {one.name for one in where.glob("seed*/win_rate/*") if read_manifest(one)}
+        judges = {path.name for path in where.glob("seed*/win_rate/*") if read_manifest(path)}
         if judge and judges and judge not in judges:
             raise unknown("judge", judge, sorted(judges))
         raise UserError(f"no finished run in {where}: run `make eval PRESET=<preset> NAME={name}`")
-    return found, left_out
+    return records, left_out
 
 
 def names_of_runs() -> list[str]:
     """The names of all runs that there are."""
-    return sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
+    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
 
 
 def _judged_config(seed_folder: Path, judge: str) -> Config | None:
     """The config with which the win rates of a seed were made; None if there are none."""
-    there = [one for one in (seed_folder / "win_rate").glob("*") if read_manifest(one)]
-    judged = sorted(one for one in there if judge in ("", one.name))
+    there = [path for path in (seed_folder / "win_rate").glob("*") if read_manifest(path)]
+    judged = sorted(path for path in there if judge in ("", path.name))
     if len(judged) > 1:
-        names = ", ".join(one.name for one in judged)
+        names = ", ".join(path.name for path in judged)
         raise UserError(f"{seed_folder} was judged by {names}: choose one with JUDGE=")
     return recorded_config(judged[0]) if judged else None
 
@@ -137,7 +137,7 @@ def _judged_config(seed_folder: Path, judge: str) -> Config | None:
 def table(records: list[Record]) -> pd.DataFrame:
     """One row a run; a rate that may not be given is nan."""
     rows = [row(record) for record in records]
-    return pd.DataFrame([{**one, **_as_numbers(one)} for one in rows])
+    return pd.DataFrame([{**row, **_as_numbers(row)} for row in rows])
 
 
 def _as_numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -194,10 +194,11 @@ def judged_row(record: Record) -> dict[str, Any]:
 
 
 def _judge_row(record: Record) -> dict[str, Any]:
-    wins, judge, summaries = (record.results(one) for one in ("win_rate", "judge", "summaries"))
+    wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
     differences = {
-        pair: found | {"headline": all(_is_headline(wins, one) for one in names_of_pair(pair))}
-        for pair, found in wins["differences"].items()
+        pair: difference
+        | {"headline": all(_is_headline(wins, policy) for policy in names_of_pair(pair))}
+        for pair, difference in wins["differences"].items()
     }
     for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
         differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
@@ -237,21 +238,21 @@ def judge_flags(record: Record) -> list[str]:
 
 def flags_beside(config: Config) -> list[str]:
     """The same for the judge of a config, from what lies in the run's folder."""
-    return _flags(*(_results_of(stage_folder(config, one)) for one in ("controls", SIDE)))
+    return _flags(*(_results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
 
 
-def flags_of_versus(found: dict[str, Any], runs: Sequence[Path], judge: Judge) -> list[str]:
+def flags_of_versus(results: dict[str, Any], runs: Sequence[Path], judge: Judge) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
     calibrations = [_calibration_of(run, judge) for run in runs]
-    return list(dict.fromkeys(_flags(found["controls"], *calibrations)))
+    return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
 
 
 def _flags(controls: dict[str, Any] | None, *calibrations: dict[str, Any] | None) -> list[str]:
     tried = controls["controls"].values() if controls else []
-    failed = [one["what"] for one in tried if one["passed"] is False]
-    said = f"it does not surely prefer the reference to {', to '.join(failed)}"
-    flags = [flag for one in calibrations if one for flag in one["flags"]]
-    return [*([said] if failed else []), *flags]
+    failed = [control["what"] for control in tried if control["passed"] is False]
+    failing = f"it does not surely prefer the reference to {', to '.join(failed)}"
+    flags = [flag for calibration in calibrations if calibration for flag in calibration["flags"]]
+    return [*([failing] if failed else []), *flags]
 
 
 def _policy_row(record: Record, policy: str) -> dict[str, Any]:
@@ -268,18 +269,18 @@ def _policy_row(record: Record, policy: str) -> dict[str, Any]:
         "worst_high": worst_high,
         **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
         "score": written["score"],
-        **{f"rm_agrees{end}": one for end, one in _rm_agrees(record, policy).items()},
+        **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
     }
 
 
 def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
     """How often the reward model prefers what the judge does; None where it is the judge."""
     scores = record.rows("win_rate", "post_scores.jsonl")
-    judged = {one["id"]: one["score"] for one in scores if one["policy"] == policy}
-    found = agreement(record.rows("summaries", f"{policy}.jsonl"), judged) or {}
+    judged = {row["id"]: row["score"] for row in scores if row["policy"] == policy}
+    agreeing = agreement(record.rows("summaries", f"{policy}.jsonl"), judged) or {}
     if record.results("win_rate")["judge"]["kind"] == "reward_model":
-        found = {}
-    return {end: found.get(name) for end, name in RM_AGREES.items()}
+        agreeing = {}
+    return {end: agreeing.get(name) for end, name in RM_AGREES.items()}
 
 
 def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str, list[str]]:
@@ -289,15 +290,15 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
     between the runs that have it: an optional stage may be missing from some.
     """
     different = {}
-    for section in dict.fromkeys(one for record in records for one in record.settings):
+    for section in dict.fromkeys(section for record in records for section in record.settings):
         having = [record.settings[section] for record in records if section in record.settings]
         for key in having[0]:
             name = f"{section}.{key}"
             if section in free or name in free:
                 continue
-            found = {shown(name, values.get(key)) for values in having}
-            if len(found) > 1:
-                different[name] = sorted(found)
+            values_shown = {shown(name, values.get(key)) for values in having}
+            if len(values_shown) > 1:
+                different[name] = sorted(values_shown)
     return different
 
 
@@ -321,14 +322,14 @@ def find_calibration(config: Config) -> dict[str, Any]:
 
     Raises UserError, with the make command to run, if this judge has none, or an earlier one.
     """
-    found = _results_of(stage_folder(config, SIDE))
-    if found is None:
+    results = _results_of(stage_folder(config, SIDE))
+    if results is None:
         command = mend(config, SIDE, MISSING)
         raise UserError(f"this judge was not calibrated for {config.name}: {command}")
     problem = why_not(config, SIDE)
     if problem:
         raise refusal(config, SIDE, problem)
-    return found
+    return results
 
 
 def _results_of(folder: Path) -> dict[str, Any] | None:
@@ -342,15 +343,15 @@ def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:
 
 def _settings(folders: dict[str, Path], kind: str) -> dict[str, dict[str, Any]]:
     """Section -> field -> value, each section as the last stage that it governs recorded it."""
-    found: dict[str, dict[str, Any]] = {}
+    sections_read: dict[str, dict[str, Any]] = {}
     for stage, folder in folders.items():
         saved = read_json(folder / "config.json")
         sections = (
             *row_of(stage, kind).sections,
             *(("memory",) if stage in ("ppo", RELEASED) else ()),
         )
-        found |= {section: saved[section] for section in sections if section in saved}
-    return found
+        sections_read |= {section: saved[section] for section in sections if section in saved}
+    return sections_read
 
 
 def _part_of_the_run(config: Config) -> dict[str, Path]:
@@ -376,16 +377,16 @@ def rows_of_seeds(record: Record, stage: str) -> dict[int, list[dict[str, Any]]]
     A seed with other settings of this stage is left out, and so is one that did not log.
     """
     own = record.folders[stage]
-    found: dict[int, list[dict[str, Any]]] = {}
+    by_seed: dict[int, list[dict[str, Any]]] = {}
     seeds = own.parent.parent.glob(f"seed*/{stage}")
-    for folder in sorted(seeds, key=lambda one: (len(one.parent.name), one.parent.name)):
+    for folder in sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name)):
         manifest = read_manifest(folder)
         metrics = folder / "metrics.jsonl"
         if folder == own or manifest is None or not metrics.exists():
             continue
         if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
-            found[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
-    return found
+            by_seed[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
+    return by_seed
 
 
 def _but_the_seed(manifest: dict[str, Any]) -> dict[str, Any]:

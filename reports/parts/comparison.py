@@ -52,7 +52,10 @@ class Entry:
     @property
     def unjudged(self) -> float:
         """The largest share of posts without a verdict, of all its runs."""
-        return max(sum(score is None for score in one.values()) / len(one) for one in self.scores())
+        return max(
+            sum(score is None for score in scores.values()) / len(scores)
+            for scores in self.scores()
+        )
 
     def scores(self) -> list[Scores]:
         """The score of each post, of each run."""
@@ -104,18 +107,18 @@ def collect(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], list[st
     """
     if len(set(texts)) < 2:
         raise UserError('name two or more to compare, such as RUNS="tiny:ppo tiny:sft"')
-    found: list[Entry] = []
+    entries: list[Entry] = []
     left_out: list[str] = []
     for text in dict.fromkeys(texts):
         entry, lines = read_entry(text, judge)
-        if entry.label not in (one.label for one in found):
-            found.append(entry)
+        if entry.label not in (entry_before.label for entry_before in entries):
+            entries.append(entry)
         left_out += lines
-    if len(found) < 2:
+    if len(entries) < 2:
         raise UserError(
-            f"{' and '.join(texts)} are all {found[0].label}: name two policies or runs"
+            f"{' and '.join(texts)} are all {entries[0].label}: name two policies or runs"
         )
-    return found, list(dict.fromkeys(left_out))
+    return entries, list(dict.fromkeys(left_out))
 
 
 def read_entry(text: str, judge: str = "") -> tuple[Entry, list[str]]:
@@ -142,11 +145,11 @@ def read_entry(text: str, judge: str = "") -> tuple[Entry, list[str]]:
 def against(entry: Entry, first: Entry) -> Against:
     """An entry beside the first. Raises UserError where they have no seed or post in common."""
     pairs = pairs_of(entry, first)
-    sides = [(entry.posts[mine], first.posts[theirs]) for mine, theirs in pairs]
+    sides = [(entry.posts[own], first.posts[theirs]) for own, theirs in pairs]
     for posts, others in sides:
         check_posts(entry, first, posts, others)
     scores = [(points_of(posts), points_of(others)) for posts, others in sides]
-    mine, theirs = zip(*scores, strict=True)
+    own, theirs = zip(*scores, strict=True)
     judged = max(entry.unjudged, first.unjudged) <= MOST_UNJUDGED
     both = [
         (posts[post]["sides"][0], others[post]["sides"][0])
@@ -158,10 +161,12 @@ def against(entry: Entry, first: Entry) -> Against:
         entry=entry,
         first=first,
         pairs=pairs,
-        together=paired_difference(mean_scores(mine), mean_scores(theirs)) if judged else None,
-        each=[paired_difference(*one).estimate for one in scores] if judged else [],
-        changes=Counter(change(other["verdict"], one["verdict"]) for one, other in both),
-        alike=sum(one["text"] == other["text"] for one, other in both),
+        together=paired_difference(mean_scores(own), mean_scores(theirs)) if judged else None,
+        each=[paired_difference(*sides_scores).estimate for sides_scores in scores]
+        if judged
+        else [],
+        changes=Counter(change(other["verdict"], side["verdict"]) for side, other in both),
+        alike=sum(side["text"] == other["text"] for side, other in both),
         written=len(both),
     )
 
@@ -200,16 +205,16 @@ def changed_posts(entries: Sequence[Entry]) -> list[Row]:
     """
     first, *others = entries
     seed = first.seeds[0]
-    sides = [first.posts[0], *(one.posts[one.place_of(seed)] for one in others)]
-    found = []
+    sides = [first.posts[0], *(entry.posts[entry.place_of(seed)] for entry in others)]
+    rows = []
     for post, row in sides[0].items():
-        if not all(post in one for one in sides):
+        if not all(post in posts for posts in sides):
             continue
-        told = [one[post]["sides"][0] for one in sides]
-        changes = [change(told[0]["verdict"], one["verdict"]) for one in told[1:]]
-        marked = [one | {"change": name} for one, name in zip(told[1:], changes, strict=True)]
-        found.append(row | {"sides": [told[0], *marked]})
-    return found
+        told = [posts[post]["sides"][0] for posts in sides]
+        changes = [change(told[0]["verdict"], side["verdict"]) for side in told[1:]]
+        marked = [side | {"change": name} for side, name in zip(told[1:], changes, strict=True)]
+        rows.append(row | {"sides": [told[0], *marked]})
+    return rows
 
 
 def some_of_each(rows: Sequence[Row], others: int, changed: int, rest: int) -> list[Row]:
@@ -244,23 +249,23 @@ def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
     held = [values_of(entry) for entry in entries]
     names = dict.fromkeys(name for values in held for name in values)
     sections = [{section for section, _ in values} for values in held]
-    found = {}
+    differing = {}
     for section, key in names:
-        values = [one.get((section, key), MISSING) for one in held]
+        values = [entry_values.get((section, key), MISSING) for entry_values in held]
         told = {value for value, own in zip(values, sections, strict=True) if section in own}
         if len(told) > 1:
-            found[f"{section}.{key}"] = values
-    return found
+            differing[f"{section}.{key}"] = values
+    return differing
 
 
 def values_of(entry: Entry) -> dict[tuple[str, str], str]:
     """Every setting of an entry's runs, by section and field, as a page shows it."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    shown_values: dict[tuple[str, str], dict[str, None]] = {}
     for run in entry.runs:
         for section, values in run.settings.items():
             for key, value in values.items():
-                found.setdefault((section, key), {})[shown(f"{section}.{key}", value)] = None
-    return {name: ", ".join(values) for name, values in found.items()}
+                shown_values.setdefault((section, key), {})[shown(f"{section}.{key}", value)] = None
+    return {name: ", ".join(values) for name, values in shown_values.items()}
 
 
 def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[dict[str, Any]]:

@@ -46,29 +46,29 @@ def figure(inputs: Inputs, hashes: Mapping[str, str]) -> Figure:
 
 def direct(inputs: Inputs) -> dict[str, list[str]]:
     """Each stage's inputs without those that another of its inputs was made from."""
-    found = {}
+    nearest = {}
     for stage, sources in inputs.items():
-        known = [one for one in sources if one in inputs]
-        behind = {far for one in known for far in _ancestors(one, inputs)}
-        found[stage] = [one for one in known if one not in behind]
-    return found
+        known = [source for source in sources if source in inputs]
+        behind = {far for source in known for far in _ancestors(source, inputs)}
+        nearest[stage] = [source for source in known if source not in behind]
+    return nearest
 
 
 def _ancestors(stage: str, inputs: Inputs) -> set[str]:
-    sources = [one for one in inputs[stage] if one in inputs]
-    return {*sources, *(far for one in sources for far in _ancestors(one, inputs))}
+    sources = [source for source in inputs[stage] if source in inputs]
+    return {*sources, *(far for source in sources for far in _ancestors(source, inputs))}
 
 
 def _depth(stage: str, inputs: Inputs) -> int:
-    sources = [one for one in inputs[stage] if one in inputs]
-    return 1 + max((_depth(one, inputs) for one in sources), default=-1)
+    sources = [source for source in inputs[stage] if source in inputs]
+    return 1 + max((_depth(source, inputs) for source in sources), default=-1)
 
 
 def _rows(inputs: Inputs) -> list[list[str]]:
     """The stages from top to bottom; those of one depth stand side by side."""
     depths = {stage: _depth(stage, inputs) for stage in inputs}
     deepest = max(depths.values(), default=0)
-    return [[one for one in inputs if depths[one] == depth] for depth in range(deepest + 1)]
+    return [[stage for stage in inputs if depths[stage] == depth] for depth in range(deepest + 1)]
 
 
 def _size(inputs: Inputs) -> tuple[int, int]:

@@ -48,42 +48,42 @@ def columns_of(table: Table) -> Columns:
 
 def as_csv(table: Table) -> str:
     """The table as CSV, comma and LF; a text that begins like a formula gets an apostrophe."""
-    found = columns_of(table)
+    columns = columns_of(table)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_no_formula(title) for title in found.header])
-    writer.writerows([_no_formula(cell) for cell in row] for row in found.rows)
+    writer.writerow([_no_formula(title) for title in columns.header])
+    writer.writerows([_no_formula(cell) for cell in row] for row in columns.rows)
     return text.getvalue()
 
 
 def as_record(table: Table, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
-    found = columns_of(table)
+    columns = columns_of(table)
     return {
         "name": table.name,
         "section": section,
         "caption": table.caption,
-        "columns": list(found.header),
-        "rows": [list(row) for row in found.rows],
+        "columns": list(columns.header),
+        "rows": [list(row) for row in columns.rows],
     }
 
 
 def _column(title: str, cells: Sequence[str]) -> tuple[list[str], list[list[Cell]]]:
     """The titles and the cells, row by row, that a column becomes."""
-    found = [CELL.fullmatch(cell) if cell else None for cell in cells]
+    matches = [CELL.fullmatch(cell) if cell else None for cell in cells]
     blank = [cell == "" or cell.startswith(MISSING) for cell in cells]
-    known = [one for one, missing in zip(found, blank, strict=True) if one and not missing]
+    known = [match for match, missing in zip(matches, blank, strict=True) if match and not missing]
     if not known or len(known) + sum(blank) < len(cells):
         return [title], [[cell] for cell in cells]
-    bounds = any(one["low"] for one in known)
-    unit = next((one["unit"].strip() for one in known if one["unit"]), "")
+    bounds = any(match["low"] for match in known)
+    unit = next((match["unit"].strip() for match in known if match["unit"]), "")
     title = title.replace(INTERVAL, "") if bounds else title
     titles = [f"{title}, {unit}".removeprefix(", ") if unit else title]
     keys = ["middle", *(("low", "high") if bounds else ())]
     titles += [f"{title} {key}".strip() for key in keys[1:]]
     rows: list[list[Cell]] = [
-        [None if one is None or missing else _number(one[key]) for key in keys]
-        for one, missing in zip(found, blank, strict=True)
+        [None if match is None or missing else _number(match[key]) for key in keys]
+        for match, missing in zip(matches, blank, strict=True)
     ]
     return titles, rows
 
@@ -107,15 +107,15 @@ NOT_KEPT = {"whole", "parts"}  # the drawings of a plot
 
 def to_json(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """The blocks as JSON holds them."""
-    found: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, Details):
-            found.append(_named(block, {"summary": block.summary, "blocks": to_json(block.blocks)}))
+            kept.append(_named(block, {"summary": block.summary, "blocks": to_json(block.blocks)}))
         elif type(block).__name__ in KINDS:
-            found.append(_named(block, asdict(block)))
+            kept.append(_named(block, asdict(block)))
         else:
-            found += to_json(block.inside())
-    return found
+            kept += to_json(block.inside())
+    return kept
 
 
 def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Block]:
@@ -129,7 +129,7 @@ def _named(block: Block, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _block(kind: type[Block], row: Mapping[str, Any]) -> Block:
-    values = {one.name: row.get(one.name, "") for one in fields(kind)}
+    values = {attribute.name: row.get(attribute.name, "") for attribute in fields(kind)}
     if kind is Details:
         values["blocks"] = from_json(row["blocks"])
     return kind(**values)

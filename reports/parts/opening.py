@@ -36,8 +36,8 @@ def _judged(row: Row) -> str:
 def _won(row: Row) -> str:
     if too_many_unjudged(row):
         return "Too many comparisons had no verdict for a conclusion; see below."
-    said = f"preferred on {rate(row, 'ppo')} of the posts, SFT on {rate(row, 'sft')}"
-    return f"{stands(row)}: {said}; {beats_sft(row)}."
+    rates = f"preferred on {rate(row, 'ppo')} of the posts, SFT on {rate(row, 'sft')}"
+    return f"{stands(row)}: {rates}; {beats_sft(row)}."
 
 
 def stands(row: Row) -> str:
@@ -51,15 +51,15 @@ def stands(row: Row) -> str:
 
 def _length(row: Row) -> str:
     tokens, theirs = row["ppo/tokens"], row["reference/tokens"]
-    said = f"PPO writes {number(tokens, 1)} tokens where the references have {number(theirs, 1)}"
+    lengths = f"PPO writes {number(tokens, 1)} tokens where the references have {number(theirs, 1)}"
     at_length = row["ppo/statistics"]["length_controlled"]
     if too_many_unjudged(row) or at_length["estimate"] is None:
-        return f"{said}; no rate at equal length can be given."
-    return f"{said}; at equal length it would be preferred on {at_equal_length(at_length)}."
+        return f"{lengths}; no rate at equal length can be given."
+    return f"{lengths}; at equal length it would be preferred on {at_equal_length(at_length)}."
 
 
 def _caveat(row: Row) -> str:
-    found = [
+    reasons = [
         (bool(row["judge_flags"]), "the judge failed its checks"),
         (not row["is_llm"], "the judge is not an LLM"),
         (not row["pretrained"], "the model was never pretrained"),
@@ -69,6 +69,6 @@ def _caveat(row: Row) -> str:
             f"the reward model is no better than chance ({percent(row['accuracy'])})",
         ),
     ]
-    said = [text for applies, text in found if applies]
-    said.append("this is one seed, and another can differ by more than the intervals")
-    return f"Mind that {'; '.join(said)}."
+    applying = [text for applies, text in reasons if applies]
+    applying.append("this is one seed, and another can differ by more than the intervals")
+    return f"Mind that {'; '.join(applying)}."

@@ -64,7 +64,7 @@ def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
     write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
     path = folder / f"{stem}.html"
     write_text(path, to_html(title, blocks, stem))
-    after = [one for one in files_of(folder, stem) if one.parent == folder]
+    after = [path for path in files_of(folder, stem) if path.parent == folder]
     for old in set(before) - {*after, *written}:
         old.unlink()
     return path
@@ -78,9 +78,9 @@ def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block])
     (folder / f"{stem}-{NUMBERS}").mkdir(exist_ok=True)
     for table, _ in tables:
         write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
-    found = [numbers.as_record(table, section) for table, section in tables]
+    records = [numbers.as_record(table, section) for table, section in tables]
     whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": found, "blocks": page_json.to_json(blocks)})
+    write_json(whole, {"title": title, "tables": records, "blocks": page_json.to_json(blocks)})
     return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
 
 
@@ -129,19 +129,19 @@ def placed(blocks: Sequence[Block]) -> list[Block]:
 def _placed(
     blocks: Sequence[Block], section: str, anchors: set[str], names: set[str]
 ) -> list[Block]:
-    found: list[Block] = []
+    made: list[Block] = []
     for block in blocks:
         match block:
             case Heading(text, anchor):
                 section = _different(anchor or slug(text), anchors)
-                found.append(replace(block, anchor=section))
+                made.append(replace(block, anchor=section))
             case Table(header, name=name):
                 wanted = name or "-".join(filter(None, (section, slug(header[0]))))
-                found.append(replace(block, name=_different(wanted, names)))
+                made.append(replace(block, name=_different(wanted, names)))
             case _:
                 under = slug(block.summary) if isinstance(block, Details) else section
-                found.append(block.holding(_placed(block.inside(), under, anchors, names)))
-    return found
+                made.append(block.holding(_placed(block.inside(), under, anchors, names)))
+    return made
 
 
 def slug(text: str) -> str:
@@ -178,8 +178,8 @@ def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
 
 def contents(blocks: Sequence[Block]) -> list[Heading]:
     """The headings, if there are so many that a reader wants a list of them."""
-    found = [block for block in blocks if isinstance(block, Heading)]
-    return found if len(found) > FEW_HEADINGS else []
+    headings = [block for block in blocks if isinstance(block, Heading)]
+    return headings if len(headings) > FEW_HEADINGS else []
 
 
 # -- HTML ------------------------------------------------------------------------------------------
@@ -194,14 +194,16 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
     kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
     styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
     scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
-    first = next((at for at, one in enumerate(blocks) if isinstance(one, Heading)), len(blocks))
+    first = next((at for at, block in enumerate(blocks) if isinstance(block, Heading)), len(blocks))
     texts = [_file(name) for name in scripts]
     return (
         _environment(stem)
         .get_template("page.html")
         .render(
             title=title,
-            style=Markup(STYLE.read_text(encoding="utf-8") + "".join(_file(one) for one in styles)),
+            style=Markup(
+                STYLE.read_text(encoding="utf-8") + "".join(_file(name) for name in styles)
+            ),
             scripts=[Markup(text) for text in texts],
             digests=[digest(text) for text in texts],
             contents=contents(blocks),
@@ -241,7 +243,9 @@ def _environment(stem: str) -> Environment:
     def rendered(blocks: Sequence[Block]) -> Markup:
         """The blocks one after the other; neighbouring tables stand side by side."""
         parts: list[str] = []
-        for narrow, group in groupby(blocks, lambda one: isinstance(one, Table) and not one.strong):
+        for narrow, group in groupby(
+            blocks, lambda block: isinstance(block, Table) and not block.strong
+        ):
             html = [environment.get_template(block.template).render(block=block) for block in group]
             inside = "\n".join(html)
             parts.append(f'<div class="tables">\n{inside}\n</div>' if narrow else inside)
@@ -259,7 +263,7 @@ def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
     blocks = placed(blocks)
     parts = [f"# {escape(title)}"]
-    links = [markdown.link(one.text, f"#{one.anchor}") for one in contents(blocks)]
+    links = [markdown.link(heading.text, f"#{heading.anchor}") for heading in contents(blocks)]
     for block in blocks:
         if links and isinstance(block, Heading):
             parts.append(f"Contents: {', '.join(links)}.")

@@ -83,7 +83,7 @@ def _edges(values: Sequence[float]) -> list[float]:
         size = max(1, round((high - low + 1) / BINS))
         count = int(np.ceil((high - low + 1) / size))
         return [float(np.floor(low) - 0.5 + size * place) for place in range(count + 1)]
-    return [float(one) for one in np.linspace(low, high, BINS + 1)]
+    return [float(edge) for edge in np.linspace(low, high, BINS + 1)]
 
 
 def _summary(name: str, values: Sequence[float]) -> str:

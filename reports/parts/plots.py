@@ -89,16 +89,16 @@ class Line:
 def curve(rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False) -> Line:
     """The rows of metrics.jsonl that have a key, as a line."""
     present = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    found = [(step, value) for step, value in present if math.isfinite(value)]
-    return Line(label, color, [step for step, _ in found], [value for _, value in found], dots)
+    finite = [(step, value) for step, value in present if math.isfinite(value)]
+    return Line(label, color, [step for step, _ in finite], [value for _, value in finite], dots)
 
 
 def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = False) -> Panel:
     """Curves over updates; many points are shown as the mean and the range of neighbours."""
 
     def draw(axes: Axes) -> None:
-        for one in curves:
-            _draw_line(axes, one)
+        for curve in curves:
+            _draw_line(axes, curve)
         axes.set_xlabel(x)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
@@ -107,10 +107,10 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
             axes.yaxis.set_major_formatter(FuncFormatter(_percent))
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
-        if sum(bool(one.label) for one in curves) > 1:
+        if sum(bool(curve.label) for curve in curves) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
-    return Panel(title, draw, " ".join(_course(one, share) for one in curves if one.label))
+    return Panel(title, draw, " ".join(_course(curve, share) for curve in curves if curve.label))
 
 
 def _course(line: Line, share: bool) -> str:
@@ -283,7 +283,7 @@ def _beside(axes: Axes) -> float:
     legend = axes.get_legend()
     if legend is None or legend.get_bbox_to_anchor().x0 < axes.bbox.x1:
         return 0.0
-    return 36 + 5.8 * max(len(one.get_text()) for one in legend.get_texts())
+    return 36 + 5.8 * max(len(text.get_text()) for text in legend.get_texts())
 
 
 def _tidy(svg: str) -> str:
@@ -304,8 +304,8 @@ def _draw_line(axes: Axes, line: Line) -> None:
     groups = _groups(len(line.steps))
     steps, values = smoothed(line)
     if len(groups) < len(line.steps):
-        lows = [min(line.values[one]) for one in groups]
-        highs = [max(line.values[one]) for one in groups]
+        lows = [min(line.values[group]) for group in groups]
+        highs = [max(line.values[group]) for group in groups]
         axes.fill_between(steps, lows, highs, color=line.color, alpha=0.18, lw=0)
     axes.plot(steps, values, color=line.color, label=line.label)
 
@@ -314,7 +314,7 @@ def smoothed(line: Line, most: int = MOST_POINTS) -> tuple[list[float], list[flo
     """Steps and values of a curve, as means of neighbours: at most so many points."""
     groups = _groups(len(line.steps), most)
     steps, values = line.steps, line.values
-    return [_mean(steps[one]) for one in groups], [_mean(values[one]) for one in groups]
+    return [_mean(steps[group]) for group in groups], [_mean(values[group]) for group in groups]
 
 
 def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:

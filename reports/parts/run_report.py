@@ -95,6 +95,6 @@ def note_sources(path: Path, kind: str, names: Sequence[str], records: Sequence[
         "judges": sorted({record.folders["judge"].name for record in records}),
         "code_version": code_version(),
         "sources": sources(records),
-        "files": {str(one.relative_to(path.parent)): file_hash(one) for one in written},
+        "files": {str(file.relative_to(path.parent)): file_hash(file) for file in written},
     }
     write_json(path.with_suffix(".json"), note)

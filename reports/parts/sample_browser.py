@@ -49,7 +49,7 @@ class SampleBrowser(Block):
 
     def markdown(self, stem: str) -> str:
         """The first few."""
-        return "\n\n".join(one.markdown(stem) for one in self.few)
+        return "\n\n".join(sample.markdown(stem) for sample in self.few)
 
     def inside(self) -> Sequence[Block]:
         """The first few."""
@@ -59,8 +59,8 @@ class SampleBrowser(Block):
         """The policies' own words: no post, no reference, and no judge who may quote them."""
         return replace(
             self,
-            posts=[own_words(one) for one in self.posts],
-            few=[one.without_the_data() for one in self.few],
+            posts=[own_words(row) for row in self.posts],
+            few=[sample.without_the_data() for sample in self.few],
         )
 
 
@@ -72,10 +72,10 @@ def own_words(row: Row) -> Row:
 
 def fitting(rows: Iterable[Row], most: int = MOST_SAMPLES, size: int = MOST_BYTES) -> list[Row]:
     """The first rows, as many as a page holds."""
-    found: list[Row] = []
+    rows_that_fit: list[Row] = []
     for row in rows:
         size -= len(as_data(row))
-        if len(found) == most or size < 0:
+        if len(rows_that_fit) == most or size < 0:
             break
-        found.append(row)
-    return found
+        rows_that_fit.append(row)
+    return rows_that_fit

@@ -28,8 +28,8 @@ def post_rows(record: Record, policies: Sequence[str] = ()) -> list[Row]:
     """The posts that these policies of a run summarised, or all of them, in the data's order."""
     names = policies or policies_of(record)
     written = [by_id(record.rows("summaries", f"{name}.jsonl")) for name in names]
-    points = {(one["policy"], one["id"]): one["score"] for one in record.rows("win_rate", SCORES)}
-    said = sentences(record.rows("judge", "judgements.jsonl"))
+    points = {(row["policy"], row["id"]): row["score"] for row in record.rows("win_rate", SCORES)}
+    words_of = sentences(record.rows("judge", "judgements.jsonl"))
     first, *others = written
     shared = [post for post in first if all(post in other for other in others)]
     return [
@@ -38,7 +38,7 @@ def post_rows(record: Record, policies: Sequence[str] = ()) -> list[Row]:
             "post": first[post]["query"],
             "reference": reference_of(first[post]),
             "sides": [
-                side_of(rows[post], points.get((name, post)), said.get((name, post), []))
+                side_of(rows[post], points.get((name, post)), words_of.get((name, post), []))
                 for name, rows in zip(names, written, strict=True)
             ],
         }
@@ -60,7 +60,7 @@ def reference_of(row: Row) -> Row:
     }
 
 
-def side_of(row: Row, points: float | None, said: Sequence[Row]) -> Row:
+def side_of(row: Row, points: float | None, words: Sequence[Row]) -> Row:
     """A row of summaries with what was said of it."""
     return {
         "text": row["summary"],
@@ -70,21 +70,21 @@ def side_of(row: Row, points: float | None, said: Sequence[Row]) -> Row:
         "ends": row.get("has_eos"),
         "points": points,
         "verdict": verdict_of(points),
-        "said": list(said),
+        "said": list(words),
     }
 
 
 def sentences(judgements: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     """(policy, post id) -> what the judge said of it in each order."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for one in judgements:
-        said = {
-            "shown": PLACES[one["order"]],
-            "prefers": one["verdict"],
-            "text": one.get("reply") or "",
+    by_summary: dict[tuple[str, str], list[Row]] = {}
+    for judgement in judgements:
+        sentence = {
+            "shown": PLACES[judgement["order"]],
+            "prefers": judgement["verdict"],
+            "text": judgement.get("reply") or "",
         }
-        found.setdefault((one["policy"], one["id"]), []).append(said)
-    return found
+        by_summary.setdefault((judgement["policy"], judgement["id"]), []).append(sentence)
+    return by_summary
 
 
 def verdict_of(points: float | None) -> str:

@@ -32,7 +32,7 @@ class TokenView(Block):
     @property
     def data(self) -> dict[str, Any]:
         """What the script reads."""
-        return {"episodes": [shown(one) for one in self.episodes]}
+        return {"episodes": [shown(episode) for episode in self.episodes]}
 
     def markdown(self, stem: str) -> str:
         """The table."""
@@ -50,7 +50,7 @@ class TokenView(Block):
 
     def without_the_data(self) -> "TokenView":
         """The policy's own words, without the posts that it was asked about."""
-        return replace(self, episodes=[one | {"query": None} for one in self.episodes])
+        return replace(self, episodes=[episode | {"query": None} for episode in self.episodes])
 
 
 def some_updates(rows: Sequence[Row], most: int = MOST_UPDATES) -> list[Row]:

@@ -54,39 +54,39 @@ def interval(low: float, high: float) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def counted(found: dict[str, Any]) -> str:
+def counted(results: dict[str, Any]) -> str:
     """The `accuracy` of some `pairs`, with Wilson's 95% interval."""
-    inside = interval(*wilson(found["accuracy"] * found["pairs"], found["pairs"]))
-    return f"{percent(found['accuracy'])} {inside}"
+    inside = interval(*wilson(results["accuracy"] * results["pairs"], results["pairs"]))
+    return f"{percent(results['accuracy'])} {inside}"
 
 
-def estimate(found: dict[str, Any] | None) -> str:
+def estimate(rate: dict[str, Any] | None) -> str:
     """A rate with its interval, from an `estimate`, a `low` and a `high`; a dash for None."""
-    if found is None or found["estimate"] is None:
+    if rate is None or rate["estimate"] is None:
         return MISSING
-    return f"{percent(found['estimate'])} {interval(found['low'], found['high'])}"
+    return f"{percent(rate['estimate'])} {interval(rate['low'], rate['high'])}"
 
 
-def at_equal_length(found: dict[str, Any] | None) -> str:
+def at_equal_length(rate: dict[str, Any] | None) -> str:
     """`estimate` of a rate at equal length, marked where the model answers and not the data."""
-    said = estimate(found)
-    marked = found is not None and said != MISSING and found.get("extrapolated", False)
-    return f"{said} EXTRAPOLATED" if marked else said
+    text = estimate(rate)
+    marked = rate is not None and text != MISSING and rate.get("extrapolated", False)
+    return f"{text} EXTRAPOLATED" if marked else text
 
 
-def clipped(found: dict[str, Any] | None) -> str:
+def clipped(rate: dict[str, Any] | None) -> str:
     """A mark on a corrected rate that lies at the edge of what a share can be."""
-    if found is None or found["estimate"] not in (0.0, 1.0):
+    if rate is None or rate["estimate"] not in (0.0, 1.0):
         return ""
-    return f"CLIPPED at {percent(found['estimate'])}: the correction goes beyond it"
+    return f"CLIPPED at {percent(rate['estimate'])}: the correction goes beyond it"
 
 
-def turned_by_length(found: dict[str, Any]) -> str:
+def turned_by_length(statistics: dict[str, Any]) -> str:
     """Why the rate at equal length lies on the other side of even than the raw one, if it does."""
-    raw, equal = (found[key]["estimate"] for key in ("raw", "length_controlled"))
+    raw, equal = (statistics[key]["estimate"] for key in ("raw", "length_controlled"))
     if equal is None or (raw - NO_GUESS) * (equal - NO_GUESS) >= 0:
         return ""
-    ratio = found.get("median_other_ratio")  # none in an older run
+    ratio = statistics.get("median_other_ratio")  # none in an older run
     words = f" (these have a median of {number(ratio)} times the words)" if ratio else ""
     return (
         f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
@@ -96,24 +96,24 @@ def turned_by_length(found: dict[str, Any]) -> str:
     )
 
 
-def kappa(found: dict[str, Any] | None) -> str:
+def kappa(rate: dict[str, Any] | None) -> str:
     """A kappa with its interval; a dash for None.
 
     Where all answers of one are alike it is 0 by construction, and has no interval.
     """
-    if found is None:
+    if rate is None:
         return MISSING
-    if found["low"] == found["high"]:
-        return number(found["estimate"])
-    return "{} [{}, {}]".format(*(number(found[key]) for key in ("estimate", "low", "high")))
+    if rate["low"] == rate["high"]:
+        return number(rate["estimate"])
+    return "{} [{}, {}]".format(*(number(rate[key]) for key in ("estimate", "low", "high")))
 
 
 def rate(row: Row, policy: str) -> str:
     """A policy's win rate with its interval; a dash if too many posts are unjudged."""
-    found, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
-    if found is None or isnan(found):  # nan: from a table of runs
+    share, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
+    if share is None or isnan(share):  # nan: from a table of runs
         return f"{MISSING} ({percent(row[f'{policy}/unjudged'])} unjudged)"
-    return f"{percent(found)} {interval(low, high)}"
+    return f"{percent(share)} {interval(low, high)}"
 
 
 def p_value(value: float | None) -> str:
@@ -128,11 +128,11 @@ def points(row: Row) -> str:
     return difference(row["differences"]["ppo-sft"])
 
 
-def difference(found: dict[str, Any]) -> str:
+def difference(gap: dict[str, Any]) -> str:
     """A paired difference of two win rates, in points; a dash if too much is unjudged."""
-    if not found["headline"]:
+    if not gap["headline"]:
         return f"{MISSING} (too many unjudged)"
-    middle, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+    middle, low, high = (100 * gap[key] for key in ("estimate", "low", "high"))
     return f"{middle:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
@@ -159,21 +159,21 @@ def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
     Where these are not shown, as of two servers, the name of the judge's folder takes their place.
     """
     labels = []
-    for name, one in zip(names, judges, strict=True):
-        mine = _read(one)
+    for name, judge in zip(names, judges, strict=True):
+        own = _read(judge)
         others = [_read(j) for its, j in zip(names, judges, strict=True) if its == name]
-        differ = [key for key in mine if any(o.get(key, mine[key]) != mine[key] for o in others)]
-        said = [f"{key}={shown(f'judge.{key}', mine[key])}" for key in differ]
-        labels.append(f"{name} ({', '.join(said)})" if said else name)
+        differ = [key for key in own if any(o.get(key, own[key]) != own[key] for o in others)]
+        settings = [f"{key}={shown(f'judge.{key}', own[key])}" for key in differ]
+        labels.append(f"{name} ({', '.join(settings)})" if settings else name)
     return [
-        label if labels.count(label) == 1 else one.folder
-        for label, one in zip(labels, judges, strict=True)
+        label if labels.count(label) == 1 else judge.folder
+        for label, judge in zip(labels, judges, strict=True)
     ]
 
 
-def _read(one: Judge) -> dict[str, Any]:
+def _read(judge: Judge) -> dict[str, Any]:
     """The settings that a judge's verdicts depend on."""
-    return {key: getattr(one, key) for key in ("kind", *READ_BY[one.kind], "axis")}
+    return {key: getattr(judge, key) for key in ("kind", *READ_BY[judge.kind], "axis")}
 
 
 def judge_note(row: Row) -> str | None:
@@ -249,38 +249,38 @@ def judge_flags(row: Row) -> str | None:
 
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
-    found = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
-    found += [*_length_notes(row), _place_note(row)]
-    return [note for note in [*found, _sft_note(row), *_signs(row)] if note]
+    notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
+    notes += [*_length_notes(row), _place_note(row)]
+    return [note for note in [*notes, _sft_note(row), *_signs(row)] if note]
 
 
 def judged_caveats(row: Row) -> list[str]:
     """Those of them that are about the judge and its verdicts, not about training."""
-    found = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
-    return [note for note in [*found, _place_note(row)] if note]
+    notes = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
+    return [note for note in [*notes, _place_note(row)] if note]
 
 
 def _length_notes(row: Row) -> list[str]:
     """A line for each policy whose lead over the references is gone at equal length."""
-    found = []
+    notes = []
     for policy in row["policies"]:
         at_length = row[f"{policy}/statistics"]["length_controlled"]
         leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
-            found.append(
+            notes.append(
                 f"{named(policy, row['policies'])}'s lead over the references is not shown at equal"
                 f" length: {at_equal_length(at_length)}."
             )
-    return found
+    return notes
 
 
 def _place_note(row: Row) -> str | None:
     """A warning if the judge's choices depend on which text is shown first."""
     shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
-    leaning = [one for one in shares if one and leans(one)]
+    leaning = [share for share in shares if share and leans(share)]
     if not leaning:
         return None
-    most = max(leaning, key=lambda one: abs(one["estimate"] - NO_GUESS))
+    most = max(leaning, key=lambda share: abs(share["estimate"] - NO_GUESS))
     return (
         f"The judge's choices depend on the place: it picks the text shown first in"
         f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
@@ -314,20 +314,20 @@ def _sft_note(row: Row) -> str | None:
 
 def _signs(row: Row) -> list[str]:
     """Known signs of trouble, if the numbers show them."""
-    found = []
+    signs = []
     if row["accuracy_low"] <= NO_GUESS:
-        found.append(
+        signs.append(
             f"The reward model is not better than chance ({percent(row['accuracy'])}"
             f" {interval(row['accuracy_low'], row['accuracy_high'])}): PPO had nothing to learn."
         )
     known = row["difference"] is not None
     if known and row["ppo/score"] > row["sft/score"] and row["difference_high"] < 0:
-        found.append(
+        signs.append(
             "The reward model's score rose while the win rate fell: PPO over-optimised its reward."
         )
     if row["ppo/eos_rate"] < 0.9:
-        found.append(
+        signs.append(
             f"Only {percent(row['ppo/eos_rate'])} of PPO's summaries end by themselves; the others"
             f" are cut at {row['max_tokens']} tokens."
         )
-    return found
+    return signs

@@ -66,7 +66,7 @@ def welch(ours: Sequence[float], mean: float, deviation: float | None, count: in
     else:
         squares[1], freedoms[1] = deviation**2, count - 1
     error = sqrt(sum(squares))
-    parts = sum(one**2 / free for one, free in zip(squares, freedoms, strict=True) if one)
+    parts = sum(square**2 / free for square, free in zip(squares, freedoms, strict=True) if square)
     freedom = error**4 / parts if parts else inf
     if len(ours) == 1:
         freedom = count - 1
@@ -90,19 +90,19 @@ def verdict_of(difference: Interval, theirs: float) -> str:
 
 def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[Row]:
     """A row for each size and number of the paper; one row says why for a size without any."""
-    found = []
+    rows_made = []
     for name, seeds in sizes(frame):
-        own = [one for one in records if one.name == name]
+        own = [record for record in records if record.name == name]
         size = paper.size_of(own[0].preset)
         reason = not_comparable(own)
         if size is None or reason:
-            found.append(_without(size or name, reason or "the paper has no such size"))
+            rows_made.append(_without(size or name, reason or "the paper has no such size"))
             continue
         for key, column, _ in paper.COMPARED:
             if values := given(seeds, column):
                 why = other_judge(own) if key in JUDGED else ""
-                found.append(_row(size, key, values, why))
-    return found
+                rows_made.append(_row(size, key, values, why))
+    return rows_made
 
 
 def _without(size: str, why: str) -> Row:
@@ -142,23 +142,24 @@ def not_comparable(records: Sequence[Record]) -> str:
         return "another model on other data"
     if paper.size_of(preset) is None:
         return "the paper has no such size or method"
-    changed = sorted({one for record in records for one in departures(record)})
+    changed = sorted({setting for record in records for setting in departures(record)})
     return f"other settings than the paper's: {', '.join(changed)}" if changed else ""
 
 
 def departures(record: Record) -> list[str]:
     """The recorded settings that differ from those of the run's preset, which is the paper's."""
     config: Config = PRESETS[record.preset]()
-    found = []
+    departing = []
     for section in SECTIONS:
         recorded = record.settings.get(section, {})
-        asked = getattr(config, section)
-        found += [
-            f"{section}.{one.name}"
-            for one in fields(asked)
-            if recorded.get(one.name, getattr(asked, one.name)) != getattr(asked, one.name)
+        of_preset = getattr(config, section)
+        departing += [
+            f"{section}.{field.name}"
+            for field in fields(of_preset)
+            if recorded.get(field.name, getattr(of_preset, field.name))
+            != getattr(of_preset, field.name)
         ]
-    return [one for one in found if one not in MEMORY_KNOBS]
+    return [setting for setting in departing if setting not in MEMORY_KNOBS]
 
 
 def other_judge(records: Sequence[Record]) -> str:

@@ -36,7 +36,7 @@ class Series:
 def series(frame: pd.DataFrame, key: str, label: str, color: str) -> Series:
     """A column of the frame over parameters; seeds without a number are left out."""
     there = frame.dropna(subset=[key]) if key in frame else frame.iloc[:0]
-    seeds = [(float(one["parameters"]), float(one[key])) for one in there.to_dict("records")]
+    seeds = [(float(seed["parameters"]), float(seed[key])) for seed in there.to_dict("records")]
     means = [
         (float(rows["parameters"].iloc[0]), float(rows[key].mean())) for _, rows in sizes(there)
     ]
@@ -45,27 +45,27 @@ def series(frame: pd.DataFrame, key: str, label: str, color: str) -> Series:
 
 def win_rates(frame: pd.DataFrame, beside: Sequence[Row]) -> Panel:
     """Win rates of all policies over parameters, the references at 50 %, and the paper's seeds."""
-    found = [
+    policies_series = [
         series(frame, f"{policy}/win_rate", policy.upper(), plots.POLICY_COLORS[policy])
         for policy in policies(frame)
         if policy in plots.POLICY_COLORS
     ]
     drawn = [
         Series(
-            label=one.label,
-            color=one.color,
-            seeds=one.seeds,
-            means=one.means,
-            paper=_paper_points(frame, beside, f"{one.label.lower()}_win_rate"),
+            label=drawn_series.label,
+            color=drawn_series.color,
+            seeds=drawn_series.seeds,
+            means=drawn_series.means,
+            paper=_paper_points(frame, beside, f"{drawn_series.label.lower()}_win_rate"),
         )
-        for one in found
+        for drawn_series in policies_series
     ]
 
     def draw(axes: Axes) -> None:
         axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
-        for one in drawn:
-            _draw_series(axes, one)
-        _log_sizes(axes, [size for one in drawn for size, _ in one.means])
+        for drawn_series in drawn:
+            _draw_series(axes, drawn_series)
+        _log_sizes(axes, [size for drawn_series in drawn for size, _ in drawn_series.means])
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.3)
@@ -77,9 +77,9 @@ def shares(title: str, drawn: Sequence[Series]) -> Panel:
     """Any shares over parameters."""
 
     def draw(axes: Axes) -> None:
-        for one in drawn:
-            _draw_series(axes, one)
-        _log_sizes(axes, [size for one in drawn for size, _ in one.means])
+        for drawn_series in drawn:
+            _draw_series(axes, drawn_series)
+        _log_sizes(axes, [size for drawn_series in drawn for size, _ in drawn_series.means])
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         if len(drawn) > 1:
             axes.legend(loc="best", handlelength=1.3)
@@ -90,9 +90,9 @@ def shares(title: str, drawn: Sequence[Series]) -> Panel:
 def _about(drawn: Sequence[Series]) -> str:
     """Series of shares in words, size by size."""
     return " ".join(
-        f"{one.label} at {plots.count(size)} parameters: {value:.1%}."
-        for one in drawn
-        for size, value in one.means
+        f"{drawn_series.label} at {plots.count(size)} parameters: {value:.1%}."
+        for drawn_series in drawn
+        for size, value in drawn_series.means
     )
 
 
@@ -104,30 +104,40 @@ def _paper_points(
         str(preset).removeprefix("pythia-"): float(rows["parameters"].iloc[0])
         for preset, rows in frame.groupby("preset")
     }
-    rows = [one for one in beside if one.key == key and one.verdict != NOT_COMPARABLE]
-    return [(places[one.size], value) for one in rows for value in one.theirs]
+    rows = [number for number in beside if number.key == key and number.verdict != NOT_COMPARABLE]
+    return [(places[number.size], value) for number in rows for value in number.theirs]
 
 
-def _draw_series(axes: Axes, one: Series) -> None:
-    if one.means:
-        axes.plot(*zip(*one.means, strict=True), color=one.color, label=one.label)
-    if one.seeds:
-        axes.plot(*zip(*one.seeds, strict=True), "o", color=one.color, ms=4.5, alpha=0.75)
-    if one.paper:
+def _draw_series(axes: Axes, drawn_series: Series) -> None:
+    if drawn_series.means:
         axes.plot(
-            *zip(*one.paper, strict=True),
+            *zip(*drawn_series.means, strict=True),
+            color=drawn_series.color,
+            label=drawn_series.label,
+        )
+    if drawn_series.seeds:
+        axes.plot(
+            *zip(*drawn_series.seeds, strict=True),
+            "o",
+            color=drawn_series.color,
+            ms=4.5,
+            alpha=0.75,
+        )
+    if drawn_series.paper:
+        axes.plot(
+            *zip(*drawn_series.paper, strict=True),
             PAPER_MARK,
             mfc="none",
-            mec=one.color,
+            mec=drawn_series.color,
             ms=6.5,
-            label=f"paper's {one.label}",
+            label=f"paper's {drawn_series.label}",
         )
 
 
 def _log_sizes(axes: Axes, parameters: Sequence[float]) -> None:
     places = sorted(set(parameters))
     axes.set_xscale("log")
-    axes.set_xticks(places, [plots.count(one) for one in places])
+    axes.set_xticks(places, [plots.count(place) for place in places])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("parameters")
     axes.margins(x=0.12)
@@ -140,7 +150,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
     """
     names = [name for name, _ in sizes(frame)]
     colors = {name: SHADES[min(place, len(SHADES) - 1)] for place, name in enumerate(names)}
-    bad = {(one.name, one.seed) for one in over_optimised(frame)}
+    bad = {(seed.name, seed.seed) for seed in over_optimised(frame)}
     paths = [(record.name, _path(record)) for record in records]
 
     def draw_paths(axes: Axes) -> None:
@@ -183,13 +193,13 @@ def _parameters(frame: pd.DataFrame, name: str) -> float:
 def _path(record: Record) -> list[tuple[float, float]]:
     """KL and proxy score, the means of ten parts of the training of one seed."""
     rows = [
-        (one["objective/kl"], one["objective/scores"])
-        for one in record.rows("ppo")
-        if one.get("objective/kl") is not None and one.get("objective/scores") is not None
+        (update["objective/kl"], update["objective/scores"])
+        for update in record.rows("ppo")
+        if update.get("objective/kl") is not None and update.get("objective/scores") is not None
     ]
     step = max(1, len(rows) // 10)
     parts = [rows[start : start + step] for start in range(0, len(rows), step)]
-    return [(fmean([a for a, _ in one]), fmean([b for _, b in one])) for one in parts]
+    return [(fmean([a for a, _ in part]), fmean([b for _, b in part])) for part in parts]
 
 
 def _percent(value: float, _: int) -> str:

@@ -124,16 +124,20 @@ def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> str:
 
     Seeds without the policy are counted in the row's title.
     """
-    found = given(seeds, key)
+    values = given(seeds, key)
     policy = key.partition("/")[0]
-    count = sum(policy in one for one in seeds["policies"]) if "/" in key else len(seeds)
-    lacking = 0 < len(found) < count
-    return _spread(found, form) + (f", {len(found)} of {count} seeds" if lacking else "")
+    count = (
+        sum(policy in policies_of_seed for policies_of_seed in seeds["policies"])
+        if "/" in key
+        else len(seeds)
+    )
+    lacking = 0 < len(values) < count
+    return _spread(values, form) + (f", {len(values)} of {count} seeds" if lacking else "")
 
 
 def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
     """How many runs have a policy, where not all have it."""
-    count = sum(policy in found for found in frame["policies"])
+    count = sum(policy in policies_of_seed for policies_of_seed in frame["policies"])
     return f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
 
 
@@ -144,7 +148,9 @@ def _parameters(seeds: pd.DataFrame) -> float:
 def _spread(values: Sequence[float], form: Form) -> str:
     if not values:
         return MISSING
-    mean, low, high = (form(one) for one in (sum(values) / len(values), min(values), max(values)))
+    mean, low, high = (
+        form(value) for value in (sum(values) / len(values), min(values), max(values))
+    )
     ends = f"{low} to {high}".replace(" points", "")
     return mean if len(values) < 2 else f"{mean} ({ends})"
 
@@ -189,15 +195,15 @@ def seeds_table(frame: pd.DataFrame) -> Table:
     rows = []
     for name, seeds in sizes(frame):
         for values in seeds.sort_values("seed").to_dict("records"):
-            one = {str(key): value for key, value in values.items()}
-            inside = verdict.interval(one["accuracy_low"], one["accuracy_high"])
-            accuracy = f"{percent(one['accuracy'])} {inside}"
+            row = {str(key): value for key, value in values.items()}
+            inside = verdict.interval(row["accuracy_low"], row["accuracy_high"])
+            accuracy = f"{percent(row['accuracy'])} {inside}"
             rates = [
-                verdict.rate(one, policy) if policy in one["policies"] else MISSING
+                verdict.rate(row, policy) if policy in row["policies"] else MISSING
                 for policy in judged
             ]
-            numbers = [verdict.points(one), number(one["kl"], 1), number(one["ppo/tokens"], 1)]
-            rows.append([name, str(one["seed"]), *rates, *numbers, accuracy])
+            numbers = [verdict.points(row), number(row["kl"], 1), number(row["ppo/tokens"], 1)]
+            rows.append([name, str(row["seed"]), *rates, *numbers, accuracy])
     rated = [f"{policy.upper()} win rate" for policy in judged]
     header = ["run", "seed", *rated, "PPO - SFT", "KL", "PPO tokens", "RM accuracy"]
     caption = "In brackets: 95% intervals over the posts, or the pairs."
@@ -216,10 +222,10 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
         for key, title, power in FITTED
     }
     heading = Heading("Fits over the logarithm of parameters")
-    reasons = {one for one in fitted.values() if isinstance(one, str)}
-    if len(reasons) == 1 and all(isinstance(one, str) for one in fitted.values()):
+    reasons = {result for result in fitted.values() if isinstance(result, str)}
+    if len(reasons) == 1 and all(isinstance(result, str) for result in fitted.values()):
         return [heading, Text(f"{reasons.pop().capitalize()}.")]
-    rows = [[title, *_fit_cells(one)] for title, one in fitted.items()]
+    rows = [[title, *_fit_cells(result)] for title, result in fitted.items()]
     header = ("", "for ten times the parameters", "R²", "sizes")
     caption = (
         "A straight line through the means of the sizes, by ordinary least squares, with 95%"
@@ -229,14 +235,14 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
     return [heading, Table(header, rows, caption, name="fits")]
 
 
-def _fit_cells(found: Fit | str) -> list[str]:
-    if isinstance(found, str):
-        return [found, MISSING, MISSING]
-    scale, form, unit = (1.0, "{:+.3f}", "") if found.power else (100.0, "{:+.1f}", " points")
+def _fit_cells(result: Fit | str) -> list[str]:
+    if isinstance(result, str):
+        return [result, MISSING, MISSING]
+    scale, form, unit = (1.0, "{:+.3f}", "") if result.power else (100.0, "{:+.1f}", " points")
     middle, low, high = (
-        form.format(scale * one) for one in (found.per_tenfold, found.low, found.high)
+        form.format(scale * value) for value in (result.per_tenfold, result.low, result.high)
     )
-    return [f"{middle}{unit} [{low}, {high}]", number(found.r_squared), str(found.sizes)]
+    return [f"{middle}{unit} [{low}, {high}]", number(result.r_squared), str(result.sizes)]
 
 
 # -- the paper -------------------------------------------------------------------------------------
@@ -245,22 +251,22 @@ def _fit_cells(found: Fit | str) -> list[str]:
 def paper_blocks(beside: Sequence[Row]) -> list[Block]:
     """Each number of the paper with its verdict."""
     heading = Heading("Beside the paper")
-    if all(one.verdict == NOT_COMPARABLE and not one.key for one in beside):
-        reasons = "; ".join(dict.fromkeys(one.why for one in beside))
+    if all(number_.verdict == NOT_COMPARABLE and not number_.key for number_ in beside):
+        reasons = "; ".join(dict.fromkeys(number_.why for number_ in beside))
         return [
             heading,
             Text(f"The paper's numbers are not comparable with these runs: {reasons}."),
         ]
     rows = [
         [
-            one.size,
-            one.what,
-            f"{one.verdict}: {one.why}" if one.why else one.verdict,
-            _values(one.key, one.ours),
-            _values(one.key, one.theirs),
-            one.source or MISSING,
+            number_.size,
+            number_.what,
+            f"{number_.verdict}: {number_.why}" if number_.why else number_.verdict,
+            _values(number_.key, number_.ours),
+            _values(number_.key, number_.theirs),
+            number_.source or MISSING,
         ]
-        for one in beside
+        for number_ in beside
     ]
     header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
@@ -272,7 +278,7 @@ def paper_blocks(beside: Sequence[Row]) -> list[Block]:
 
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
-    return ", ".join(forms[key].format(one) for one in values) or MISSING
+    return ", ".join(forms[key].format(value) for value in values) or MISSING
 
 
 # -- reward models ---------------------------------------------------------------------------------
@@ -290,20 +296,20 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
     parts = [plots.alone(panel, "accuracy", 1.2, 1.2)]
     caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
     figure = Figure("accuracy", caption, plots.together([panel], 1.2, 1.2), parts)
-    found: list[Block] = [Heading("Reward models"), figure]
+    blocks: list[Block] = [Heading("Reward models"), figure]
     for key, title in GROUPS:
         table = _by_group(records, names, key, title)
-        found += [Details(f"By {title}", [table]) if len(table.rows) > 8 else table]
-    return found
+        blocks += [Details(f"By {title}", [table]) if len(table.rows) > 8 else table]
+    return blocks
 
 
 def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[curves.Series]:
     shares = {}
-    for one in records:
-        found = (one.results("rm").get("length") or {}).get("longer")
-        if found is None:
+    for record in records:
+        longer = (record.results("rm").get("length") or {}).get("longer")
+        if longer is None:
             return []
-        shares[one.name, one.seed] = found["estimate"]
+        shares[record.name, record.seed] = longer["estimate"]
     keys = zip(frame["name"], frame["seed"], strict=True)
     with_longer = frame.assign(longer=[shares[name, seed] for name, seed in keys])
     return [curves.series(with_longer, "longer", "the longer one", plots.OTHER)]
@@ -316,9 +322,11 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
     for record in records:
         results = record.results("rm")
         longer = (results.get("length") or {}).get(f"by_{key}", {})
-        for group, found in results.get(f"by_{key}", {}).items():
-            groups.setdefault(group, {}).setdefault(record.name, []).append(found["accuracy"])
-            pairs[group] = found["pairs"]
+        for group, results_of_group in results.get(f"by_{key}", {}).items():
+            groups.setdefault(group, {}).setdefault(record.name, []).append(
+                results_of_group["accuracy"]
+            )
+            pairs[group] = results_of_group["pairs"]
             if group in longer:
                 alone[group] = longer[group]["accuracy"]
     rows = [
@@ -328,7 +336,7 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
             percent(alone.get(group)),
             number(pairs[group], 0),
         ]
-        for group in sorted(groups, key=lambda one: (len(one), one))
+        for group in sorted(groups, key=lambda name: (len(name), name))
     ]
     caption = (
         f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
@@ -348,14 +356,16 @@ def code_line(records: Sequence[Record]) -> Block:
     for record in records:
         for stage, manifest in record.manifests.items():
             by_stage.setdefault(stage, set()).add(manifest["code_version"])
-    found = sorted(set().union(*by_stage.values()))
-    dirty = [one for one in found if one.endswith("-dirty")]
-    if len(found) == 1 and not dirty:
-        return Text(f"All runs were made with one version of the code: {found[0]}.")
+    versions = sorted(set().union(*by_stage.values()))
+    dirty = [version for version in versions if version.endswith("-dirty")]
+    if len(versions) == 1 and not dirty:
+        return Text(f"All runs were made with one version of the code: {versions[0]}.")
     stages_of: dict[str, list[str]] = {}
-    for stage, versions in by_stage.items():
-        stages_of.setdefault(", ".join(sorted(versions)), []).append(stage)
-    said = "; ".join(f"{', '.join(stages)} with {one}" for one, stages in stages_of.items())
+    for stage, of_stage in by_stage.items():
+        stages_of.setdefault(", ".join(sorted(of_stage)), []).append(stage)
+    stages_by_version = "; ".join(
+        f"{', '.join(stages)} with {names}" for names, stages in stages_of.items()
+    )
     unclean = f"; {len(dirty)} held changes that were not committed" if dirty else ""
-    counted = "1 version" if len(found) == 1 else f"{len(found)} versions"
-    return Note(f"{counted} of the code behind this page: {said}{unclean}.")
+    counted = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
+    return Note(f"{counted} of the code behind this page: {stages_by_version}{unclean}.")

@@ -129,17 +129,17 @@ def _more(record: Record) -> dict[str, Any]:
     written = record.results("summaries")["policies"]
     judged = record.results("win_rate")
     gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
-    found: dict[str, Any] = {"sft_loss": record.results("sft")["loss/validation"]}
+    numbers: dict[str, Any] = {"sft_loss": record.results("sft")["loss/validation"]}
     for policy in policies_of(record):
-        found[f"{policy}/copied"] = written[policy].get("copied_title_words")
+        numbers[f"{policy}/copied"] = written[policy].get("copied_title_words")
         at_length = judged["policies"][policy]["statistics"]["length_controlled"]
         for end in ("low", "high"):
-            found[f"{policy}/controlled_{end}"] = at_length[end]
-        found[f"{policy}/extrapolated"] = at_length.get("extrapolated", False)
+            numbers[f"{policy}/controlled_{end}"] = at_length[end]
+        numbers[f"{policy}/extrapolated"] = at_length.get("extrapolated", False)
     for scorer in ("proxy", "gold"):
         for key in ("estimate", "low", "high"):
-            found[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)
-    return found
+            numbers[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)
+    return numbers
 
 
 def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -150,12 +150,16 @@ def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def policies(frame: pd.DataFrame) -> list[str]:
     """The policies that any seed has, in the order in which they are shown."""
-    there = {one for found in frame["policies"] for one in found}
-    return [one for one in POLICIES if one in there] + sorted(there - set(POLICIES))
+    there = {policy for policies_of_seed in frame["policies"] for policy in policies_of_seed}
+    return [policy for policy in POLICIES if policy in there] + sorted(there - set(POLICIES))
 
 
 def given(seeds: pd.DataFrame, key: str) -> list[float]:
     """The numbers of the seeds that have one, in the order of the seeds."""
     if key not in seeds:
         return []
-    return [float(one) for one in seeds.sort_values("seed")[key] if one is not None and one == one]
+    return [
+        float(value)
+        for value in seeds.sort_values("seed")[key]
+        if value is not None and value == value
+    ]

@@ -38,7 +38,7 @@ def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
     Source: Huang et al. 2024 call two of four 1B seeds over-optimised, which end at 20 and 22 %
     where SFT has 33 %; the rule finds those two.
     """
-    found = []
+    seeds_called = []
     for row in seeds.sort_values("seed").to_dict("records"):
         rate, below = row["ppo/win_rate"], row["difference_high"]
         if rate != rate or below != below or rate is None:
@@ -51,8 +51,10 @@ def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
             why = f"PPO {percent(rate)}, the median of the others {percent(median(others))}"
         else:
             continue
-        found.append(CalledOut(seed=row["seed"], collapsed=below < 0, win_rate=rate, why=why))
-    return found
+        seeds_called.append(
+            CalledOut(seed=row["seed"], collapsed=below < 0, win_rate=rate, why=why)
+        )
+    return seeds_called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ def pooled(
         return None
     rows = seeds.dropna(subset=[key, low, high])
     bounds = list(zip(rows[low].astype(float), rows[high].astype(float), strict=True))
-    return pool([float(one) for one in rows[key]], bounds, limits)
+    return pool([float(value) for value in rows[key]], bounds, limits)
 
 
 def verdict_of(interval: Pooled | None) -> str:
@@ -100,12 +102,12 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
     The win rate is that of the seeds that have one: a seed with too many posts without a verdict
     is left out, and the page says so.
     """
-    found = []
+    verdicts = []
     for name, seeds in sizes(frame):
         wins = pooled(seeds, "ppo/win_rate", "ppo/low", "ppo/high")
         lengths = [given(seeds, key) for key in ("ppo/tokens", "reference/tokens")]
         keys = [f"ppo/controlled{end}" for end in ("", "_low", "_high")]
-        found.append(
+        verdicts.append(
             SizeVerdict(
                 name=name,
                 parameters=float(seeds["parameters"].iloc[0]),
@@ -119,7 +121,7 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
                 called_out=tuple(called_out(seeds)),
             )
         )
-    return found
+    return verdicts
 
 
 OVER_OPTIMISED_RULE = (
@@ -148,13 +150,13 @@ def over_optimised(frame: pd.DataFrame) -> list[OverOptimised]:
 
     Source: Gao et al. 2022 (2210.10760); Huang et al. 2024 find it in two of four 1B seeds.
     """
-    found = []
+    bad_seeds = []
     for row in frame.to_dict("records"):
         gain = row["ppo/score"] - row["sft/score"]
         win_rate_fell = row["difference_high"] < 0  # False where there is no number
         gold_fell = row["gold_gain/high"] < 0
         if gain > 0 and (win_rate_fell or gold_fell):
-            one = OverOptimised(
+            bad_seed = OverOptimised(
                 name=row["name"],
                 seed=row["seed"],
                 kl=row["kl"],
@@ -162,5 +164,5 @@ def over_optimised(frame: pd.DataFrame) -> list[OverOptimised]:
                 win_rate_fell=bool(win_rate_fell),
                 gold_fell=bool(gold_fell),
             )
-            found.append(one)
-    return found
+            bad_seeds.append(bad_seed)
+    return bad_seeds

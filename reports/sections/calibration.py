@@ -32,11 +32,11 @@ def blocks(record: Record) -> list[Block]:
     if record.calibration is not None:
         rates, differences = corrected_rates(record), corrected_differences(record)
         return [title, *calibration(record.calibration, rates, differences)]
-    said = (
+    advice = (
         "This judge was not compared with labelled comparisons: make judge-calibration (with the"
         " same PRESET, SET and so on) does that."
     )
-    return [title, Text(said)]
+    return [title, Text(advice)]
 
 
 def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
@@ -75,24 +75,24 @@ def _given_scores(record: Record) -> dict[str, dict[str, float]]:
     }
 
 
-def _plain(found: Any) -> dict[str, Any] | None:
-    return None if found is None else vars(found)
+def _plain(corrected: Any) -> dict[str, Any] | None:
+    return None if corrected is None else vars(corrected)
 
 
 def calibration(
-    found: Row,
+    results: Row,
     corrected: dict[str, dict[str, Any] | None],
     differences: Differences,
 ) -> list[Block]:
     """What the comparison with labels found, and the corrected win rates and differences."""
     low, high = HUMAN_CEILING
-    statistics = found["statistics"]
-    longer = found["prefers_longer"] or {"judge": None, "labels": None}
-    flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in found["flags"]]
+    statistics = results["statistics"]
+    longer = results["prefers_longer"] or {"judge": None, "labels": None}
+    flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in results["flags"]]
     cells = [
-        ["agreement with the labels, a tie counting half", estimate(found["agreement"])],
-        ["agreement where it decides", estimate(found["agreement_decided"])],
-        ["Cohen's kappa where it decides", kappa(found["kappa_interval"])],
+        ["agreement with the labels, a tie counting half", estimate(results["agreement"])],
+        ["agreement where it decides", estimate(results["agreement_decided"])],
+        ["Cohen's kappa where it decides", kappa(results["kappa_interval"])],
         ["prefers the longer text", estimate(longer["judge"])],
         ["the labels prefer the longer text", estimate(longer["labels"])],
         ["picks the first shown", estimate(statistics["share_first"])],
@@ -100,54 +100,60 @@ def calibration(
         ["unjudged", percent(statistics["unjudged"])],
     ]
     caption = (
-        f"{whole(found['pairs'])} of {whole(found['of_pairs'])} labelled pairs"
-        f" ({found['source']}), {whole(found['ties'])} ties. People agree with each other on"
+        f"{whole(results['pairs'])} of {whole(results['of_pairs'])} labelled pairs"
+        f" ({results['source']}), {whole(results['ties'])} ties. People agree with each other on"
         f" {100 * low:.0f} to {100 * high:.0f}% of real pairs (Stiennon et al. 2020): with"
         " labels by people, that is the ceiling for any judge."
     )
-    if found["source"] == "built-in world":
+    if results["source"] == "built-in world":
         caption += " The built-in world's labels come from its own noisy labeller, not from people."
     groups = [
-        [name, estimate(one), whole(one["pairs"])] for name, one in found["by_strength"].items()
+        [name, estimate(group), whole(group["pairs"])]
+        for name, group in results["by_strength"].items()
     ]
     strong = "1: slightly better, 4: far better, as those who labelled said."
-    judged = found.get("judged", found["pairs"])  # an older one does not say
-    without = judged - sum(one["pairs"] for one in found["by_strength"].values())
+    judged = results.get("judged", results["pairs"])  # an older one does not say
+    without = judged - sum(group["pairs"] for group in results["by_strength"].values())
     if without > 0:
         strong += f" {whole(without)} of the {whole(judged)} judged pairs have no strength."
     by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
-        *([_beside_simple(found)] if found["simple"] else []),
+        *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
-        *_families(found.get("by_family", {})),
-        *_corrected(found, corrected),
+        *_families(results.get("by_family", {})),
+        *_corrected(results, corrected),
         *_corrected_differences(differences),
     ]
 
 
-def _families(found: Row) -> list[Block]:
+def _families(families: Row) -> list[Block]:
     """The judge's errors on each family of policies; nothing where there is one family."""
     rows = [
-        [name, whole(one["pairs"]), estimate(one["sensitivity"]), estimate(one["specificity"])]
-        for name, one in found.items()
+        [
+            name,
+            whole(family["pairs"]),
+            estimate(family["sensitivity"]),
+            estimate(family["specificity"]),
+        ]
+        for name, family in families.items()
     ]
     header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
     caption = "Errors by family: a judge may err differently on what another policy writes."
     return [Table(header, rows, caption)] if len(rows) > 1 else []
 
 
-def _corrected_differences(found: Differences) -> list[Block]:
-    if not found:
+def _corrected_differences(differences: Differences) -> list[Block]:
+    if not differences:
         return []
     rows = []
-    names = {name for pair in found for name in pair}
-    for (later, earlier), one in found.items():
+    names = {name for pair in differences for name in pair}
+    for (later, earlier), corrected in differences.items():
         given = (
-            (MISSING, one)
-            if isinstance(one, str)
-            else (difference(vars(one) | {"headline": True}), "")
+            (MISSING, corrected)
+            if isinstance(corrected, str)
+            else (difference(vars(corrected) | {"headline": True}), "")
         )
         rows.append([f"{named(later, names)} less {named(earlier, names)}", *given])
     caption = (
@@ -159,13 +165,15 @@ def _corrected_differences(found: Differences) -> list[Block]:
     return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
 
 
-def _beside_simple(found: Row) -> Table:
+def _beside_simple(results: Row) -> Table:
     """The judge and three that need no judgement, on the same pairs."""
     low, high = HUMAN_CEILING
-    rows = [["this judge", estimate(found["agreement"]), kappa(found["kappa_interval"]), MISSING]]
-    for name, one in found["simple"].items():
-        more = difference(one["difference"] | {"headline": True})
-        rows.append([NAMES[name], estimate(one["agreement"]), kappa(one["kappa"]), more])
+    rows = [
+        ["this judge", estimate(results["agreement"]), kappa(results["kappa_interval"]), MISSING]
+    ]
+    for name, simple in results["simple"].items():
+        more = difference(simple["difference"] | {"headline": True})
+        rows.append([NAMES[name], estimate(simple["agreement"]), kappa(simple["kappa"]), more])
     people = f"{100 * low:.0f} to {100 * high:.0f}%"
     rows.append(["people with each other", people, MISSING, MISSING])
     header = (
@@ -182,19 +190,20 @@ def _beside_simple(found: Row) -> Table:
     return Table(header, rows, caption)
 
 
-def _corrected(found: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
+def _corrected(results: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
     if not corrected:
         return []
-    shift = max([SHIFT, *(one["shift"] for one in corrected.values() if one)])
+    shift = max([SHIFT, *(rate["shift"] for rate in corrected.values() if rate)])
     rows = [
-        [named(policy, corrected), estimate(one), clipped(one)] for policy, one in corrected.items()
+        [named(policy, corrected), estimate(rate), clipped(rate)]
+        for policy, rate in corrected.items()
     ]
-    which = "pairs with a reference" if found["with_reference"] else "pairs, in the file's order,"
+    which = "pairs with a reference" if results["with_reference"] else "pairs, in the file's order,"
     caption = (
         "Win rate corrected for the judge's errors (Rogan and Gladen):"
-        f" on {whole(found['error_pairs'])} labelled {which} it agrees with"
-        f" {estimate(found['sensitivity'])} of the labels for the summary and with"
-        f" {estimate(found['specificity'])} of those against it. The interval is a bootstrap over"
+        f" on {whole(results['error_pairs'])} labelled {which} it agrees with"
+        f" {estimate(results['sensitivity'])} of the labels for the summary and with"
+        f" {estimate(results['specificity'])} of those against it. The interval is a bootstrap over"
         f" both samples, widened for a shift: on our summaries either share may differ from that"
         f" on the labelled ones by up to {100 * shift:.1f} points, and no further. A dash: that"
         " allowance would span every rate, the judge cannot tell, or too many posts have no"

@@ -133,14 +133,14 @@ def _ppo(record: Record, others: dict[int, list[Row]]) -> list[Block]:
     }
     if rest:
         groups["ppo-more"] = ("Everything else that was logged", rest)
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for name, (what, titles) in groups.items():
         drawn = _panels(rows, others, titles, plots.PPO)
         if drawn:
-            said = f"{what}, update by update{_queries(record)}. {NEIGHBOURS}"
-            found.append(_figure(name, said, drawn))
-    first = [one for one in found if one.name in SHOWN]
-    more = [one for one in found if one.name not in SHOWN]
+            caption = f"{what}, update by update{_queries(record)}. {NEIGHBOURS}"
+            figures.append(_figure(name, caption, drawn))
+    first = [figure for figure in figures if figure.name in SHOWN]
+    more = [figure for figure in figures if figure.name not in SHOWN]
     return [*first, Details("More of PPO: policy, critic, work", more)] if more else [*first]
 
 
@@ -157,7 +157,7 @@ def _panels(
     color: str,
 ) -> list[plots.Panel]:
     """A panel for each title of which something was logged."""
-    found = []
+    panels = []
     for title, keys in titles.items():
         logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
         lines: list[Line] = []
@@ -165,13 +165,15 @@ def _panels(
             label = key.partition("/")[2] or key
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
         if lines:
-            found.append(plots.lines(title, lines, share=logged[0] in SHARES))
-    return found
+            panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
+    return panels
 
 
 def _faint(others: dict[int, list[Row]], key: str, color: str) -> list[Line]:
     curves = [plots.curve(rows, key, "", color) for rows in others.values()]
-    return [Line("", color, one.steps, one.values, faint=True) for one in curves if one.steps]
+    return [
+        Line("", color, curve.steps, curve.values, faint=True) for curve in curves if curve.steps
+    ]
 
 
 def _frontier(record: Record, others: dict[int, list[Row]]) -> list[Block]:
@@ -246,15 +248,15 @@ def dpo_blocks(record: Record) -> list[Block]:
     return [Heading("DPO"), Text(text), Table(("", RANKED, "loss"), rows), *tables]
 
 
-def _accuracy(found: dict[str, Any]) -> str:
-    inside = interval(found["accuracy_low"], found["accuracy_high"])
-    return f"{percent(found['accuracy'])} {inside}"
+def _accuracy(results: dict[str, Any]) -> str:
+    inside = interval(results["accuracy_low"], results["accuracy_high"])
+    return f"{percent(results['accuracy'])} {inside}"
 
 
 def _group_table(reward: dict[str, Any], dpo: dict[str, Any], what: str) -> Table:
     names = sorted(dpo, key=lambda name: (len(name), name))
     rows = []
     for name in names:
-        shares = (counted(one[name]) for one in (reward, dpo))
+        shares = (counted(groups[name]) for groups in (reward, dpo))
         rows.append([name, *shares, whole(dpo[name]["pairs"])])
     return Table((what, "reward model [95%]", "DPO [95%]", "pairs"), rows)

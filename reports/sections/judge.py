@@ -47,8 +47,8 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     header = ["", "at equal length [95%]", "picks first", "same if swapped"]
     rows = []
     for policy in numbers["policies"]:
-        found = _given(numbers, policy)
-        rate = at_equal_length(found.get("length_controlled"))
+        statistics = _given(numbers, policy)
+        rate = at_equal_length(statistics.get("length_controlled"))
         rows.append([named(policy, numbers["policies"]), rate, *_leanings(numbers, policy)])
     return header, rows
 
@@ -60,9 +60,9 @@ def _given(numbers: Row, policy: str) -> Row:
 
 
 def _leanings(numbers: Row, policy: str) -> list[str]:
-    found = numbers[f"{policy}/statistics"]
-    shares = (found["share_first"], found["swap_consistency"])
-    return [percent(one["estimate"]) if one else MISSING for one in shares]
+    statistics = numbers[f"{policy}/statistics"]
+    shares = (statistics["share_first"], statistics["swap_consistency"])
+    return [percent(share["estimate"]) if share else MISSING for share in shares]
 
 
 def blocks(record: Record, numbers: Row) -> list[Block]:
@@ -72,7 +72,10 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         Text(_who(numbers)),
         _counts(numbers),
         *rates(
-            {named(one, numbers["policies"]): _given(numbers, one) for one in numbers["policies"]},
+            {
+                named(policy, numbers["policies"]): _given(numbers, policy)
+                for policy in numbers["policies"]
+            },
             beside_the_result(numbers),
         ),
         _leanings_table(numbers),
@@ -85,7 +88,8 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
 def beside_the_result(numbers: Row) -> str:
     """How the result table's rates go with these."""
     if all(
-        numbers[f"{one}/statistics"]["posts"] == numbers["posts"] for one in numbers["policies"]
+        numbers[f"{policy}/statistics"]["posts"] == numbers["posts"]
+        for policy in numbers["policies"]
     ):
         return "The result table shows the second interval."
     return (
@@ -125,77 +129,82 @@ def _counts(numbers: Row) -> Table:
 
 
 def rates(
-    found: dict[str, Row], result: str = "The result table shows the second interval."
+    statistics: dict[str, Row], result: str = "The result table shows the second interval."
 ) -> list[Block]:
     """Every rate side by side, what the model says, and the rates by length; `found` by name.
 
     `result`: how the page's result table goes with these rates.
     """
-    rows = [[one, *(at_equal_length(found[one].get(key)) for key, _ in RATES)] for one in found]
-    said: list[Block] = [
+    rows = [
+        [name, *(at_equal_length(statistics[name].get(key)) for key, _ in RATES)]
+        for name in statistics
+    ]
+    made: list[Block] = [
         Table(["", *(title for _, title in RATES)], rows, f"{RATES_CAPTION} {result}")
     ]
-    for one in found:
-        note = _about_the_model(found[one].get("length_controlled"))
-        said += (
-            [Text(f"{one} at equal length: {note}{turned_by_length(found[one])}")] if note else []
+    for name in statistics:
+        note = _about_the_model(statistics[name].get("length_controlled"))
+        made += (
+            [Text(f"{name} at equal length: {note}{turned_by_length(statistics[name])}")]
+            if note
+            else []
         )
     bins = [
         [
-            one,
+            name,
             f"{part['from']:.2f} to {part['to']:.2f}",
             whole(part["judgements"]),
             estimate(part | {"estimate": part["rate"]}),
         ]
-        for one in found
-        for part in found[one].get("length_bins", [])
+        for name in statistics
+        for part in statistics[name].get("length_bins", [])
     ]
     if not bins:
-        return said
+        return made
     columns = ("", "words, summary over other", "judgements", "win rate")
     caption = "Win rate by length ratio, bins of about equal size where ratios differ enough."
-    return [*said, Details("Win rate by length", [Table(columns, bins, caption)])]
+    return [*made, Details("Win rate by length", [Table(columns, bins, caption)])]
 
 
-def _about_the_model(found: Row | None) -> str:
-    if found is None:
+def _about_the_model(model: Row | None) -> str:
+    if model is None:
         return ""
-    if found["estimate"] is None:
-        extrapolated = " Any rate would be EXTRAPOLATED." if found.get("extrapolated") else ""
-        return f"no rate, because {found['why']}.{extrapolated}"
-    if "doubled_length_logits" not in found:
+    if model["estimate"] is None:
+        extrapolated = " Any rate would be EXTRAPOLATED." if model.get("extrapolated") else ""
+        return f"no rate, because {model['why']}.{extrapolated}"
+    if "doubled_length_logits" not in model:
         return (
             "made by an earlier model, whose effect of length had no bound: remove the folder of"
             " stage win_rate and run make eval again."
         )
-    order, length = (found[key] for key in ("order_logits", "doubled_length_logits"))
-    said = "the two orders of each post were averaged first, because order decides nearly all."
-    if "equal_posts" in found:
-        said = (
-            f"read off the {posts_of(found['equal_posts'])} whose two texts have equally many"
+    order, length = (model[key] for key in ("order_logits", "doubled_length_logits"))
+    text = "the two orders of each post were averaged first, because order decides nearly all."
+    if "equal_posts" in model:
+        text = (
+            f"read off the {posts_of(model['equal_posts'])} whose two texts have equally many"
             " words. The model has no finite fit: length alone decides nearly every other verdict."
         )
     elif order is not None:
-        said = (
+        text = (
             f"being shown first is worth {number(order[0])}"
             f" [{number(order[1])}, {number(order[2])}] logits, a doubled length"
             f" {number(length[0])} [{number(length[1])}, {number(length[2])}]."
         )
-    if found["extrapolated"]:
-        said += (
-            f" EXTRAPOLATED: only {posts_of(found['near_equal'])} of nearly equal length, or a"
+    if model["extrapolated"]:
+        text += (
+            f" EXTRAPOLATED: only {posts_of(model['near_equal'])} of nearly equal length, or a"
             " ratio of 1 outside the middle 90% of those seen. The model answers, not the data."
         )
-    return said
+    return text
 
 
 def _leanings_table(numbers: Row) -> Table:
     rows = []
     for policy in numbers["policies"]:
-        found = numbers[f"{policy}/statistics"]
-        cells = [estimate(found[key]) for key in ("share_first", "swap_consistency")]
+        statistics = numbers[f"{policy}/statistics"]
+        cells = [estimate(statistics[key]) for key in ("share_first", "swap_consistency")]
         agrees = {name: numbers[f"{policy}/rm_agrees{end}"] for end, name in RM_AGREES.items()}
-        cells += [number(found["median_length_ratio"]), estimate(agrees)]
+        cells += [number(statistics["median_length_ratio"]), estimate(agrees)]
         rows.append([named(policy, numbers["policies"]), *cells])
     header = ("", "picks the first shown", "same after a swap", "median length ratio", "RM agrees")
     caption = (
@@ -215,10 +224,10 @@ def _differences(numbers: Row) -> Table:
         return [places.get(name, len(places)) for name in reversed(names_of_pair(pair))]
 
     for pair in sorted(numbers["differences"], key=order):
-        found = numbers["differences"][pair]
-        p = p_value(found["p_value"] if found["headline"] else None)
+        gap = numbers["differences"][pair]
+        p = p_value(gap["p_value"] if gap["headline"] else None)
         names = " less ".join(named(name, places) for name in names_of_pair(pair))
-        rows.append([names, difference(found), p])
+        rows.append([names, difference(gap), p])
     caption = (
         "Differences of win rates on the same posts: bootstrap over posts, and the p-value of a"
         " paired randomisation test."
@@ -226,11 +235,11 @@ def _differences(numbers: Row) -> Table:
     return Table(("", "difference [95%]", "p-value"), rows, caption)
 
 
-def controls(found: Row) -> list[Block]:
+def controls(results: Row) -> list[Block]:
     """The controls' table, and a note if one of them failed."""
-    rows = [_control(name, one) for name, one in found["controls"].items()]
+    rows = [_control(name, control) for name, control in results["controls"].items()]
     caption = (
-        f"{posts_of(found['posts'])}, both orders; a post that has no such text is left out. The"
+        f"{posts_of(results['posts'])}, both orders; a post that has no such text is left out. The"
         " judge must prefer the reference to each of these (the whole interval below 50%, and above"
         f" {percent(MOST_UNJUDGED)} unjudged, which gives no rate, even if all of those had gone"
         " against the reference); the reference against itself must be a tie, which our protocol"
@@ -238,19 +247,19 @@ def controls(found: Row) -> list[Block]:
     )
     header = "against the reference|posts|preferred to it [95%]|unjudged|verdict|a pass shows"
     table = Table(header.split("|"), rows, caption)
-    if not found["failed"]:
+    if not results["failed"]:
         return [table]
-    failed = ", ".join(found["controls"][name]["what"] for name in found["failed"])
+    failed = ", ".join(results["controls"][name]["what"] for name in results["failed"])
     return [Note(f"The judge FAILED a control: {failed}. Its rates are no evidence."), table]
 
 
-def _control(name: str, one: Row) -> list[str]:
-    unjudged = one.get("unjudged")  # an older run may not say
-    what = [one["what"], whole(one["judgements"] / len(VERDICTS))]
-    if one["passed"] is None:
-        return [*what, MISSING, MISSING, f"not available: {one['why']}", CONTROLS[name].proves]
+def _control(name: str, control: Row) -> list[str]:
+    unjudged = control.get("unjudged")  # an older run may not say
+    what = [control["what"], whole(control["judgements"] / len(VERDICTS))]
+    if control["passed"] is None:
+        return [*what, MISSING, MISSING, f"not available: {control['why']}", CONTROLS[name].proves]
     cell = MISSING
-    if one["preferred"] is not None and (unjudged or 0) <= MOST_UNJUDGED:
-        cell = f"{percent(one['preferred'])} {interval(one['low'], one['high'])}"
-    verdict = "passed" if one["passed"] else "FAILED"
+    if control["preferred"] is not None and (unjudged or 0) <= MOST_UNJUDGED:
+        cell = f"{percent(control['preferred'])} {interval(control['low'], control['high'])}"
+    verdict = "passed" if control["passed"] else "FAILED"
     return [*what, cell, percent(unjudged), verdict, CONTROLS[name].proves]

@@ -47,8 +47,8 @@ SPLIT_LIMITS = {
 def from_hub(results: dict[str, Any]) -> list[Block]:
     """The repositories of the hub that a run was made from, each at its commit; none for others."""
     rows = [
-        [one["setting"], _named(one), one["revision"], one["commit"]]
-        for one in results.get("hub", [])
+        [repository["setting"], _named(repository), repository["revision"], repository["commit"]]
+        for repository in results.get("hub", [])
     ]
     if not rows:
         return []
@@ -65,10 +65,10 @@ def _named(record: dict[str, str]) -> str:
 def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[Block]:
     """The longest row of each split, and what was allowed."""
     rows = []
-    for split, found in tokens.items():
+    for split, measured in tokens.items():
         bounds = SPLIT_LIMITS.get(split, {})
-        cells = [_length(found, name, limits.get(bounds.get(name, ""))) for name in POST_LIMITS]
-        rows.append([split.replace("_", " "), whole(found.get("rows")), *cells])
+        cells = [_length(measured, name, limits.get(bounds.get(name, ""))) for name in POST_LIMITS]
+        rows.append([split.replace("_", " "), whole(measured.get("rows")), *cells])
     header = ("split", "rows", "query", "summary", "query and summary")
     caption = "Tokens of the longest row, of those allowed. PPO samples as long as an SFT summary."
     return [Heading("Lengths"), Table(header, rows, caption)]
@@ -86,22 +86,24 @@ def rows(results: dict[str, Any]) -> list[Block]:
         "skipped": "skipped",
     }
     table = [
-        [split.replace("_", " "), *(whole(found.get(key)) for key in columns.values())]
-        for split, found in results.get("rows", {}).items()
+        [split.replace("_", " "), *(whole(counts.get(key)) for key in columns.values())]
+        for split, counts in results.get("rows", {}).items()
     ]
     caption = (
         "Odd rows that the published data hold too are kept and learned from, as in the paper."
     )
-    for split, found in results.get("published", {}).items():
-        same = "as" if found["rows"] == found["known"] else "not as"
-        caption += f" {split.replace('_', ' ')}: {found['rows']:,} rows, {same} published"
-        caption += f" ({found['known']:,})."
+    for split, counts in results.get("published", {}).items():
+        same = "as" if counts["rows"] == counts["known"] else "not as"
+        caption += f" {split.replace('_', ' ')}: {counts['rows']:,} rows, {same} published"
+        caption += f" ({counts['known']:,})."
     return [Table(("split", *columns), table, caption)] if table else []
 
 
-def _length(found: dict[str, int], name: str, limit: int | None) -> str:
-    both = [found.get(name.replace("summary", kind)) for kind in ("summary", "chosen", "rejected")]
-    longest = max((one for one in both if one is not None), default=None)
+def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
+    both = [
+        measured.get(name.replace("summary", kind)) for kind in ("summary", "chosen", "rejected")
+    ]
+    longest = max((length for length in both if length is not None), default=None)
     return whole(longest) if longest is None or limit is None else f"{longest} of {limit}"
 
 
@@ -109,15 +111,17 @@ def settings_tables(settings: Settings, preset: str) -> list[Block]:
     """First what differs from the preset or from the defaults, then everything."""
     everything, changed, own = [], [], []
     paper = Config(preset="defaults", name="defaults")
-    asked = PRESETS[preset]() if preset in PRESETS else None
+    of_preset = PRESETS[preset]() if preset in PRESETS else None
     for section, values in settings.items():
         for key, value in values.items():
             name = f"{section}.{key}"
-            default, usual = (getattr(getattr(one, section), key, None) for one in (paper, asked))
-            beside = shown(name, usual) if asked else MISSING
+            default, usual = (
+                getattr(getattr(config, section), key, None) for config in (paper, of_preset)
+            )
+            beside = shown(name, usual) if of_preset else MISSING
             cells = [name, shown(name, value), beside, shown(name, default)]
             everything.append(cells)
-            set_by_hand = asked is not None and value != usual and name not in ASKED_APART
+            set_by_hand = of_preset is not None and value != usual and name not in ASKED_APART
             if set_by_hand:
                 own.append(f"{name}={shown(name, value)}")
             differs = value != default and _matters(settings, section)
@@ -157,7 +161,7 @@ def where(records: Sequence[Record]) -> str:
     }
     used = [record.settings.get("memory", {}) for record in records]
     threads, precision = (
-        {shown(f"memory.{key}", one[key]) for one in used if key in one}
+        {shown(f"memory.{key}", memory[key]) for memory in used if key in memory}
         for key in ("cpu_threads", "mixed_precision")
     )
     return (
@@ -172,12 +176,23 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     """Time and memory of each stage, and what names the code, libraries and files behind it."""
     manifests = record.manifests
     cost = [
-        [stage, _duration(one["seconds"]), f"{one['peak_memory_gib']:.1f}", one["device"]]
-        for stage, one in manifests.items()
+        [
+            stage,
+            _duration(manifest["seconds"]),
+            f"{manifest['peak_memory_gib']:.1f}",
+            manifest["device"],
+        ]
+        for stage, manifest in manifests.items()
     ]
     origin = [
-        [stage, one["code_version"], one["settings_hash"], hashes[stage], one["finished"]]
-        for stage, one in manifests.items()
+        [
+            stage,
+            manifest["code_version"],
+            manifest["settings_hash"],
+            hashes[stage],
+            manifest["finished"],
+        ]
+        for stage, manifest in manifests.items()
     ]
     return [
         Heading("Time, memory and versions"),
@@ -196,7 +211,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
 
 def judges_price(record: Record) -> str:
     """A sentence on what the judge's replies cost; those thrown away are not counted."""
-    known = {one.name for one in fields(Judge)}
+    known = {setting.name for setting in fields(Judge)}
     settings = {k: v for k, v in record.settings["judge"].items() if k in known}
     if settings["kind"] != "openai":
         return "The judge ran here and was asked nothing that costs money."
@@ -207,8 +222,8 @@ def judges_price(record: Record) -> str:
 
 
 def _in_all(manifests: Manifests) -> str:
-    code = sorted({one["code_version"] for one in manifests.values()})
-    text = f"{_duration(sum(one['seconds'] for one in manifests.values()))} in all. "
+    code = sorted({manifest["code_version"] for manifest in manifests.values()})
+    text = f"{_duration(sum(manifest['seconds'] for manifest in manifests.values()))} in all. "
     text += f"Code version: {', '.join(code)}."
     if any(version.endswith("-dirty") for version in code):
         text += " It was run with changes that were not committed."
@@ -216,9 +231,11 @@ def _in_all(manifests: Manifests) -> str:
 
 
 def _versions(manifests: Sequence[dict[str, Any]]) -> list[list[str]]:
-    names = sorted({name for one in manifests for name in one["versions"]})
-    found = ({one["versions"].get(name, MISSING) for one in manifests} for name in names)
-    return [[name, ", ".join(sorted(values))] for name, values in zip(names, found, strict=True)]
+    names = sorted({name for manifest in manifests for name in manifest["versions"]})
+    versions = (
+        {manifest["versions"].get(name, MISSING) for manifest in manifests} for name in names
+    )
+    return [[name, ", ".join(sorted(values))] for name, values in zip(names, versions, strict=True)]
 
 
 def _duration(seconds: float) -> str:
@@ -233,7 +250,7 @@ Row = dict[str, Any]
 
 def summary(record: Record, numbers: Row) -> list[Block]:
     """What was judged, by whom, and how it ended, in one paragraph; what scored it, in another."""
-    asked = (
+    judged = (
         f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here."
         f" The judge, {judge(numbers)}, compared its summaries of {whole(numbers['posts'])}"
         " held-out posts with the references, in both orders."
@@ -241,7 +258,7 @@ def summary(record: Record, numbers: Row) -> list[Block]:
     ended = f"They are preferred to the reference on {rate(numbers, RELEASED)} of the posts."
     if too_many_unjudged(numbers):
         ended = "Too many comparisons had no verdict for a conclusion; see below."
-    return [Text(f"{asked} {ended}", lead=True), Text(_scored_by(record))]
+    return [Text(f"{judged} {ended}", lead=True), Text(_scored_by(record))]
 
 
 def policy_of(record: Record) -> str:
@@ -250,13 +267,13 @@ def policy_of(record: Record) -> str:
 
 
 def _scored_by(record: Record) -> str:
-    found = record.results(RELEASED)["reward_model"]
-    if found is None:
+    reward_model = record.results(RELEASED)["reward_model"]
+    if reward_model is None:
         return "No reward model was given (REWARD_MODEL=), so there are no scores."
     name = shown("released.reward_model", record.settings[RELEASED]["reward_model"])
-    if not found["converted"]:
+    if not reward_model["converted"]:
         return f"Its reward model is {name}, as it is: no run here checked where its scores are 0."
     return (
-        f"Its reward model is {name}. The mean {found['mean_in_config']:.4f}, which its"
+        f"Its reward model is {name}. The mean {reward_model['mean_in_config']:.4f}, which its"
         " configuration holds, is part of the head's bias here, so every score is what it was."
     )

@@ -40,14 +40,14 @@ def without_the_data(page: Sequence[Block]) -> list[Block]:
 def sample(index: int, row: Row, names: Sequence[str], against: str = REFERENCE) -> Sample:
     """A post with the reference and every summary, as it stands where no script runs."""
     reference = row["reference"]
-    said = [
+    summaries = [
         (name, side["text"], facts(side, against))
         for name, side in zip(names, row["sides"], strict=True)
     ]
     return Sample(
         f"Post {index}",
         row["post"],
-        [("Reference", reference["text"], scored(reference)), *said],
+        [("Reference", reference["text"], scored(reference)), *summaries],
     )
 
 

@@ -11,14 +11,17 @@ from reports.parts.verdict import MISSING, estimate, number, percent, whole
 
 def blocks(record: Record) -> list[Block]:
     """The section; none if another kind of judge judged."""
-    found = record.results("win_rate").get("scores")
-    if found is None:
+    results = record.results("win_rate").get("scores")
+    if results is None:
         return []
     return [
         Heading("Proxy and gold score"),
         Text(_what(record)),
-        _table(found),
-        *(Note(one) for one in (_reading(name, found["gains"][name]) for name in found["gains"])),
+        _table(results),
+        *(
+            Note(sentence)
+            for sentence in (_reading(name, results["gains"][name]) for name in results["gains"])
+        ),
     ]
 
 
@@ -32,14 +35,14 @@ def _what(record: Record) -> str:
     )
 
 
-def _table(found: dict[str, Any]) -> Table:
+def _table(results: dict[str, Any]) -> Table:
     rows = []
-    for name in found["gold"]:
-        gains = found["gains"].get(name, {})
-        cells = [score(found[one].get(name)) for one in ("proxy", "gold")]
+    for name in results["gold"]:
+        gains = results["gains"].get(name, {})
+        cells = [score(results[scorer].get(name)) for scorer in ("proxy", "gold")]
         label = name if name == REFERENCE else name.upper()
-        rows.append([label, *cells, *(score(gains.get(one)) for one in ("proxy", "gold"))])
-    posts = max(one["posts"] for one in found["gold"].values() if one)
+        rows.append([label, *cells, *(score(gains.get(scorer)) for scorer in ("proxy", "gold"))])
+    posts = max(mean["posts"] for mean in results["gold"].values() if mean)
     caption = (
         f"Mean scores of {whole(posts)} held-out posts in reward units, with normal 95% intervals"
         " over posts. Less SFT: the mean difference on the same posts."
@@ -48,11 +51,11 @@ def _table(found: dict[str, Any]) -> Table:
     return Table(header, rows, caption)
 
 
-def score(found: dict[str, Any] | None) -> str:
+def score(mean: dict[str, Any] | None) -> str:
     """A mean score with its interval, in reward units; a dash for None."""
-    if found is None:
+    if mean is None:
         return MISSING
-    estimate, low, high = (number(found[key]) for key in ("estimate", "low", "high"))
+    estimate, low, high = (number(mean[key]) for key in ("estimate", "low", "high"))
     return f"{estimate} [{low}, {high}]"
 
 
@@ -61,17 +64,17 @@ def _reading(name: str, gains: dict[str, Any]) -> str:
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
         return f"{name.upper()}: one of the two scores is missing, so nothing can be compared."
-    moves = {scorer: _direction(one) for scorer, one in gains.items()}
-    said = f"{name.upper()} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
+    moves = {scorer: _direction(gain) for scorer, gain in gains.items()}
+    text = f"{name.upper()} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
-        return f"{said}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
-    return f"{said}."
+        return f"{text}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
+    return f"{text}."
 
 
-def _direction(found: dict[str, Any]) -> str:
-    if found["low"] > 0:
+def _direction(gain: dict[str, Any]) -> str:
+    if gain["low"] > 0:
         return "rose"
-    return "fell" if found["high"] < 0 else "did not surely move"
+    return "fell" if gain["high"] < 0 else "did not surely move"
 
 
 LONGER = ("longer", "longer_near_equal")
@@ -88,17 +91,17 @@ CAPTION = (
 
 def length_blocks(scorers: dict[str, dict[str, Any]]) -> list[Block]:
     """A table of scorers (name -> results of their stage), and what it means; none without data."""
-    known = {name: one for name, one in scorers.items() if one.get("length")}
+    known = {name: results for name, results in scorers.items() if results.get("length")}
     if not known:
         return []
     rows = [
         [
             name,
-            estimate(_accuracy(found)),
-            estimate(found["length"]["near_equal"]),
-            estimate(found["length"]["at_equal_length"]),
+            estimate(_accuracy(results)),
+            estimate(results["length"]["near_equal"]),
+            estimate(results["length"]["at_equal_length"]),
         ]
-        for name, found in known.items()
+        for name, results in known.items()
     ]
     length = next(iter(known.values()))["length"]
     rows.append(["the longer one", *(estimate(length[key]) for key in LONGER), percent(0.5)])
@@ -112,28 +115,28 @@ def length_blocks(scorers: dict[str, dict[str, Any]]) -> list[Block]:
     return [Table(header, rows, CAPTION), *_notes(known)]
 
 
-def _accuracy(found: dict[str, Any]) -> dict[str, float]:
-    bounds = {key: found[f"accuracy_{key}"] for key in ("low", "high")}
-    return {"estimate": found["accuracy"], **bounds}
+def _accuracy(results: dict[str, Any]) -> dict[str, float]:
+    bounds = {key: results[f"accuracy_{key}"] for key in ("low", "high")}
+    return {"estimate": results["accuracy"], **bounds}
 
 
 def _notes(known: dict[str, dict[str, Any]]) -> list[Block]:
     """A warning for each scorer that is not surely better than length."""
-    found: list[Block] = []
-    for scorer, one in known.items():
+    notes: list[Block] = []
+    for scorer, results in known.items():
         name = f"{scorer[0].upper()}{scorer[1:]}"
-        above, model = one["length"]["above_longer"], one["length"]["at_equal_length"]
+        above, model = results["length"]["above_longer"], results["length"]["at_equal_length"]
         if model["estimate"] is None:
-            found.append(Note(f"{name}: no accuracy at equal length: {model['why']}."))
+            notes.append(Note(f"{name}: no accuracy at equal length: {model['why']}."))
         if above["low"] <= 0:
             bounds = ", ".join(number(100 * above[key], 1) for key in ("low", "high"))
-            found.append(
+            notes.append(
                 Note(
                     f"{name} is NOT surely better than taking the longer summary:"
                     f" {100 * above['estimate']:+.1f} points [{bounds}] on the same pairs."
                 )
             )
-    return found
+    return notes
 
 
 Row = dict[str, Any]
@@ -145,7 +148,7 @@ SPREAD_CAPTION = (
 
 def spread_blocks(record: Record) -> list[Block]:
     """The section; none where the summaries have neither scores nor tokens."""
-    rows = {one: record.rows("summaries", f"{one}.jsonl") for one in policies_of(record)}
+    rows = {policy: record.rows("summaries", f"{policy}.jsonl") for policy in policies_of(record)}
     first = next(iter(rows.values()), [])
     drawn = [
         _panel("Reward-model score", "score", rows, _numbers(first, "reference_score")),
