@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from reports.parts import blocks as markdown
-
 NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
 NUMBERS = "numbers"  # <page>-numbers/ is the folder of a page's CSV files
 NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
@@ -114,8 +112,8 @@ class Table(Block):
     def markdown(self, stem: str) -> str:
         """Caption and link to its CSV, and the table."""
         above = [f"*{escape(self.caption)}*"] if self.caption else []
-        above += [markdown.link("CSV", csv_of(stem, self.name))] if self.name else []
-        drawn = markdown.table(self.header, self.rows, self.numeric)
+        above += [link("CSV", csv_of(stem, self.name))] if self.name else []
+        drawn = table(self.header, self.rows, self.numeric)
         return f"{' '.join(above)}\n\n{drawn}" if above else drawn
 
 
@@ -147,8 +145,8 @@ class Sample(Block):
     def markdown(self, stem: str) -> str:
         """The post as a quotation and the summaries as a table."""
         header = ("", "summary", "what was said of it")
-        drawn = markdown.table(header, self.summaries, [False] * 3)
-        return f"### {escape(self.title)}\n\n{markdown.quote(self.post)}\n\n{drawn}"
+        drawn = table(header, self.summaries, [False] * 3)
+        return f"### {escape(self.title)}\n\n{quote(self.post)}\n\n{drawn}"
 
     def without_the_data(self) -> "Sample":
         """The summaries of the policies alone."""

@@ -20,9 +20,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.parts import blocks as markdown
 from reports.parts import numbers
-from reports.parts import numbers as page_json
 from reports.parts.blocks import (
     NUMBERS,
     Block,
@@ -35,6 +33,7 @@ from reports.parts.blocks import (
     Text,
     csv_of,
     escape,
+    link,
 )
 from stages.running.files import write_json, write_text
 from stages.running.mirror_contents import PUBLIC
@@ -80,7 +79,7 @@ def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block])
         write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
     records = [numbers.as_record(table, section) for table, section in tables]
     whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": records, "blocks": page_json.to_json(blocks)})
+    write_json(whole, {"title": title, "tables": records, "blocks": numbers.to_json(blocks)})
     return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
 
 
@@ -263,7 +262,7 @@ def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
     blocks = placed(blocks)
     parts = [f"# {escape(title)}"]
-    links = [markdown.link(heading.text, f"#{heading.anchor}") for heading in contents(blocks)]
+    links = [link(heading.text, f"#{heading.anchor}") for heading in contents(blocks)]
     for block in blocks:
         if links and isinstance(block, Heading):
             parts.append(f"Contents: {', '.join(links)}.")
