@@ -31,6 +31,8 @@ class Stage:
     """Whether a run may finish without it."""
     makes_policy: bool = False
     """Whether its policy is summarised and judged."""
+    policy_gradient: bool = False
+    """Whether it samples, scores and learns update by update, as PPO does."""
     computes: bool = True
     """Whether it runs a model here. If so, LAUNCH starts it, and its numbers depend on precision
     and threads."""
@@ -92,6 +94,7 @@ STAGES = {
         sections=("optimizer", "ppo", "lora"),
         inputs=("base", "sft", "normalize"),
         makes_policy=True,
+        policy_gradient=True,
     ),
     "dpo": Stage(
         what="DPO from the same comparisons, beside PPO",
@@ -208,6 +211,7 @@ STAGES = {
 }
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
+POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
 # A run with an upstream takes these sections from it. Later stages depend on them only through the
 # outputs of the shared stages.
