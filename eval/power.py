@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from eval.judges.openai.budget import (
-    BATCH_DISCOUNT,
     CHARACTERS_PER_TOKEN,
     TEMPLATE_TOKENS,
     USUAL_REPLY_TOKENS,
@@ -155,7 +154,7 @@ def dollars_a_question(judge: Judge, judgements: Sequence[Row], summaries: Path)
         )
     else:
         read, written = _tokens_of_texts(summaries), min(judge.max_tokens, USUAL_REPLY_TOKENS)
-    return price.of(read, written) * (BATCH_DISCOUNT if judge.batch else 1.0)
+    return price.of(read, written)
 
 
 def _tokens_of_texts(summaries: Path) -> float:

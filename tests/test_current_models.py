@@ -18,7 +18,7 @@ from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Judge
-from stages.settings.judge import CAME_LATER, EARLIER_DEFAULTS, OPENAI_MODEL
+from stages.settings.judge import OPENAI_MODEL
 from stages.settings.judge_models import AS_OF, MODELS, warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.luna_server import Handler, Luna, Server
@@ -148,7 +148,8 @@ def test_a_server_that_refuses_an_effort_is_asked_without_it():
 def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
     luna = price_of(Judge())
     assert luna is not None
-    row = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000, "cached_tokens": 900_000}
+    tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
+    row = tokens | {"cached_tokens": 900_000, "cache_write_tokens": 0}
     assert luna.of_row(row) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
     own = price_of(Judge(input_price=3, output_price=4))
     assert own is not None
@@ -200,19 +201,13 @@ def test_only_models_that_have_not_ended_have_a_price():
         assert (line.read is None) == (line.written is None) == has_ended, name
 
 
-def test_what_was_judged_before_these_settings_came_stays_judged():
-    """The folder and its digits are those that the code before them gave."""
-    before = Judge(model="gpt-4o-mini-2024-07-18")
-    assert before.folder == "gpt-4o-mini-2024-07-18-853b6f"
-    for name, value in CAME_LATER.items():
-        assert getattr(before, name) == value
-        assert name not in before.identity
+def test_another_effort_room_for_reasoning_or_name_is_another_judge():
+    judge = Judge(model="gpt-4o-mini-2024-07-18")
     changed: dict[str, Any] = {
         "reasoning_effort": "low",
         "reasoning_tokens": 9,
         "accept_model": "x",
     }
-    folders = {replace(before, **{name: value}).folder for name, value in changed.items()}
-    assert len(folders | {before.folder}) == 4
-    for model in (OPENAI_MODEL, *EARLIER_DEFAULTS):
-        assert Judge(kind="reward_model", model=model).gold == ""
+    folders = {replace(judge, **{name: value}).folder for name, value in changed.items()}
+    assert len(folders | {judge.folder}) == 4
+    assert Judge(kind="reward_model", model=OPENAI_MODEL).gold == ""

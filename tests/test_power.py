@@ -117,7 +117,6 @@ def test_a_policy_that_is_called_reference_is_one_and_not_the_rate_of_a_half():
         (Judge(kind="facts"), 0.0),
         (Judge(model="mine"), None),
         (Judge(model="mine", input_price=2.0, output_price=10.0), 0.0016),
-        (Judge(model="mine", input_price=2.0, output_price=10.0, batch=True), 0.0008),
     ],
 )
 def test_a_question_costs_the_tokens_that_the_judge_counted(tmp_path, judge, expected):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from eval.judges.openai.budget import (
-    BATCH_DISCOUNT,
     CHARACTERS_PER_TOKEN,
     TEMPLATE_TOKENS,
     price_of,
@@ -60,8 +59,7 @@ def questions_of(setting: Setting) -> Questions | None:
     reasons = config.judge.reasoning_effort not in ("none", "default")
     written = float(calls * usual_reply(config.judge, reasons))
     price = price_of(config.judge)
-    discount = BATCH_DISCOUNT if config.judge.batch else 1.0
-    dollars = None if price is None else price.of(read, written) * discount
+    dollars = None if price is None else price.of(read, written)
     return Questions(calls=calls, read=read, written=written, dollars=dollars)
 
 

@@ -15,24 +15,18 @@ MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
-# Defaults of earlier versions: a run that recorded one of them named no reward model by it.
-EARLIER_DEFAULTS = ("gpt-4o-mini-2024-07-18",)
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
 # The settings that verdicts of each kind depend on. For `reward_model`: `Judge.gold`.
 READ_BY = {
     "openai": (
         *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
-        *("reasoning_effort", "reasoning_tokens", "accept_model"),
+        *("reasoning_effort", "reasoning_tokens", "accept_model", "axis"),
     ),
-    "local": ("model",),
+    "local": ("model", "axis"),
     "facts": (),
     "reward_model": (),
 }
-
-# Settings of the judge that came later. At these values they are not recorded, so that what was
-# judged before they came stays judged.
-CAME_LATER = {"reasoning_effort": "none", "reasoning_tokens": 4096, "accept_model": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +77,6 @@ class Judge:
     max_cost: float = 0
     """The most that the replies to a run's questions may cost, USD; 0: no limit. Replies that
     interrupted tries have paid for count too."""
-    batch: bool = False
-    """Ask through the batch API: half the price, within a day."""
 
     def __post_init__(self) -> None:
         one_of(self, "judge", "kind", KINDS)
@@ -111,11 +103,6 @@ class Judge:
         if self.gold:
             return {"kind": self.kind, "model": self.gold}
         read = {name: getattr(self, name) for name in READ_BY[self.kind]}
-        for name in CAME_LATER.keys() & read.keys():
-            if read[name] == CAME_LATER[name]:
-                del read[name]
-        if self.axis != AXES[0]:  # it came later: what was judged before stays valid
-            read["axis"] = self.axis
         return {"kind": self.kind, **read, **({"wording": WORDING} if read else {})}
 
     @property
@@ -126,7 +113,7 @@ class Judge:
     @property
     def gold(self) -> str:
         """The run or folder whose reward model judges in place of the run's own; else empty."""
-        named = "" if self.model in (OPENAI_MODEL, *EARLIER_DEFAULTS) else self.model
+        named = "" if self.model == OPENAI_MODEL else self.model
         return named.rstrip("/") if self.kind == "reward_model" else ""
 
     @property

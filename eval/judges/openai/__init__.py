@@ -4,7 +4,6 @@ judge      asks, retries and counts what it costs
 client     one question, until a whole reply is kept
 dialect    what a server's refusals say
 replies    what a server sends back, and when to ask again
-batch_api  many questions at half the price
 cache      replies on disk before anyone uses them
 budget     prices, the estimate, the cap, the bill
 """

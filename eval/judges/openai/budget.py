@@ -20,7 +20,6 @@ TEMPLATE_TOKENS = 16
 USUAL_REPLY_TOKENS = 60
 # An assumption, until the first replies show how long this judge reasons about two summaries.
 ASSUMED_REASONING_TOKENS = 500
-BATCH_DISCOUNT = 0.5
 
 
 class Price(NamedTuple):
@@ -39,7 +38,7 @@ class Price(NamedTuple):
 
     def of_row(self, row: Row) -> float:
         """USD for a reply as its server counts it."""
-        cached, kept = row.get("cached_tokens", 0), row.get("cache_write_tokens", 0)
+        cached, kept = row["cached_tokens"], row["cache_write_tokens"]
         plain = max(0, row["prompt_tokens"] - cached - kept)
         special = self.cached * cached + self.cache_written * kept
         return self.of(plain, row["completion_tokens"]) + special / 1e6
@@ -90,8 +89,7 @@ def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
     price = price_of(replace(judge, max_cost=0))
     if price is None:
         return None
-    share = BATCH_DISCOUNT if judge.batch else 1.0
-    return share * sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
+    return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
 def usual_reply(judge: JudgeSettings, reasons: bool) -> int:

@@ -124,14 +124,6 @@ class ReplyCache:
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
             )
 
-    def enter(
-        self, key: str, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
-    ) -> None:
-        """Enter a try that is over, with its reply in the same transaction."""
-        with self._transaction(durable=bool(reply or raw)):
-            number = self.connection.execute(NEW_TRY, (key, usd, outcome, now())).lastrowid or 0
-            self._keep(number, reply, raw)
-
     def _keep(self, number: int, reply: Row | None, raw: str) -> None:
         if reply is None and raw:
             self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", (number, raw))
@@ -160,18 +152,10 @@ class ReplyCache:
         found = self._read("SELECT value FROM notes WHERE name = ?", (name,))
         return found[0][0] if found else None
 
-    def notes(self, prefix: str) -> dict[str, str]:
-        """All notes whose names start so, oldest first."""
-        query = "SELECT name, value FROM notes WHERE substr(name, 1, ?) = ? ORDER BY rowid"
-        return {row[0]: row[1] for row in self._read(query, (len(prefix), prefix))}
-
-    def set_note(self, name: str, value: str | None) -> None:
-        """Note a value under a name; None forgets it."""
+    def set_note(self, name: str, value: str) -> None:
+        """Note a value under a name."""
         with self._transaction(durable=True):
-            if value is None:
-                self.connection.execute("DELETE FROM notes WHERE name = ?", (name,))
-            else:
-                self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
+            self.connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, value))
 
     def _patiently(self, statement: str) -> None:
         """Wait for another process here too: SQLite itself does not while it changes the mode."""

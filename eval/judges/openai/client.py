@@ -110,36 +110,26 @@ class Chat:
         self.dialect = found
         self.confirmed = found if known else None
 
-    def request(self, one: Comparison) -> Request:
+    def request(self, comparison: Comparison) -> Request:
         """The request that a comparison makes, in the dialect that the server is known to take.
 
         Its key is made of what was set, so that a reply is found whatever the server takes by then.
-        With judge.structured=auto a reply in either form counts. Earlier versions left out of the
-        key what the server had refused: a temperature, or a schema.
+        With judge.structured=auto a reply in either form counts.
         """
         forms = {"on": (True,), "off": (False,)}.get(self.settings.structured, (True, False))
-        ways = [
-            Dialect(structured=form, temperature=sent) for sent in (True, False) for form in forms
-        ]
+        _, *texts = comparison
         questions = {
-            form: make_question(
-                one.query, one.first, one.second, OBJECT if form else LINES, self.settings.axis
-            )
+            form: make_question(*texts, OBJECT if form else LINES, self.settings.axis)
             for form in forms
         }
-        keys = {way: self._key(questions[way.structured], way) for way in ways}
-        own = keys[Dialect(structured=self.dialect.structured)]
-        others = tuple(key for key in keys.values() if key != own)
-        return Request(own, others, questions[self.dialect.structured], self.dialect)
+        keys = {form: self._key(questions[form], form) for form in forms}
+        own = keys.pop(self.dialect.structured)
+        question = questions[self.dialect.structured]
+        return Request(own, tuple(keys.values()), question, self.dialect)
 
-    def _key(self, question: Question, way: Dialect) -> str:
-        """The hash of a question in one way of asking it. The budget is kept beside the key.
-
-        The effort `none` is not in it: until there were efforts, none was sent.
-        """
-        body = self._body(question, replace(way, effort=False))
-        if self.settings.reasoning_effort != "none":
-            body["reasoning_effort"] = self.settings.reasoning_effort
+    def _key(self, question: Question, structured: bool) -> str:
+        """The hash of a question with all that was set. The budget is kept beside the key."""
+        body = self._body(question, Dialect(structured=structured))
         return hashlib.sha256(json.dumps((self.url, body), sort_keys=True).encode()).hexdigest()
 
     def _body(self, question: Question, dialect: Dialect) -> dict[str, Any]:

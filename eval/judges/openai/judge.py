@@ -12,8 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 
-from eval.judges.openai.batch_api import Batches
-from eval.judges.openai.budget import BATCH_DISCOUNT, price_of, usd, usual_reply
+from eval.judges.openai.budget import price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, DialectError, PostError, Request, StoppedError
 from eval.judges.openai.replies import is_accepted
@@ -70,8 +69,6 @@ class OpenAIJudge:
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
-        batches = Batches(self.chat)
-        batches.collect_open(wait=self.settings.batch)
         requests = [self.chat.request(one) for one in (*comparisons, *beside)]
         account = {key for one in requests for key in (one.key, *one.other_keys)}
         self.chat.budget.spent = self.cache.spent(account)
@@ -81,11 +78,6 @@ class OpenAIJudge:
         print(self._estimate(known, todo), flush=True)
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
-        if self.settings.batch and todo:
-            with self.cache.claimed(batches.prefix, self._is_stopped):
-                batches.collect_open(wait=True)  # what another process has sent meanwhile
-                while todo := self._missing(comparisons):
-                    batches.ask(todo)
 
     def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[Request, int]]:
         """The requests to send next, each once, with their budgets."""
@@ -94,10 +86,7 @@ class OpenAIJudge:
         return [(one, tokens) for one, tokens in found if tokens is not None]
 
     def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
-        """Ask one missing question by itself: the shortest, which is too long for no model.
-
-        If the server refused every line of a batch, it could take a day to say so.
-        """
+        """Ask one missing question by itself: the shortest, which is too long for no model."""
         for one in sorted(comparisons, key=lambda one: sum(map(len, one))):
             if self.next_budget(self.chat.request(one)) is not None:
                 self.compare(*one)
@@ -194,12 +183,11 @@ class OpenAIJudge:
         start = f"{len(todo):,} of {known:,} replies to ask for"
         if not todo or self.price is None:
             return told(who, start if not todo else f"{start}; price unknown (judge.input_price)")
-        share = BATCH_DISCOUNT if self.settings.batch else 1.0
         written = usual_reply(self.settings, self.chat.reasons)
-        usual = share * sum(
+        usual = sum(
             self.price.usually(self.chat.body(one, tokens), written) for one, tokens in todo
         )
-        worst = share * sum(self.chat.worst(one, tokens) for one, tokens in todo)
+        worst = sum(self.chat.worst(one, tokens) for one, tokens in todo)
         self.chat.bill.expected, self.chat.bill.estimate = len(todo), usual
         lines = [
             told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before"),
