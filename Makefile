@@ -59,7 +59,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 
 GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations study
 .PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish push scaling compare versus leaderboard judges annotate annotated verdict-analysis power \
+	publish push scaling compare versus leaderboard judges annotate annotated power \
 	simulations smollm judge-server
 .DEFAULT_GOAL := help
 
@@ -130,11 +130,6 @@ power: $(INSTALLED)
 leaderboard: $(INSTALLED)
 	+@$(PY) -m eval.leaderboard $(ASKED) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
 		$(call option,judges,$(JUDGES))
-JUDGED ?= ppo_1.3b
-AGAINST ?= ref
-verdict-analysis: $(INSTALLED)
-	@$(PY) -m eval.verdict_analysis --comparisons "$(DATA)" --policy $(JUDGED) \
-		--reference $(AGAINST) $(call option,tokenizer,$(TOKENIZER))
 # Every judge that was calibrated, beside the others on the same labelled pairs.
 judges: $(INSTALLED)
 	@$(PY) -m reports.judges_page $(call option,names,$(NAME))

@@ -1,20 +1,19 @@
 """Which summaries are better, and how sure that is.
 
-summaries         what each policy writes about held-out posts
-outputs           summaries that exist already, in files
-output_rows       what a row of such a file says
-judge             each summary against the reference, in both orders
-win_rate          win rates against the reference, with intervals
-control_texts     texts whose worth is known from how they were made
-controls          these texts, judged by the same judge
-calibration       the judge beside labelled comparisons
-annotations       people as judges, and how far they agree
-versus            two policies against each other
-power             posts and dollars that show a difference
-pairs             every two systems against each other
-standings         all systems by one judge, several, a panel
-leaderboard       the command that makes all of it
-verdict_analysis  published verdicts, analysed as our own
-judges            who compares
-rates             what follows from verdicts
+summaries      what each policy writes about held-out posts
+outputs        summaries that exist already, in files
+output_rows    what a row of such a file says
+judge          each summary against the reference, in both orders
+win_rate       win rates against the reference, with intervals
+control_texts  texts whose worth is known from how they were made
+controls       these texts, judged by the same judge
+calibration    the judge beside labelled comparisons
+annotations    people as judges, and how far they agree
+versus         two policies against each other
+power          posts and dollars that show a difference
+pairs          every two systems against each other
+standings      all systems by one judge, several, a panel
+leaderboard    the command that makes all of it
+judges         who compares
+rates          what follows from verdicts
 """

@@ -5,7 +5,7 @@
 reads what the page of `reports.annotate_page` has saved in people's browsers, files
 `annotations_<worker>.jsonl` with rows in the schema of `comparisons`. It says how far every two
 people agree and writes all verdicts to `comparisons_validation.jsonl` beside them. That folder is
-then labelled data like any other: for the calibration of a judge and for the verdict analysis.
+then labelled data like any other, for the calibration of a judge.
 """
 
 import argparse

@@ -13,7 +13,7 @@ expected to do better.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,7 +28,6 @@ from eval.outputs import labelled_rows
 from eval.rates.correction import (
     Corrected,
     Labelled,
-    corrected_difference,
     corrected_rate,
     errors_by_family,
     family_of,
@@ -279,18 +278,6 @@ def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Corrected | None:
     """
     known = known_errors(pairs)
     return corrected_rate(np.array(scores, dtype=float), known, shift_of(known))
-
-
-def correct_difference(
-    scores: Mapping[str, float], others: Mapping[str, float], pairs: Sequence[Row]
-) -> Corrected | str:
-    """The first policy's corrected rate less the other's, or why it is withheld.
-
-    Both map post ids to scores; posts that both have count. See `corrected_difference`.
-    """
-    known = known_errors(pairs)
-    differences = np.array([scores[post] - others[post] for post in scores if post in others])
-    return corrected_difference(differences, known, shift_of(known))
 
 
 def print_summary(results: dict[str, Any]) -> None:

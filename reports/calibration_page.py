@@ -12,12 +12,7 @@ from typing import Any
 from reports.parts import page
 from reports.parts.collect import find_calibration, flags_beside, load_run
 from reports.parts.page import Block, Heading, Text
-from reports.sections.calibration import (
-    Differences,
-    calibration,
-    corrected_differences,
-    corrected_rates,
-)
+from reports.sections.calibration import calibration, corrected_rates
 from stages.finished import inputs_now, read_manifest, stage_folder
 from stages.runs import open_stage
 from stages.settings.command_line import config_from_arguments
@@ -46,15 +41,14 @@ def blocks(config: Config, results: dict[str, Any]) -> list[Block]:
     name = results["judge"]["name"]
     verdict = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
     corrected: dict[str, Any] = {}
-    differences: Differences = {}
     evaluated = read_manifest(stage_folder(config, "win_rate")) is not None
     record = load_run(config) if evaluated else None
     if record is not None and record.calibration is not None:
-        corrected, differences = corrected_rates(record), corrected_differences(record)
+        corrected = corrected_rates(record)
     return [
         Text(verdict, lead=True),
         Heading("Agreement with labels"),
-        *calibration(results, corrected, differences),
+        *calibration(results, corrected),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]
 

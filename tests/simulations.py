@@ -9,12 +9,12 @@ logistic model that takes place off on the logit scale and gives length an unbou
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from eval.rates.correction import Corrected, Labelled, corrected_difference, corrected_rate
+from eval.rates.correction import Labelled, corrected_rate
 from eval.rates.formulas import Z
 from eval.rates.length_control import VerdictTable, length_controlled
 from eval.rates.logit import clustered_logit
@@ -181,18 +181,15 @@ SHIFTS = {
 }
 
 
-def labelled(shift: Shift, rng: np.random.Generator, families: tuple[Shift, ...] = ()) -> Labelled:
-    """Labelled pairs, half of them for the summary; of several families, as many of each."""
-    parts = families or (shift,)
-    size = shift.pairs // len(parts)
-    labels = rng.random(size * len(parts)) < 0.5
-    right = [np.repeat([one.sensitivity for one in parts], size)]
-    right += [np.repeat([1 - one.specificity for one in parts], size)]
+def labelled(shift: Shift, rng: np.random.Generator) -> Labelled:
+    """Labelled pairs, half of them for the summary."""
+    labels = rng.random(shift.pairs) < 0.5
+    right = np.where(labels, shift.sensitivity, 1 - shift.specificity)
     return Labelled(
         labels=labels,
-        answers=(rng.random(len(labels)) < np.where(labels, *right)).astype(float),
-        posts=np.arange(len(labels)),
-        families=np.repeat([f"family{number}" for number in range(len(parts))], size),
+        answers=(rng.random(shift.pairs) < right).astype(float),
+        posts=np.arange(shift.pairs),
+        families=np.full(shift.pairs, "family"),
     )
 
 
@@ -201,19 +198,6 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
     sensitivity, specificity = shift.sensitivity + shift.by[0], shift.specificity + shift.by[1]
     won = rng.random(shift.posts) < shift.rate
     return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
-
-
-def differences(rng: np.random.Generator, apart: float) -> tuple[float, Corrected | str]:
-    """The true difference of two policies, and the corrected one.
-
-    The judge's sensitivity on the first is higher by `apart`, on its family's labelled pairs too.
-    """
-    ours = Shift(rate=0.55, sensitivity=0.75 + apart / 2, pairs=1000)
-    theirs = replace(ours, rate=0.6, sensitivity=0.75 - apart / 2)
-    known = labelled(ours, rng, (ours, theirs))
-    return ours.rate - theirs.rate, corrected_difference(
-        judged(ours, rng) - judged(theirs, rng), known
-    )
 
 
 # -- counting --------------------------------------------------------------------------------------
@@ -279,15 +263,6 @@ def main(argv: list[str] | None = None) -> None:
     for name, shift in SHIFTS.items():
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
         print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
-    print("\ncorrected difference, sensitivity apart by")
-    rng = np.random.default_rng(19)
-    for apart in (0.0, 0.1, 0.2, 0.3):
-        found = [differences(rng, apart) for _ in range(count)]
-        given = [(truth, one) for truth, one in found if isinstance(one, Corrected)]
-        held = sum(one.low <= truth <= one.high for truth, one in given)
-        wrong = sum(one.low > 0 > truth for truth, one in given)
-        print(f"{100 * apart:3.0f} points: withheld {count - len(given)}", end="")
-        print(f", holds the truth {held} of {len(given)}, of the other sign {wrong}", flush=True)
 
 
 def _cell(one: Coverage) -> str:

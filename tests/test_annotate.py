@@ -8,7 +8,6 @@ import pytest
 from eval import annotations
 from eval.annotations import describe, pair_of, pairs_of_folder, pairs_of_sides, read_annotations
 from eval.calibration import calibrate, sample_pairs
-from eval.verdict_analysis import analyse_folder
 from reports import annotate_page
 from reports.annotate_page import to_html
 from reports.parts.page import as_data
@@ -270,7 +269,6 @@ def test_what_people_said_of_a_run_calibrates_a_judge_and_gives_a_win_rate(runs,
     found = calibrate(config)
     assert found["pairs"] == 29
     assert found["agreement"]["estimate"] > 0.95
-    assert analyse_folder(folder, "ppo")["raw"]["estimate"] == 0.0
     assert pairs_of_folder(str(folder), 9, seed=1) == pairs_of_folder(str(folder), 9, seed=1)
     located = [("x", row) for row in read_lines(folder / "comparisons_validation.jsonl")]
     assert {one["with_reference"] for one in sample_pairs(located, 9, seed=1)} == {True}

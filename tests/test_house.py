@@ -58,7 +58,7 @@ AT_STAGES_LEVEL |= {"settings", "running", "posts", "learning", "rl"}
 
 WITHOUT_TORCH = ["stages.settings.*", "stages.run*", "stages.pipeline", "stages.finished"]
 WITHOUT_TORCH += ["stages.posts.toy", "stages.posts.kinds", "stages.posts.readers"]
-WITHOUT_TORCH += ["eval.judge", "eval.win_rate", "eval.verdict_analysis", "eval.rates.*"]
+WITHOUT_TORCH += ["eval.judge", "eval.win_rate", "eval.rates.*"]
 WITHOUT_TORCH += ["eval.judges.openai.*", "reports.*_page", "reports.parts.*", "reports.sections.*"]
 WITHOUT_TORCH += ["reports.scaling.*", "reports.sharing.*", "reports.needs.plan"]
 

@@ -1,5 +1,7 @@
 """Length and order, taken off: simulated judges of known leanings, and an independent fit."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
@@ -7,6 +9,15 @@ from scipy.optimize import approx_fprime, minimize
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
 from eval.rates.table import analyse, verdict_table
 from tests.simulations import Scenario, logistic, sigmoid, verdicts_of
+
+PUBLISHED = {  # of all 1,000 verdicts, by another author; 880 of them are in ../shared/tldr
+    "raw": 0.640,
+    "shown_first": 0.716,
+    "shown_second": 0.558,
+    "order_balanced": 0.637,
+    "share_first": 0.584,
+    "length_controlled": 0.536,
+}
 
 
 def simulate(rng, posts, judge, orders=2, ratio=0.2):
@@ -292,3 +303,37 @@ def test_posts_seen_once_count_in_the_order_balanced_rate_as_in_those_of_the_ord
 
 def test_an_empty_summary_has_one_word():
     assert [word_count(text) for text in ("", "  ", "one", "a b\nc")] == [1, 1, 1, 3]
+
+
+def published_table(folder):
+    """Published GPT verdicts about OpenAI's 1.3B PPO policy, in the order that each was shown."""
+    paths = sorted(folder.glob("comparisons_*.jsonl"))
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    judgements, texts = [], {}
+    for number, row in enumerate(rows):
+        policies = [summary["policy"] for summary in row["summaries"]]
+        if sorted(policies) != ["ppo_1.3b", "ref"]:
+            continue
+        place = policies.index("ppo_1.3b")
+        order = ("policy_first", "reference_first")[place]
+        verdict = "policy" if row["choice"] == place else "reference"
+        judgements.append({"id": number, "order": order, "verdict": verdict})
+        texts[number] = tuple(row["summaries"][k]["text"] for k in (place, 1 - place))
+    return verdict_table(judgements, texts)
+
+
+def test_the_published_verdicts_give_the_published_rates(shared):
+    found = analyse(published_table(shared / "tldr"))
+    assert found["judgements"] == 880
+    for key, value in PUBLISHED.items():
+        interval = found[key]
+        assert interval["low"] < value < interval["high"], key
+        assert interval["estimate"] == pytest.approx(value, abs=0.02), key
+    controlled = found["length_controlled"]
+    assert controlled["order_logits"][0] == pytest.approx(0.74, abs=0.15)
+    worth, low, high = controlled["doubled_length_logits"]
+    assert low < 2.16 * 0.6931 < high  # published with an unbounded term: logits a unit
+    assert worth > 0.7
+    # Of 880 draws without replacement from 1,000 little can differ; a wide interval would.
+    width = controlled["high"] - controlled["low"]
+    assert width == pytest.approx((57.6 - 49.3) / 100 * (1000 / 880) ** 0.5, abs=0.012)

@@ -11,7 +11,6 @@ from scipy import stats
 
 from eval.rates.correction import (
     Labelled,
-    corrected_difference,
     corrected_rate,
     errors_by_family,
     family_of,
@@ -228,35 +227,6 @@ def test_errors_are_kept_per_family_and_the_shift_is_at_least_as_large_as_theirs
     assert shift_of(known_errors) == pytest.approx(0.15)  # 0.9 and 0.6 about 0.75
     assert shift_of(two_families((0.8, 0.8), (0.76, 0.8), 200)) == 0.1  # the stated least
     assert shift_of(two_families((1.0, 0.8), (0.5, 0.8), 20)) == 0.1  # too few labels to say
-
-
-@pytest.mark.parametrize(
-    ("families", "why"),
-    [
-        (((0.9, 0.8), (0.7, 0.8)), "sensitivity is 90.0% on ppo and 70.0% on sup"),
-        (((0.8, 0.6), (0.8, 0.8)), "specificity is 60.0% on ppo and 80.0% on sup"),
-        (((0.6, 0.6), (0.6, 0.6)), "errors leave nothing to correct"),
-    ],
-)
-def test_a_corrected_difference_is_withheld_where_families_differ(families, why):
-    differences = np.repeat([0.5, 0.0, -0.5], [60, 90, 50])
-    found = corrected_difference(differences, two_families(families[0], families[1], 200))
-    assert isinstance(found, str)
-    assert why in found
-
-
-def test_a_corrected_difference_needs_two_families():
-    labels, answers = labelled(0.9, 0.9, 200)
-    found = corrected_difference(np.array([0.5, 0.0, 0.5]), known_pairs(labels, answers))
-    assert found == "fewer than two families of policies have enough labels of both kinds"
-
-
-def test_a_corrected_difference_is_the_difference_over_the_skill():
-    differences = np.repeat([0.5, 0.0, -0.5], [300, 600, 100])  # mean 0.1
-    found = corrected_difference(differences, two_families((0.9, 0.85), (0.9, 0.85), 2000))
-    assert not isinstance(found, str)
-    assert found.estimate == pytest.approx(0.1 / 0.75)
-    assert found.low < 0.1 / 0.95 < 0.1 / 0.55 < found.high  # skill 0.75 -+ 2 * 0.1
 
 
 @pytest.mark.parametrize(

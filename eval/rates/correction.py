@@ -1,17 +1,15 @@
 """The win rate that a judge of known errors points to, with room for what is not known.
 
 A judge's sensitivity and specificity are counted on labelled pairs. On our summaries they may be
-others, because other policies wrote them, and a calibration that several policies share can turn
-the sign of a difference around (2605.06939). So a corrected rate allows for a stated shift between
-labelled and judged texts. Errors are counted per family of policies too: a corrected difference is
-withheld where families differ, or where only one family was labelled.
+others, because other policies wrote them. So a corrected rate allows for a stated shift between
+labelled and judged texts. Errors are counted per family of policies too: the shift is at least as
+large as the difference that families show. No difference of two policies is corrected: a
+calibration that both share can turn its sign around (2605.06939).
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import combinations
-from math import hypot
 from typing import Any
 
 import numpy as np
@@ -48,26 +46,9 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected(Interval):
-    """A corrected rate or difference, and the shift that its interval allows for, in [0, 1]."""
+    """A corrected rate, and the shift that its interval allows for, in [0, 1]."""
 
     shift: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FamilyGap:
-    """How far a judge's errors on two families of policies differ."""
-
-    kind: str
-    """`sensitivity` or `specificity`."""
-    families: tuple[str, str]
-    shares: tuple[float, float]
-    surely: bool
-    """Whether the gap's 95% interval leaves out 0."""
-
-    @property
-    def size(self) -> float:
-        """The gap, in [0, 1]."""
-        return abs(self.shares[0] - self.shares[1])
 
 
 def family_of(policies: Iterable[str], reference: str) -> str:
@@ -100,26 +81,6 @@ def errors_by_family(known: Labelled) -> dict[str, dict[str, Any]]:
         mine = known.of(str(family))
         shares = {kind: one and asdict(one) for kind, one in shares_of(mine).items()}
         found[str(family)] = {"pairs": len(mine.labels), **shares}
-    return found
-
-
-def family_gaps(known: Labelled) -> list[FamilyGap]:
-    """The gaps between all families with enough labels; its interval is MOVER (Newcombe 1998)."""
-    found = []
-    for kind, shares in _enough(known).items():
-        for one, other in combinations(sorted(shares), 2):
-            a, b = shares[one], shares[other]
-            gap = a.estimate - b.estimate
-            down = hypot(a.estimate - a.low, b.high - b.estimate)
-            up = hypot(a.high - a.estimate, b.estimate - b.low)
-            found.append(
-                FamilyGap(
-                    kind=kind,
-                    families=(one, other),
-                    shares=(a.estimate, b.estimate),
-                    surely=not gap - down <= 0 <= gap + up,
-                )
-            )
     return found
 
 
@@ -180,44 +141,6 @@ def corrected_rate(
         low=float(np.quantile(low, TAILS[0])),
         high=float(np.quantile(high, TAILS[1])),
         posts=len(scores),
-        shift=shift,
-    )
-
-
-def corrected_difference(
-    differences: Floats, known: Labelled, shift: float = SHIFT, seed: int = 0
-) -> Corrected | str:
-    """The difference of two policies' corrected rates, in [-1, 1], or why there is none.
-
-    `d / skill`, d being the mean of `differences`, one a post. It holds only where the judge errs
-    alike on both policies, so it is withheld where two families of labelled policies surely
-    differ in sensitivity or specificity, and where fewer than two have enough labels. The interval
-    is a bootstrap over both samples; it allows for a `shift` that both policies share, and for a
-    gap between the two as large as the largest seen between families.
-    """
-    gaps = family_gaps(known)
-    if {gap.kind for gap in gaps} != set(KINDS):
-        return "fewer than two families of policies have enough labels of both kinds"
-    for gap in gaps:
-        if gap.surely:
-            one, other = (f"{100 * share:.1f}%" for share in gap.shares)
-            names = gap.families
-            return f"the judge's {gap.kind} is {one} on {names[0]} and {other} on {names[1]}"
-    rows = _totals(known)
-    skill = float(_skill(rows.sum(axis=0, keepdims=True))[0])
-    if not skill - 2 * shift >= LEAST_SKILL:
-        return "the judge's errors leave nothing to correct"
-    means = resampled_totals(differences[:, None], seed)[:, 0] / len(differences)
-    skills = _skill(resampled_totals(rows, seed + 1))
-    weakest = np.maximum(skills - 2 * shift, LEAST_SKILL)
-    ends = np.stack([means / weakest, means / (skills + 2 * shift)])
-    room = max(gap.size for gap in gaps) / weakest
-    low, high = (ends.min(axis=0) - room, ends.max(axis=0) + room)
-    return Corrected(
-        estimate=float(np.clip(differences.mean() / skill, -1, 1)),
-        low=float(np.clip(np.quantile(low, TAILS[0]), -1, 1)),
-        high=float(np.clip(np.quantile(high, TAILS[1]), -1, 1)),
-        posts=len(differences),
         shift=shift,
     )
 

@@ -4,8 +4,7 @@ Judges prefer longer text and the text shown first. A model of "the policy is pr
 order says which rate would be left at a length ratio of 1; the rates of both orders are then
 averaged. So it is a rate of the same kind as the order-balanced one beside it, and where length
 has no effect the two agree. That also takes off what a summary gains by telling more, so both are
-shown. Length is counted in words, as in the published analysis of these verdicts.
-`eval.verdict_analysis` counts characters and tokens too, to show how much the unit matters.
+shown. Length is counted in words.
 """
 
 from dataclasses import dataclass

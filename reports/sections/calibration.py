@@ -1,10 +1,9 @@
 """A judge's calibration on a page: its agreement with labels, and the rates that they correct."""
 
-from itertools import combinations
 from typing import Any
 
-from eval.calibration import HUMAN_CEILING, correct, correct_difference
-from eval.rates.correction import SHIFT, Corrected
+from eval.calibration import HUMAN_CEILING, correct
+from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
 from eval.rates.table import MOST_UNJUDGED
 from reports.parts.collect import Record, policies_of
@@ -22,16 +21,13 @@ from reports.parts.verdict import (
 )
 
 Row = dict[str, Any]
-Differences = dict[tuple[str, str], Corrected | str]
-"""(later policy, earlier one) -> the corrected difference, or why there is none."""
 
 
 def blocks(record: Record) -> list[Block]:
     """The section of a run's page."""
     title = Heading("Calibration of the judge")
     if record.calibration is not None:
-        rates, differences = corrected_rates(record), corrected_differences(record)
-        return [title, *calibration(record.calibration, rates, differences)]
+        return [title, *calibration(record.calibration, corrected_rates(record))]
     advice = (
         "This judge was not compared with labelled comparisons: make judge-calibration (with the"
         " same PRESET, SET and so on) does that."
@@ -49,15 +45,6 @@ def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
     return {
         policy: _plain(correct(list(scores.values()), pairs)) if scores else None
         for policy, scores in given.items()
-    }
-
-
-def corrected_differences(record: Record) -> Differences:
-    """For each two policies the corrected difference on the same posts, or why there is none."""
-    given = {policy: scores for policy, scores in _given_scores(record).items() if scores}
-    return {
-        (later, earlier): correct_difference(given[later], given[earlier], record.calibration_pairs)
-        for earlier, later in combinations(given, 2)
     }
 
 
@@ -79,12 +66,8 @@ def _plain(corrected: Any) -> dict[str, Any] | None:
     return None if corrected is None else vars(corrected)
 
 
-def calibration(
-    results: Row,
-    corrected: dict[str, dict[str, Any] | None],
-    differences: Differences,
-) -> list[Block]:
-    """What the comparison with labels found, and the corrected win rates and differences."""
+def calibration(results: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
+    """What the comparison with labels found, and the corrected win rates."""
     low, high = HUMAN_CEILING
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
@@ -124,7 +107,6 @@ def calibration(
         *([by_strength] if groups else []),
         *_families(results.get("by_family", {})),
         *_corrected(results, corrected),
-        *_corrected_differences(differences),
     ]
 
 
@@ -142,27 +124,6 @@ def _families(families: Row) -> list[Block]:
     header = ("family of policies", "pairs", "agrees, label for it", "agrees, label against it")
     caption = "Errors by family: a judge may err differently on what another policy writes."
     return [Table(header, rows, caption)] if len(rows) > 1 else []
-
-
-def _corrected_differences(differences: Differences) -> list[Block]:
-    if not differences:
-        return []
-    rows = []
-    names = {name for pair in differences for name in pair}
-    for (later, earlier), corrected in differences.items():
-        given = (
-            (MISSING, corrected)
-            if isinstance(corrected, str)
-            else (difference(vars(corrected) | {"headline": True}), "")
-        )
-        rows.append([f"{named(later, names)} less {named(earlier, names)}", *given])
-    caption = (
-        "Differences corrected for the judge's errors, on the same posts. None is given unless two"
-        " families of policies were labelled and the judge errs alike on them as far as can be"
-        " seen: errors that differ between policies can turn a difference's sign around. The"
-        " interval allows for a gap as large as the largest seen between families."
-    )
-    return [Table(("", "corrected difference [95%]", "why there is none"), rows, caption)]
 
 
 def _beside_simple(results: Row) -> Table:
