@@ -317,8 +317,9 @@ def published_table(folder):
         place = policies.index("ppo_1.3b")
         order = ("policy_first", "reference_first")[place]
         verdict = "policy" if row["choice"] == place else "reference"
-        judgements.append({"id": number, "order": order, "verdict": verdict})
-        texts[number] = tuple(row["summaries"][k]["text"] for k in (place, 1 - place))
+        judgements.append({"id": str(number), "order": order, "verdict": verdict})
+        ours, theirs = (row["summaries"][k]["text"] for k in (place, 1 - place))
+        texts[str(number)] = ours, theirs
     return verdict_table(judgements, texts)
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter
-from dataclasses import replace
 from math import log
 from typing import Any
 
@@ -220,12 +219,11 @@ def test_the_cost_is_the_price_of_the_replies_that_were_used():
     rows = [{"prompt_tokens": 1000, "completion_tokens": 100}] * 10
     judge = Judge(model="m", input_price=2.0, output_price=5.0)
     assert cost(judge, rows) == pytest.approx(10 * (2000 + 500) / 1e6)
-    assert cost(replace(judge, batch=True), rows) == pytest.approx(5 * (2000 + 500) / 1e6)
     assert cost(Judge(kind="facts"), rows) == 0
     assert cost(Judge(model="nobody-knows"), rows) is None
 
 
-def test_an_axis_is_another_question_and_another_judge_but_overall_is_what_it_was():
+def test_an_axis_is_another_question_and_another_judge():
     assert CRITERIA in PROMPT
     assert hash_of(ALONE) == "d4080e8aa69dd6c7", (
         "another wording of an axis needs another name in WORDING"
@@ -236,7 +234,6 @@ def test_an_axis_is_another_question_and_another_judge_but_overall_is_what_it_wa
     assert all(axis in prompt and CRITERIA not in prompt for axis, prompt in asked.items())
     judge = Judge(model="m", axis="accuracy")
     assert judge.folder != Judge(model="m").folder
-    assert "axis" not in Judge(model="m").identity
     assert judge.label == "m, accuracy alone"
     with pytest.raises(UserError, match=r"judge\.axis must be overall"):
         Judge(kind="facts", axis="accuracy")

@@ -117,9 +117,9 @@ class Chat:
         With judge.structured=auto a reply in either form counts.
         """
         forms = {"on": (True,), "off": (False,)}.get(self.settings.structured, (True, False))
-        _, *texts = comparison
+        _, query, first, second = comparison
         questions = {
-            form: make_question(*texts, OBJECT if form else LINES, self.settings.axis)
+            form: make_question(query, first, second, OBJECT if form else LINES, self.settings.axis)
             for form in forms
         }
         keys = {form: self._key(questions[form], form) for form in forms}
