@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -41,7 +40,7 @@ from stages.learning.lora import adapt
 from stages.learning.models import load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
     alike,
-    length_bias,
+    gap_rows,
     over_pairs,
     pair_length,
     pair_tokens,
@@ -54,7 +53,7 @@ from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
-from stages.runs import open_stage
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.sections import CNNDM
 
@@ -103,12 +102,12 @@ def train_dpo(config: Config) -> None:
         state.load()
         learn(state, splits["train"], references["train"])
         trained = keep_model(accelerator, policy, tokenizer, run.partial / "model")
-        found = {
-            name: evaluate(state, trained, splits[name], references[name], f"dpo {name}")
-            for name in splits
-            if name != "train"
+        results = {
+            name: evaluate(state, trained, splits[name], references[name], file)
+            for name, file in (("validation", HELD_OUT_PAIRS), (CNNDM, HELD_OUT_CNNDM))
+            if name in splits
         }
-        run.finish({**found["validation"], "cnndm": found.get(CNNDM)})
+        run.finish({**results["validation"], "cnndm": results.get(CNNDM)})
 
 
 def load_splits(data: Path, pairs: str) -> dict[str, TokenizedSplit]:
@@ -240,16 +239,18 @@ def split_logprobs(
 
 
 def evaluate(
-    state: State, policy: nn.Module, split: TokenizedSplit, reference: Tensor, label: str
-) -> dict[str, Any]:
-    """The policy as a reward model of held-out pairs: loss, margin, and accuracy by group."""
+    state: State, policy: nn.Module, split: TokenizedSplit, reference: Tensor, file: str
+) -> dict[str, float]:
+    """Loss, margin and accuracy of the policy as a reward model; `file` gets one row a pair."""
     config, keep = state.run.config, state.run.resume
+    label = f"dpo {Path(file).stem}"
     logprobs = split_logprobs(state.accelerator, policy, split, config, label, keep)
     rewards = implicit_rewards(logprobs, reference, config.dpo.beta)
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
     means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
-    return means | summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
+    write_rows(state.run, file, gap_rows(gaps, split))
+    return means | summarize_gaps(gaps)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,6 +9,7 @@ Source: Huang et al. 2024, details 10 to 18.
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from stages.learning.lora import adapt
 from stages.learning.models import load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
-    length_bias,
+    gap_rows,
     over_pairs,
     pair_length,
     pair_tokens,
@@ -49,7 +50,7 @@ from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
-from stages.runs import open_stage
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import CNNDM
 
@@ -96,10 +97,11 @@ def train_reward_model(config: Config) -> None:
             run.log(update + 1, **stats)
         trained = keep_model(accelerator, reward_model, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
-        results = evaluate(state, trained, validation, "rm validation")
+        results: dict[str, Any] = dict(evaluate(state, trained, validation, HELD_OUT_PAIRS))
         results |= {"training_pairs": len(train), "cnndm": None}
         if (data / f"{CNNDM}.jsonl").exists():
-            results["cnndm"] = evaluate(state, trained, load_split(data, CNNDM), "rm cnndm")
+            articles = load_split(data, CNNDM)
+            results["cnndm"] = evaluate(state, trained, articles, HELD_OUT_CNNDM)
         run.finish(results)
 
 
@@ -142,9 +144,9 @@ def score_pairs(
 
 @torch.no_grad()
 def evaluate(
-    state: State, reward_model: nn.Module, split: TokenizedSplit, label: str
-) -> dict[str, Any]:
-    """Loss and accuracy on held-out pairs: overall, by split, batch, strength and policies."""
+    state: State, reward_model: nn.Module, split: TokenizedSplit, file: str
+) -> dict[str, float]:
+    """Loss and accuracy on held-out pairs; `file` gets one row a pair."""
     accelerator, size = state.accelerator, state.run.config.memory.forward_batch_size
     reward_model.eval()
 
@@ -152,9 +154,10 @@ def evaluate(
         chosen, rejected = score_pairs(reward_model, split, rows, accelerator.device)
         return (chosen - rejected).tolist()
 
-    keep = state.run.resume
-    found = over_pairs(accelerator, split, size, label, gaps, keep)
-    return summarize_gaps(found, split.rows) | {"length": length_bias(found, split)}
+    label = f"rm {Path(file).stem}"
+    measured = over_pairs(accelerator, split, size, label, gaps, state.run.resume)
+    write_rows(state.run, file, gap_rows(measured, split))
+    return summarize_gaps(measured)
 
 
 def main(argv: list[str] | None = None) -> None:

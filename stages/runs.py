@@ -49,7 +49,9 @@ from stages.settings.config import Config, hash_of, settings_hash, settings_of
 from stages.settings.stages import STAGES
 
 T = TypeVar("T")
-RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl")  # how it was made; no stage's input
+HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
+# How it was made, and how good it is; no stage's input.
+RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
 WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # not part of a stage's outputs
@@ -153,11 +155,10 @@ class Run:
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a whole JSONL file of a stage; the part that an interrupted attempt left is removed."""
+    """Write a whole JSONL file of a stage, over the part that an interrupted attempt left."""
     if run.main:
-        (run.partial / name).unlink(missing_ok=True)
-    for row in rows:
-        run.append(name, row)
+        with (run.partial / name).open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def halvings(folder: Path) -> list[dict[str, int]]:

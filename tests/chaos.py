@@ -227,7 +227,7 @@ def differences(calm: Path, chaos: Path) -> list[str]:
         for file in sorted(files) if not report else ["numbers.json", "headline.txt"]:
             equal = one["outputs"].get(file) == other["outputs"].get(file)
             found += [] if equal else [f"{name}: {file}"]
-        for file in ("metrics.jsonl", "samples.jsonl"):
+        for file in RECORDS[1:]:
             rows = [_rows(folder / name / file) for folder in (calm, chaos)]
             found += [] if rows[0] == rows[1] else [f"{name}: {file}"]
     return found

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from eval.rates.reward_pairs import calibration, pair_statistics
 from stages.learning.likelihood import counted_tokens, summed_loss
-from stages.learning.preferences import calibration, summarize_gaps
+from stages.learning.preferences import gap_rows, summarize_gaps
 from stages.posts.ragged import TokenizedSplit
 from stages.posts.tokens import Limits, tokenize_comparisons, tokenize_posts
 from stages.reward import score_pairs, take_step
@@ -105,14 +106,16 @@ def test_the_share_that_is_right_is_counted_by_the_size_of_the_gap():
 
 
 def test_a_gap_of_0_is_not_right(reward_model, tokenizer, pairs):
-    facts = dict.fromkeys(("split", "batch", "policies"), "x") | {"strength": 2}
+    facts = dict.fromkeys(("id", "split", "batch", "policies"), "x") | {"strength": 2}
     columns = {
         "queries": pairs.columns["queries"],
         "chosen": pairs.columns["chosen"],
         "rejected": pairs.columns["chosen"],
     }
     equal = TokenizedSplit(columns=columns, rows=[facts] * 3)
-    found = summarize_gaps([0.0, 0.5, -0.5], equal.rows)
+    gaps = [0.0, 0.5, -0.5]
+    assert summarize_gaps(gaps)["accuracy"] == pytest.approx(1 / 3)
+    found = pair_statistics(gap_rows(gaps, equal))
     assert found["accuracy"] == pytest.approx(1 / 3)
     assert found["by_batch"]["x"]["accuracy"] == pytest.approx(1 / 3)
     assert found["calibration"][0][1] == 0

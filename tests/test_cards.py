@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from reports.sharing.cards import Judged, card
+from reports.sharing.cards import Judged, card, write_cards
 from stages.finished import damage, read_manifest, stage_folder, why_not
 from stages.running.mirror import Board
 from stages.running.mirror_contents import CARD, MODELS
@@ -24,6 +24,8 @@ def finish(stage, results=MADE["results"], config=TINY):
             (run.partial / name).mkdir()
             (run.partial / name / "model.safetensors").write_text("weights")
         run.finish(results)
+    if stage in MODELS:
+        write_cards(config, stage)
     return run.folder
 
 

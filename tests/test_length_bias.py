@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from eval.rates.formulas import wilson
-from eval.rates.length_bias import accuracy_at_equal_length, beside_length
+from eval.rates.reward_pairs import accuracy_at_equal_length, beside_length, pair_statistics
 from reports.parts.page import Note, Table
 from reports.sections import scores
-from stages.learning.preferences import length_bias, summarize_gaps
+from stages.learning.preferences import gap_rows
 from stages.posts.ragged import TokenizedSplit, make_ragged
 
 CHOSEN = [20, 20, 20, 10, 15, 30, 12, 40, 19, 10]
@@ -28,7 +28,7 @@ def split_of(chosen: list[int], rejected: list[int]) -> TokenizedSplit:
 
 def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets():
     gaps = [float(a - b) for a, b in zip(CHOSEN, REJECTED, strict=True)]
-    found = length_bias(gaps, split_of(CHOSEN, REJECTED))
+    found = pair_statistics(gap_rows(gaps, split_of(CHOSEN, REJECTED)))["length"]
     # Longer: rows 0, 1, 4, 7; equal: 2, 6. So (4 + 2 / 2) / 10.
     assert found["longer"]["estimate"] == 0.5
     assert (found["longer"]["low"], found["longer"]["high"]) == wilson(5, 10)
@@ -90,7 +90,7 @@ def test_length_alone_has_no_finite_fit_and_says_so():
 def test_the_page_names_the_longer_one_and_warns_of_a_model_that_is_not_above_it():
     split = split_of(CHOSEN * 4, REJECTED * 4)
     gaps = torch.randn(40, generator=torch.Generator().manual_seed(1)).tolist()
-    results = summarize_gaps(gaps, split.rows) | {"length": length_bias(gaps, split)}
+    results = pair_statistics(gap_rows(gaps, split))
     table, *notes = scores.length_blocks({"the reward model": results})
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["the reward model", "the longer one"]

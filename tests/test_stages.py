@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from eval import controls, judge, summaries, win_rate
+from eval.rates.reward_pairs import with_statistics
 from reports import run_page
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
@@ -91,7 +92,8 @@ def test_the_reward_model_learns(study):
     accuracy = column(study, "rm", "accuracy/train")
     assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5
     assert results(study, "rm")["accuracy"] > 0.6
-    groups = results(study, "rm")
+    groups = with_statistics(results(study, "rm"), study / "rm")
+    assert groups["accuracy_low"] < results(study, "rm")["accuracy"] < groups["accuracy_high"]
     for key in ("by_split", "by_batch", "by_strength", "by_policies"):
         assert sum(group["pairs"] for group in groups[key].values()) == groups["pairs"]
 
@@ -139,11 +141,12 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     assert found["accuracy"] > 0.55
     assert found["loss"] < math.log(2)
     assert found["margin"] == pytest.approx(found["rewards/chosen"] - found["rewards/rejected"])
+    ours, theirs = (
+        with_statistics(results(study, stage), study / stage) for stage in ("rm", "dpo")
+    )
     for key in ("by_split", "by_batch", "by_strength", "by_policies"):
-        groups = results(study, "rm")[key]
-        assert {name: group["pairs"] for name, group in groups.items()} == {
-            name: group["pairs"] for name, group in found[key].items()
-        }
+        pairs = [{name: part[key][name]["pairs"] for name in part[key]} for part in (ours, theirs)]
+        assert pairs[0] == pairs[1]
     load_policy(study / "dpo" / "model")  # strictly
     assert "normalize" not in manifest(study, "dpo")["inputs"]
 

@@ -18,6 +18,7 @@ import torch
 
 from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Reply, Row
+from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_tokenizer
@@ -127,7 +128,7 @@ def _of_run(config: Config, folder: Path) -> Gold:
     theirs = recorded_config(folder)
     assert theirs is not None  # a finished stage has its settings
     check_stage(theirs, "normalize")
-    found = (read_manifest(stage_folder(theirs, "rm")) or {}).get("results", {})
+    results = (read_manifest(stage_folder(theirs, "rm")) or {}).get("results")
     own, gold = trained_posts(config), trained_posts(theirs)
     return Gold(
         folder=folder / "model",
@@ -136,8 +137,13 @@ def _of_run(config: Config, folder: Path) -> Gold:
         trained=config.kind == TRAINED,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
-        held_out={key: found[key] for key in HELD_OUT} if found else None,
+        held_out=_held_out(results) if results else None,
     )
+
+
+def _held_out(results: dict[str, Any]) -> dict[str, float]:
+    known = results | accuracy_interval(results)
+    return {key: known[key] for key in HELD_OUT}
 
 
 def trained_posts(config: Config) -> set[str] | None:

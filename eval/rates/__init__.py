@@ -2,7 +2,7 @@
 
 formulas        intervals of proportions, means over posts, paired tests, agreement
 logit           a logistic model with clustered errors
-length_bias     a scorer of comparisons beside the longer one
+reward_pairs    a reward model on held-out pairs: intervals, groups, beside the longer one
 correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length
 simple_judges   a judge beside the longest text, the majority label and the most overlap

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from eval.rates.reward_pairs import with_statistics
 from eval.rates.scores import agreement
 from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair, pair_name
@@ -55,11 +56,14 @@ class Record:
     """What the calibration of this judge found; None if there was none."""
     calibration_pairs: list[dict[str, Any]] = field(default_factory=list)
     """The labelled pairs with the judge's answers, if it was calibrated."""
+    _results: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def results(self, stage: str) -> dict[str, Any]:
-        """What a stage found."""
-        results: dict[str, Any] = self.manifests[stage]["results"]
-        return results
+        """What a stage found, with the statistics of its held-out pairs if it has any."""
+        if stage not in self._results:
+            results = self.manifests[stage]["results"]
+            self._results[stage] = with_statistics(results, self.folders[stage])
+        return self._results[stage]
 
     def rows(self, stage: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
         """The rows of a JSONL file of a stage; none if it wrote none."""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.running.mirror_contents import CARD, MODELS
@@ -201,10 +202,11 @@ def _data(config: Config) -> str:
 
 
 def _results(results: dict[str, Any], judged: Sequence[Judged]) -> str:
+    known = results | (accuracy_interval(results) if "accuracy" in results else {})
     rows = [
-        (f"{MEANINGS[key]} (`{key}`)", f"{value:.4g}")
-        for key, value in results.items()
-        if key in MEANINGS and isinstance(value, int | float)
+        (f"{meaning} (`{key}`)", f"{known[key]:.4g}")
+        for key, meaning in MEANINGS.items()
+        if isinstance(known.get(key), int | float)
     ]
     rows += [(one.what, one.value) for one in judged]
     later = (

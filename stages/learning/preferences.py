@@ -12,16 +12,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from eval.rates.formulas import wilson
-from eval.rates.length_bias import beside_length
 from stages.functional import preference_loss
 from stages.learning.loop import over_rows
 from stages.posts.bad_rows import in_half
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 T = TypeVar("T")
-CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
 
 
 def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
@@ -80,64 +77,25 @@ def over_pairs(
     return over_rows(accelerator, lengths, max(1, sequences // 2), label, autocast, keep)
 
 
-def summarize_gaps(gaps: list[float], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Loss, mean gap and accuracy of held-out pairs, the latter with Wilson's interval at 95 %."""
-    right = [gap > 0 for gap in gaps]
-    low, high = wilson(sum(right), len(right))
+def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any]]:
+    """One row a pair, from which intervals, groups and the effect of length are computed later."""
+    lengths = {
+        f"{name}_tokens": split.columns[name].lengths().tolist() for name in ("chosen", "rejected")
+    }
+    columns = {"gap": gaps, **lengths}
+    values = zip(*columns.values(), strict=True)
+    return [
+        dict(zip(columns, row, strict=True)) | about
+        for row, about in zip(values, split.rows, strict=True)
+    ]
+
+
+def summarize_gaps(gaps: Sequence[float]) -> dict[str, float]:
+    """Accuracy, number, loss and mean gap of held-out pairs."""
     zeros = torch.zeros(len(gaps), dtype=torch.float64)
     return {
-        "accuracy": sum(right) / len(right),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "pairs": len(right),
+        "accuracy": sum(gap > 0 for gap in gaps) / len(gaps),
+        "pairs": len(gaps),
         "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
         "margin": sum(gaps) / len(gaps),
-        **{
-            f"by_{key}": accuracy_by([row[key] for row in rows], right)
-            for key in ("split", "batch", "strength", "policies")
-        },
-        "calibration": calibration(gaps),
     }
-
-
-def length_bias(gaps: list[float], split: TokenizedSplit) -> dict[str, Any]:
-    """What length alone gets on a split's pairs, beside the gaps: see `beside_length`.
-
-    `by_strength`, `by_batch` and `by_policies`: accuracy of "the longer one" in each group of pairs
-    by which the scorer's accuracy is grouped too.
-    """
-    chosen, rejected = (split.columns[one].lengths().tolist() for one in ("chosen", "rejected"))
-    longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
-    grouped = {
-        f"by_{key}": accuracy_by([row[key] for row in split.rows], longer)
-        for key in ("strength", "batch", "policies")
-    }
-    beside = beside_length(gaps, chosen, rejected, [row["id"] for row in split.rows])
-    return beside | grouped
-
-
-def accuracy_by(groups: Sequence[Any], right: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
-    found: dict[str, list[float]] = {}
-    for group, one in zip(groups, right, strict=True):
-        if group is not None:
-            found.setdefault(str(group), []).append(one)
-    return {
-        name: {"accuracy": sum(ones) / len(ones), "pairs": len(ones)}
-        for name, ones in sorted(found.items())
-    }
-
-
-def calibration(gaps: list[float]) -> list[list[float]]:
-    """How often the higher score is on the preferred summary, by size of the gap.
-
-    Rows [centre of the bin in reward units, share, pairs].
-    Source: Huang et al. 2024, detail 18.
-    """
-    bins: dict[int, list[bool]] = {}
-    for gap in gaps:
-        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
-    return [
-        [(index + 0.5) * CALIBRATION_BIN, sum(ones) / len(ones), len(ones)]
-        for index, ones in sorted(bins.items())
-    ]

@@ -1,12 +1,17 @@
-"""A scorer of comparisons beside the rule "the longer summary is better". No torch.
+"""Statistics of a scorer on held-out comparisons: intervals, groups, calibration, length.
+
+Stages `rm` and `dpo` write one row a pair: `gap`, the score of the chosen summary minus that of the
+rejected one; `chosen_tokens` and `rejected_tokens`, with EOS; the post's `id`; the pair's groups.
+No torch.
 
 Labellers prefer longer summaries, so a part of every accuracy can be had without reading: what the
 longer one gets on the same pairs, what the scorer gets where lengths are nearly equal, and what a
-logistic model leaves of its accuracy at equal length. Length is in tokens, with EOS.
+logistic model leaves of its accuracy at equal length.
 Source: Stiennon et al. 2020, section 3.4 and appendix on length.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +19,81 @@ from numpy.typing import NDArray
 
 from eval.rates.formulas import Z, wilson
 from eval.rates.logit import Floats, clustered_logit, length_terms, sigmoid
+from stages.running.files import read_lines
+from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
+GROUPS = ("split", "batch", "strength", "policies")
+CALIBRATION_BIN = 0.5  # reward units, as in the figure of Huang et al. 2024
 NEAR = 0.1  # lengths are nearly equal if they differ by at most this share of the longer one
 LEAST_PAIRS = 30
+
+
+def with_statistics(results: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A stage's results with `pair_statistics` of the rows in its folder, if it wrote such rows."""
+    if not (folder / HELD_OUT_PAIRS).exists():
+        return results
+    articles = results["cnndm"]
+    if articles is not None:
+        articles = articles | pair_statistics(read_lines(folder / HELD_OUT_CNNDM))
+    return results | pair_statistics(read_lines(folder / HELD_OUT_PAIRS)) | {"cnndm": articles}
+
+
+def accuracy_interval(results: dict[str, Any]) -> dict[str, float]:
+    """Wilson's interval at 95 % of an `accuracy` on `pairs`."""
+    low, high = wilson(round(results["accuracy"] * results["pairs"]), results["pairs"])
+    return {"accuracy_low": low, "accuracy_high": high}
+
+
+def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of a scorer on held-out pairs; a gap of 0 is wrong.
+
+    `accuracy` and its interval; `by_*`: accuracy in each group of pairs; `calibration`; `length`:
+    `beside_length`, with the accuracy of "the longer one" in groups.
+    """
+    gaps = [row["gap"] for row in rows]
+    chosen, rejected = ([row[f"{name}_tokens"] for row in rows] for name in ("chosen", "rejected"))
+    right = [gap > 0 for gap in gaps]
+    overall = {"accuracy": sum(right) / len(right), "pairs": len(right)}
+    beside = beside_length(gaps, chosen, rejected, [row["id"] for row in rows])
+    longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
+    return {
+        **overall,
+        **accuracy_interval(overall),
+        **_by_groups(rows, right),
+        "calibration": calibration(gaps),
+        "length": beside | _by_groups(rows, longer),
+    }
+
+
+def _by_groups(rows: Sequence[dict[str, Any]], right: Sequence[float]) -> dict[str, Any]:
+    return {f"by_{key}": accuracy_by([row[key] for row in rows], right) for key in GROUPS}
+
+
+def accuracy_by(groups: Sequence[Any], right: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
+    points: dict[str, list[float]] = {}
+    for group, point in zip(groups, right, strict=True):
+        if group is not None:
+            points.setdefault(str(group), []).append(point)
+    return {
+        name: {"accuracy": sum(values) / len(values), "pairs": len(values)}
+        for name, values in sorted(points.items())
+    }
+
+
+def calibration(gaps: Sequence[float]) -> list[list[float]]:
+    """How often the higher score is on the preferred summary, by size of the gap.
+
+    Rows [centre of the bin in reward units, share, pairs].
+    Source: Huang et al. 2024, detail 18.
+    """
+    bins: dict[int, list[bool]] = {}
+    for gap in gaps:
+        bins.setdefault(int(abs(gap) / CALIBRATION_BIN), []).append(gap > 0)
+    return [
+        [(index + 0.5) * CALIBRATION_BIN, sum(right) / len(right), len(right)]
+        for index, right in sorted(bins.items())
+    ]
 
 
 def beside_length(
