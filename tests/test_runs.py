@@ -386,7 +386,8 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch):
 def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert code_version() == "unknown"
-    (tmp_path / "reports" / "generated").mkdir(parents=True)
+    for folder in ("generated", "parts"):
+        (tmp_path / "reports" / folder).mkdir(parents=True)
     for name in ("code.py", "reports/generated/page.md", "reports/parts/page.py"):
         (tmp_path / name).write_text("1")
     who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
