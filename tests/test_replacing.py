@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace as replaced
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_pa
 
 def test_a_field_that_is_empty_in_one_version_of_python_and_absent_in_another_counts_nothing():
     tree = ast.parse("def f(x): return x")
-    (function,) = tree.body
+    function: Any = tree.body[0]
     before = code._plain(tree)
     function.type_params = []  # as of Python 3.12
     function._fields = (*function._fields, "type_params")
