@@ -1,15 +1,18 @@
 """Cards of saved models, and scalars for TensorBoard: true, and nobody's input."""
 
+import errno
 import importlib.util
 from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard
 
-from reports.sharing.cards import Judged, card, write_cards
+from reports.sharing import cards
+from reports.sharing.cards import Judged, card
 from stages.finished import damage, read_manifest, stage_folder, why_not
 from stages.running.mirror import Board
 from stages.running.mirror_contents import CARD, MODELS
+from stages.running.start import leave_cards, run_stage
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 
@@ -18,15 +21,17 @@ MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inp
 
 
 def finish(stage, results=MADE["results"], config=TINY):
-    """A finished stage that saved its models."""
-    with open_stage(config, stage) as run:
-        for name in MODELS.get(stage, ()):
-            (run.partial / name).mkdir()
-            (run.partial / name / "model.safetensors").write_text("weights")
-        run.finish(results)
-    if stage in MODELS:
-        write_cards(config, stage)
-    return run.folder
+    """A finished stage that saved its models, as its command leaves it."""
+
+    def work(config):
+        with open_stage(config, stage) as run:
+            for name in MODELS.get(stage, ()):
+                (run.partial / name).mkdir()
+                (run.partial / name / "model.safetensors").write_text("weights")
+            run.finish(results)
+        return run.folder
+
+    return run_stage(stage, work, [], "a stage", lambda *_: config)
 
 
 def head_of(config, stage="ppo"):
@@ -46,6 +51,26 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
     assert "predicts rewards at every token" in critic
     assert "AutoModelForTokenClassification" in critic
     assert list(finish("base").rglob(CARD)) == []  # it is somebody else's model, or none yet
+
+
+def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cards, "write_text", full)
+    folder = finish("sft")
+    assert read_manifest(folder) is not None
+    assert not (folder / "model" / CARD).exists()
+    assert "no model card of stage sft: [Errno 28] No space left" in capsys.readouterr().err
+
+
+def test_of_several_processes_the_main_one_writes_the_card(runs, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    folder = finish("sft")
+    assert not (folder / "model" / CARD).exists()
+    monkeypatch.setenv("RANK", "0")
+    leave_cards(TINY, "sft")
+    assert (folder / "model" / CARD).exists()
 
 
 def test_a_card_makes_nothing_stale(runs):

@@ -56,12 +56,12 @@ class Page:
     @property
     def manifests(self) -> list[dict[str, Any]]:
         """The manifests behind it."""
-        return [read_manifest(settings.RUNS / one) or {} for one in self.sources]
+        return [read_manifest(settings.RUNS / source) or {} for source in self.sources]
 
     @property
     def code_versions(self) -> list[str]:
         """The versions of the code that made the page and its sources."""
-        return sorted(self.code | {one["code_version"] for one in self.manifests})
+        return sorted(self.code | {manifest["code_version"] for manifest in self.manifests})
 
 
 # -- which pages -----------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def find_pages(
 
     Raises UserError for an unknown run, a run without any page, and a page that is stale.
     """
-    found: list[Page] = []
+    every_page: list[Page] = []
     left_out: list[str] = []
     needed = {*kinds, *(("run",) if "scaling" in kinds else ())} or set(KINDS.values())
     stages = [stage for stage, kind in KINDS.items() if kind in needed]
@@ -86,23 +86,27 @@ def find_pages(
             raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
         pages = []
         seeds = (settings.RUNS / name).glob("seed*")
-        for seed in sorted(seeds, key=lambda one: (len(one.name), one.name)):
+        for seed in sorted(seeds, key=lambda folder: (len(folder.name), folder.name)):
             of_seed = [page for stage in stages for page in pages_of_seed(seed, stage, judge)]
             pages += of_seed
             if "run" in needed and not any(page.kind == "run" for page in of_seed):
                 left_out.append(f"{name} {seed.name} has no page: stage report is missing.")
         if stages and not pages:
             raise UserError(f"run {name} has no page: run `make eval` for it first")
-        found += pages
-    return [*found, *versus_pages(names, judge), *several_pages(names, judge)], left_out
+        every_page += pages
+    return [*every_page, *versus_pages(names, judge), *several_pages(names, judge)], left_out
 
 
 def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
     """The finished folder of a stage by the judge that is meant, and its recorded config."""
-    there = sorted(one for one in (seed / stage).glob("*") if read_manifest(one) is not None)
-    chosen = [one for one in there if judge in ("", one.name) and one.suffix != ".partial"]
+    there = sorted(
+        folder for folder in (seed / stage).glob("*") if read_manifest(folder) is not None
+    )
+    chosen = [
+        folder for folder in there if judge in ("", folder.name) and folder.suffix != ".partial"
+    ]
     if len(chosen) > 1:
-        names = ", ".join(one.name for one in chosen)
+        names = ", ".join(folder.name for folder in chosen)
         raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
     for folder in chosen:
         config = recorded_config(folder)
@@ -119,8 +123,8 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
         inputs = (read_manifest(folder) or {"inputs": {}})["inputs"]
         if stage == "report":
             load_run(config)  # refuses a stale stage
-        for one in [*({"calibration"} & inputs.keys()), stage]:
-            check_holds(config, one)
+        for name in [*({"calibration"} & inputs.keys()), stage]:
+            check_holds(config, name)
         headline = folder / "headline.txt"
         yield Page(
             kind=KINDS[stage],
@@ -128,7 +132,7 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
             folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
             stem=next(folder.glob("*.md")).stem,
             judge=folder.name,
-            sources=hashes_of([folder, *(stage_folder(config, one) for one in inputs)]),
+            sources=hashes_of([folder, *(stage_folder(config, name) for name in inputs)]),
             numbers=read_json(folder / "numbers.json") or {},
             headline=headline.read_text(encoding="utf-8") if headline.exists() else "",
         )
@@ -145,7 +149,8 @@ def check_holds(config: Config, stage: str) -> None:
 def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
     """Stage folder below runs/ -> SHA-256 of its manifest."""
     return {
-        str(one.relative_to(settings.RUNS)): file_hash(one / "manifest.json") for one in folders
+        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+        for folder in folders
     }
 
 
@@ -159,13 +164,13 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             verdicts = stage_folder(config, "versus")
             manifest = read_manifest(verdicts) or {"inputs": {}, "results": {}}
             recorded: dict[str, str] = manifest["inputs"]
-            about = {one.split("/")[0] for one in recorded}
+            about = {source.split("/")[0] for source in recorded}
             if not about or not about <= set(names):
                 continue
             check_holds(config, "versus")
             own = hashes_of([verdicts])
             made_from = (read_manifest(folder) or {})["inputs"]["versus"]
-            a, b = (_side(manifest["results"][one]) for one in ("a", "b"))
+            a, b = (_side(manifest["results"][side]) for side in ("a", "b"))
             command = f"make versus A={a} B={b}"
             check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
             problem = damage(config, "report")
@@ -196,10 +201,10 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         note = read_json(path)
         if not set(note["names"]) <= set(names) or judge not in ("", *note["judges"]):
             continue
-        asked = " ".join(note["names"])
-        command = f'make scaling NAMES="{asked}"'
+        listed = " ".join(note["names"])
+        command = f'make scaling NAMES="{listed}"'
         if note["kind"] != "scaling":
-            command = f"make {note['kind']} {shlex.quote(f'NAME={asked}')}"
+            command = f"make {note['kind']} {shlex.quote(f'NAME={listed}')}"
         command = note.get("command", command)
         public = path.parent / PUBLIC
         check_sources(path.stem, note["sources"], command)
@@ -228,9 +233,9 @@ def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
 def check_seeds(pages: Sequence[Page]) -> None:
     """Raise UserError if a page about sizes lacks a seed that is published beside it."""
     seeds: dict[str, set[int]] = {}
-    for page in (one for one in pages if one.kind == "run"):
+    for page in (page for page in pages if page.kind == "run"):
         seeds.setdefault(page.numbers["name"], set()).add(page.numbers["seed"])
-    for page in (one for one in pages if one.kind == "scaling"):
+    for page in (page for page in pages if page.kind == "scaling"):
         for name in page.names:
             lacking = sorted(seeds.get(name, set()) - set(runs_of(page).get(name, [])))
             if lacking:
@@ -241,7 +246,7 @@ def check_seeds(pages: Sequence[Page]) -> None:
 def check_clean(pages: Sequence[Page]) -> None:
     """Raise UserError if a page was made with code that was not committed."""
     for page in pages:
-        dirty = [one for one in page.code_versions if one.endswith(DIRTY)]
+        dirty = [version for version in page.code_versions if version.endswith(DIRTY)]
         if dirty:
             raise UserError(
                 f"{page.stem} was made with code that was not committed ({', '.join(dirty)}):"
@@ -306,11 +311,13 @@ def replace_page(page: Page) -> dict[str, Any]:
         "runs": runs_of(page),
         "judge": page.judge,
         "code_versions": page.code_versions,
-        "finished": max(one["finished"] for one in manifests),
+        "finished": max(manifest["finished"] for manifest in manifests),
         "devices": devices_of(manifests),
-        "versions": {name: ", ".join(sorted(found)) for name, found in sorted(versions.items())},
+        "versions": {
+            name: ", ".join(sorted(numbers)) for name, numbers in sorted(versions.items())
+        },
         "files": {str(name): file_hash(GENERATED / name) for name in names},
-        "manifests": {f"{one}/manifest.json": hash_ for one, hash_ in page.sources.items()},
+        "manifests": {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()},
         "numbers": page.numbers,
         "headline": page.headline,
     }
@@ -318,26 +325,26 @@ def replace_page(page: Page) -> dict[str, Any]:
 
 def runs_of(page: Page) -> dict[str, list[int]]:
     """Run -> its seeds, of every run that a page was made from."""
-    found: dict[str, set[int]] = {}
+    seeds_of: dict[str, set[int]] = {}
     for folder in page.sources:
         name, seed = Path(folder).parts[:2]
-        found.setdefault(name, set()).add(int(seed.removeprefix("seed")))
-    found.pop(page.stem, None)  # a comparison of two policies has a folder of its own
-    return {name: sorted(seeds) for name, seeds in sorted(found.items())}
+        seeds_of.setdefault(name, set()).add(int(seed.removeprefix("seed")))
+    seeds_of.pop(page.stem, None)  # a comparison of two policies has a folder of its own
+    return {name: sorted(seeds) for name, seeds in sorted(seeds_of.items())}
 
 
 def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
     """The devices of the stages that run models; of all stages, if a page has no such stage."""
-    computing = [one for one in manifests if STAGES[one["stage"]].computes]
-    return sorted({one["device"] for one in computing or manifests})
+    computing = [manifest for manifest in manifests if STAGES[manifest["stage"]].computes]
+    return sorted({manifest["device"] for manifest in computing or manifests})
 
 
 def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
     recorded = read_json(GENERATED / RECORD)["pages"].values()
-    known = {RECORD, *(name for one in recorded for name in one["files"])}
-    there = (str(one.relative_to(GENERATED)) for one in GENERATED.rglob("*") if one.is_file())
-    return sorted(one for one in there if one not in known)
+    known = {RECORD, *(name for page in recorded for name in page["files"])}
+    there = (str(path.relative_to(GENERATED)) for path in GENERATED.rglob("*") if path.is_file())
+    return sorted(name for name in there if name not in known)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -53,7 +53,7 @@ class Upload:
     def size(self) -> int:
         """Bytes."""
         parts = self.files.values()
-        return sum(one.stat().st_size if isinstance(one, Path) else len(one) for one in parts)
+        return sum(part.stat().st_size if isinstance(part, Path) else len(part) for part in parts)
 
 
 # -- what is uploaded ------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
 
 def finished_configs(folder: Path) -> dict[str, Config]:
     """Of each stage of a seed that has made a model, the config that it recorded."""
-    recorded = {one: recorded_config(folder / one) for one in ("base", *MODELS)}
+    recorded = {stage: recorded_config(folder / stage) for stage in ("base", *MODELS)}
     return {
         stage: config
         for stage, config in recorded.items()
@@ -111,10 +111,10 @@ def repository(hub: str, config: Config, stage: str) -> str:
     Raises UserError for what the hub does not take as a name.
     """
     owner, _, prefix = hub.partition("/")
-    found = f"{owner}/{prefix or slug(config.name)}-seed{config.seed}-{PUSHED[stage]}"
-    if not NAME.fullmatch(found):
+    full_name = f"{owner}/{prefix or slug(config.name)}-seed{config.seed}-{PUSHED[stage]}"
+    if not NAME.fullmatch(full_name):
         raise UserError(f"HUB={hub} is no name of the hub: give yours, as in `make push HUB=me`")
-    return found
+    return full_name
 
 
 def files_of_model(
@@ -129,7 +129,7 @@ def files_of_model(
     text = card(config, stage, "model", manifest, judged(stage, folder, pages))
     shown = pages if stage == WITH_PAGES else ()
     if shown:
-        names = "\n".join(f"- [{one.stem}]({PAGES}/{one.stem}.md)" for one in shown)
+        names = "\n".join(f"- [{page.stem}]({PAGES}/{page.stem}.md)" for page in shown)
         text += f"\n## Pages\n\n{names}\n"
     for page in shown:
         own = [path for path in sorted(page.folder.iterdir()) if path.is_file()]
@@ -168,9 +168,9 @@ def plan_lines(uploads: Sequence[Upload], public: bool, listed: bool) -> list[st
     """What goes where, for people; each file too if it is `listed`."""
     who = "public: everybody can read them" if public else "private; PUBLIC=1 makes them public"
     lines = [f"{len(uploads)} repositories, {who}"]
-    for one in uploads:
-        lines.append(f"{one.repository}: {len(one.files)} files, {one.size / 1e6:.1f} MB")
-        lines += [f"  {name}" for name in sorted(one.files)] if listed else []
+    for upload in uploads:
+        lines.append(f"{upload.repository}: {len(upload.files)} files, {upload.size / 1e6:.1f} MB")
+        lines += [f"  {name}" for name in sorted(upload.files)] if listed else []
     return lines
 
 
@@ -189,23 +189,23 @@ def send(uploads: Sequence[Upload], public: bool) -> Iterator[str]:
     if not sys.stderr.isatty():
         disable_progress_bars()
     api = HfApi()
-    for one in uploads:
-        with one_line(one.repository):
-            api.create_repo(one.repository, private=not public, exist_ok=True)
-            before = api.repo_info(one.repository)
+    for upload in uploads:
+        with one_line(upload.repository):
+            api.create_repo(upload.repository, private=not public, exist_ok=True)
+            before = api.repo_info(upload.repository)
             if not public and not before.private:
                 raise UserError(
-                    f"{one.repository} is public already: add PUBLIC=1, or make it private first"
+                    f"{upload.repository} is public already: add PUBLIC=1, or make it private first"
                 )
             operations = [
                 CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
-                for name, path in one.files.items()
+                for name, path in upload.files.items()
             ]
             made = api.create_commit(
-                one.repository, operations, commit_message=f"Upload of stage {one.stage}"
+                upload.repository, operations, commit_message=f"Upload of stage {upload.stage}"
             )
             news = "as it was" if made.oid == before.sha else "uploaded"
-            yield f"{news}: {api.endpoint}/{one.repository} at commit {made.oid[:10]}"
+            yield f"{news}: {api.endpoint}/{upload.repository} at commit {made.oid[:10]}"
 
 
 @contextmanager
@@ -243,8 +243,8 @@ def _reason(name: str, error: BaseException) -> str:
         409: f"somebody else changed it at the same time: {GOES_ON}",
         412: f"somebody else changed it at the same time: {GOES_ON}",
     }
-    said = (last.server_message or str(last)).splitlines()[0][:120]
-    return known.get(status, f"the hub answers {status} ({said}): {GOES_ON}")
+    answer = (last.server_message or str(last)).splitlines()[0][:120]
+    return known.get(status, f"the hub answers {status} ({answer}): {GOES_ON}")
 
 
 # -- command line ----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ Published = dict[str, Any]
 def run_entries(published: Published) -> list[dict[str, Any]]:
     """What was published of each seed of the run that the README shows, in the order of seeds."""
     entries = published["pages"].values()
-    shown = [one for one in entries if one["numbers"].get("name") == README_RUN]
-    return sorted(shown, key=lambda one: int(one["numbers"]["seed"]))
+    shown = [entry for entry in entries if entry["numbers"].get("name") == README_RUN]
+    return sorted(shown, key=lambda entry: int(entry["numbers"]["seed"]))
 
 
 def in_readme(text: str, published: Published) -> str:
@@ -31,13 +31,13 @@ def in_readme(text: str, published: Published) -> str:
     if not entries:
         return text
     headline = f"```\n{entries[0]['headline'].rstrip()}\n```"
-    table = results_table([one["numbers"] for one in entries])
+    table = results_table([entry["numbers"] for entry in entries])
     return _put(_put(text, "results", table), "headline", headline)
 
 
 def _put(text: str, name: str, block: str) -> str:
     marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}{block}\n{found[2]}", text)
+    return marked.sub(lambda marker: f"{marker[1]}{block}\n{marker[2]}", text)
 
 
 def results_table(rows: list[dict[str, Any]]) -> str:
@@ -65,9 +65,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _share(found: Sequence[float | None], sign: str = "") -> str:
+def _share(bounds: Sequence[float | None], sign: str = "") -> str:
     """A share and its interval in percent; a dash if it may not be given."""
-    value, low, high = found
+    value, low, high = bounds
     if value is None or low is None or high is None:
         return MISSING
     return f"{100 * value:{sign}.1f} [{100 * low:.1f}, {100 * high:.1f}]"

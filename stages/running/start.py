@@ -57,8 +57,7 @@ def run_stage(
     try:
         with ended_by_signal(command):
             made = function(config)
-            if stage in MODELS and os.environ.get("RANK", "0") == "0":
-                load(CARDS).write_cards(config, stage)
+            leave_cards(config, stage)
             return made
     except UserError as error:
         leave(f"error: {error}")
@@ -71,6 +70,20 @@ def run_stage(
         if not has_others():
             raise
         leave(traceback.format_exc(), 1)
+
+
+def leave_cards(config: Config, stage: str) -> None:
+    """Write the cards of the models that a finished stage has saved, in the main process alone.
+
+    The stage stays finished if that fails: a card is nobody's input.
+    """
+    if stage not in MODELS or os.environ.get("RANK", "0") != "0":
+        return
+    try:
+        load(CARDS).write_cards(config, stage)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        print(f"no model card of stage {stage}: {reason}", file=sys.stderr, flush=True)
 
 
 def leave(text: str, status: int = 2) -> NoReturn:
