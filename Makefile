@@ -51,7 +51,7 @@ ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRES
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
 DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
-ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(if $(REPLACE),--replace) \
+ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) \
 	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
 HOW = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \

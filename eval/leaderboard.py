@@ -63,7 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", action="store_true", help="each two systems with each other too")
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
-    parser.add_argument("--replace", action="store_true", help="move what differs aside")
+    parser.add_argument("--replace", default="", help="1 or a stage: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     return parser.parse_args(argv)
 

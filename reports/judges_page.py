@@ -33,14 +33,14 @@ from reports.parts.verdict import (
     told_apart,
     whole,
 )
-from stages.finished import METHOD, read_manifest
+from stages.finished import read_manifest
 from stages.running.files import file_hash, read_lines, write_json
 from stages.running.machine import code_version
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, fail, hash_of
-from stages.settings.stages import OUTPUTS, STAGES
+from stages.settings.stages import OUTPUTS
 
 STEM = "judges"
 WIDTH = 46  # of a judge's name in the terminal
@@ -92,8 +92,8 @@ class Calibrated:
         return 60 * asking["questions"] / len(VERDICTS) / max(asking["seconds"], 1e-9)
 
 
-def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list[str]]:
-    """The finished calibrations of some runs (of all, if none is named), and a line on each other.
+def find_calibrations(names: Sequence[str] = ()) -> list[Calibrated]:
+    """The finished calibrations of some runs (of all, if none is named).
 
     A judge that was calibrated twice on the same pairs stands there once, as it was calibrated
     last. Raises UserError for an unknown run, and if no judge was calibrated.
@@ -102,18 +102,11 @@ def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list
         if name not in names_of_runs():
             raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
     calibrations: dict[tuple[str, str], Calibrated] = {}
-    left_out = []
     for folder in sorted(settings.RUNS.glob("*/seed*/calibration/*")):
         manifest, config = read_manifest(folder), recorded_config(folder)
         if manifest is None or config is None or folder.suffix == ".partial":
             continue
         if names and config.name not in names:
-            continue
-        if manifest["inputs"].get(METHOD) != STAGES["calibration"].method:
-            left_out.append(
-                f"{config.name} seed {config.seed}, judge {folder.name}, is left out: it was"
-                " calibrated by an earlier method, and `make judge-calibration` does it again."
-            )
             continue
         pairs = read_lines(folder / "pairs.jsonl")
         calibrated = Calibrated(folder=folder, config=config, manifest=manifest, pairs=pairs)
@@ -124,9 +117,8 @@ def find_calibrations(names: Sequence[str] = ()) -> tuple[list[Calibrated], list
         ):
             calibrations[key] = calibrated
     if not calibrations:
-        reason = f" ({left_out[0]})" if left_out else ""
-        raise UserError(f"no judge was calibrated yet{reason}: run `make judge-calibration`")
-    return list(calibrations.values()), left_out
+        raise UserError("no judge was calibrated yet: run `make judge-calibration`")
+    return list(calibrations.values())
 
 
 def by_pairs(calibrations: Sequence[Calibrated]) -> list[list[Calibrated]]:
@@ -235,7 +227,7 @@ def _shortened(name: str) -> str:
     return name if len(name) <= WIDTH else f"{name[: WIDTH // 2 - 1]}…{name[-WIDTH // 2 :]}"
 
 
-def write_page(calibrations: Sequence[Calibrated], left_out: Sequence[str]) -> Path:
+def write_page(calibrations: Sequence[Calibrated]) -> Path:
     """Write the page, and its numbers with what it was made from; returns the HTML's path."""
     groups = by_pairs(calibrations)
     lead = Text(
@@ -246,7 +238,6 @@ def write_page(calibrations: Sequence[Calibrated], left_out: Sequence[str]) -> P
     )
     blocks = [
         lead,
-        *(Note(line) for line in left_out),
         *(b for group in groups for b in section(group)),
     ]
     path = page.write(page.beside_the_runs(), STEM, "Judges beside the same labels", blocks)
@@ -279,12 +270,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--names", nargs="*", default=[], help="runs; none: all of them")
     args = parser.parse_args(argv)
     try:
-        calibrations, left_out = find_calibrations(args.names)
-        path = write_page(calibrations, left_out)
+        calibrations = find_calibrations(args.names)
+        path = write_page(calibrations)
     except UserError as error:
         fail(error)
     print("\n".join(line for group in by_pairs(calibrations) for line in lines_of(group)))
-    print(page.for_terminal(left_out, path))
+    print(page.for_terminal([], path))
 
 
 if __name__ == "__main__":

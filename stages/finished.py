@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stages.running.code import changed_files
 from stages.running.files import file_hash, hash_files, read_json
 from stages.settings import config as settings
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
@@ -22,7 +23,7 @@ GIVEN = {
 }
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 GOLD = "gold reward model"  # as an input of the stages that ask it
-METHOD = "method"  # as an input of the stages that have been done otherwise before
+ATTEMPT = "attempt.json"  # what a stage under way is made with
 
 
 class Problem(NamedTuple):
@@ -30,8 +31,8 @@ class Problem(NamedTuple):
 
     text: str
     """To be read after the stage's name."""
-    kept: bool = False
-    """Whether finished work stands in the way, which nobody replaces unasked."""
+    needs_replace: bool = False
+    """Whether finished work stands in the way, which is replaced only if REPLACE says so."""
 
     def __str__(self) -> str:
         return self.text
@@ -99,15 +100,13 @@ def why_not(config: Config, stage: str) -> Problem | None:
     if manifest is None:
         return MISSING
     if "content" not in manifest:
-        return Problem("was made by an earlier version of this code", kept=True)
+        return Problem("was written by no stage", needs_replace=True)
     differing = differing_settings(config, stage)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
         said = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
-        return Problem(f"was made with other settings ({said})", kept=True)
+        return Problem(f"was made with other settings ({said})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
-        if name == METHOD and manifest["inputs"].get(name) != now:
-            return Problem(f"was made by an earlier method than '{now}'")
         recorded = manifest["inputs"].get(name)
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
@@ -146,6 +145,16 @@ def differing_settings(config: Config, stage: str) -> list[str]:
     ]
 
 
+def changed_code(config: Config, stage: str) -> list[str]:
+    """The files in which the code that made a stage, or began it, differs from the code now.
+
+    They make nothing stale. Empty if there is no such stage.
+    """
+    folder = stage_folder(config, stage)
+    record = read_manifest(folder) or read_json(partial_of(folder) / ATTEMPT)
+    return changed_files(record["code"]) if record else []
+
+
 def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """What a stage would be made from now: each input's identity, None if it is missing."""
     row = row_of(stage, config.kind)
@@ -174,9 +183,8 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
 
 
 def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """What a stage is made from beside other stages: data, a gold reward model, its method."""
-    method: dict[str, str | None] = {METHOD: STAGES[stage].method} if STAGES[stage].method else {}
-    return data_inputs(config, stage) | gold_inputs(config, stage) | method
+    """What a stage is made from beside other stages: data, a gold reward model."""
+    return data_inputs(config, stage) | gold_inputs(config, stage)
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
@@ -237,13 +245,13 @@ def refusal(config: Config, stage: str, problem: Problem) -> UserError:
 
 def _changed(stage: str, name: str) -> Problem:
     """A page is made again unasked; other finished work is kept."""
-    return Problem(f"has changed on disk ({name})", kept=not STAGES[stage].reads_records)
+    return Problem(f"has changed on disk ({name})", needs_replace=not STAGES[stage].reads_records)
 
 
 def mend(config: Config, stage: str, problem: Problem) -> str:
     """What to do about a stage that is not as asked, in one line."""
     command = make_command(config, stage)
-    if problem.kept:
+    if problem.needs_replace:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
     return f"run `{command}`"
 

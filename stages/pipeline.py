@@ -5,10 +5,11 @@
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
     python -m stages.pipeline status | help | settings
 
-Content decides everything (`stages.runs.why_not`), the age of a file decides nothing. Looking
+Content decides everything (`stages.finished.why_not`), the age of a file decides nothing. Looking
 (`--dry-run`, status) writes nothing. If a finished stage has other settings than those asked for,
 it is refused with the difference; `--replace` moves it aside. If the outputs of a stage's inputs
-have changed, the stage is made again and the old one moves aside.
+have changed, the stage is made again and the old one moves aside. Other code makes nothing stale:
+one line says which stages were made with it.
 """
 
 import argparse
@@ -18,20 +19,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stages.finished import (
     MISSING,
-    damage,
+    changed_code,
     lock_of,
     partial_of,
     read_manifest,
-    refusal,
     stage_folder,
     why_not,
 )
+from stages.running.code import other_code
 from stages.running.grid import (
     LADDER,
     SEEDS,
@@ -45,10 +45,11 @@ from stages.running.grid import (
 )
 from stages.running.launch import add_launch_arguments, launch_words
 from stages.running.progress import folded
+from stages.running.replacing import Replacement, forget_if_done
 from stages.running.start import CALLER_SAYS_STOP
 from stages.running.status import help_lines, kept, settings_lines, status
 from stages.running.warm import Warm, can_be_forked
-from stages.runs import halvings, held, move_aside, put_in_place
+from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_of, config_of
 from stages.settings.config import Config, UserError, fail
@@ -70,26 +71,33 @@ LOOKS: dict[str, Callable[[Asked], list[str]]] = {
 # -- what a run needs ------------------------------------------------------------------------------
 
 
-def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
-    """The stages that lead to some goals, in order; an optional one joins if it was made before.
+def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
+    """The stages that some goals name.
 
     Raises UserError for an unknown goal, and for training where nothing is trained.
     """
     wanted, no_part = set(), set(NO_PART[config.kind])
     for goal in goals:
-        named = {name for name, one in STAGES.items() if goal in (name, one.goal)}
+        named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
         if not named:
             raise unknown("goal", goal, (*GOALS, *STAGES))
-        named = {goal} if goal in STAGES and goal not in GOALS else named
         if named & no_part and goal != "eval":
             raise UserError(_no_part(goal, config.kind))
         wanted |= named - no_part
     if config.outputs.label and "report" in wanted:  # the judge is tried on the file's own labels
         wanted |= {"calibration"}
-    found = with_inputs(wanted, config.kind)
-    joined = {one for name in found for one in STAGES[name].joined_by} - no_part
-    there = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
-    return with_inputs({*found, *there}, config.kind)
+    return wanted
+
+
+def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
+    """The stages that lead to some goals, in order; an optional one joins if it was made before.
+
+    Raises UserError as `stages_of` does.
+    """
+    needed = with_inputs(stages_of(config, goals), config.kind)
+    joined = {name for stage in needed for name in STAGES[stage].joined_by}
+    there = {name for name in joined if read_manifest(stage_folder(config, name)) is not None}
+    return with_inputs({*needed, *there.difference(NO_PART[config.kind])}, config.kind)
 
 
 def _no_part(goal: str, kind: str) -> str:
@@ -99,26 +107,9 @@ def _no_part(goal: str, kind: str) -> str:
     return f"{goal} trains, and {given} is judged without training: leave out one of the two"
 
 
-def refuse_or_move_aside(config: Config, stages: Sequence[str], how: How) -> None:
-    """Refuse finished stages that are not as asked, or move them aside.
-
-    Raises UserError that names each difference and the two ways out. Raises it also if an upstream
-    has not finished a stage that this run takes from it.
-    """
-    for stage in stages:
-        problem = why_not(config, stage)
-        if problem is None and how.replace:
-            problem = damage(config, stage)
-        if problem is None:
-            continue
-        theirs = bool(config.upstream) and STAGES[stage].shared
-        if theirs or (problem.kept and not how.replace):
-            raise refusal(config, stage, problem)
-        if problem.kept and not how.dry_run:
-            print(f"{stage}: moved to {move_aside(stage_folder(config, stage))}", flush=True)
-
-
-def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
+def plan(
+    config: Config, stages: Sequence[str], replaced: Sequence[str] = ()
+) -> list[tuple[str, str]]:
     """The stages that would be made, and why; some depend on the outcome of an earlier one."""
     found: list[tuple[str, str]] = []
     for stage in stages:
@@ -126,7 +117,9 @@ def plan(config: Config, stages: Sequence[str]) -> list[tuple[str, str]]:
         read = (*row.inputs, *row.joined_by)
         before = [name for name, _ in found if name in read]
         problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
-        if problem == MISSING and partial.is_dir():
+        if stage in replaced:
+            found.append((stage, "anew, as REPLACE asks"))
+        elif problem == MISSING and partial.is_dir():
             found.append((stage, f"half done, {kept(partial)}"))
         elif problem is not None:
             found.append((stage, str(problem)))
@@ -147,6 +140,7 @@ class Maker:
         self.stopped = 0
         self.running: set[subprocess.Popen[bytes]] = set()
         self.warm: Warm | None = None
+        self.renewed: set[Path] = set()
 
     def __enter__(self) -> "Maker":
         signal.signal(signal.SIGINT, self._stop)
@@ -173,10 +167,11 @@ class Maker:
         stages, own = _stages_of(cell)
         if not self.how.dry_run:
             _settle(config, own)
-        refuse_or_move_aside(config, stages, self.how)
+        replacement = self._replacement(cell, stages, own)
         if self.how.dry_run:
-            _say_plan(cell, plan(config, own))
+            _say_plan(cell, plan(config, own, replacement.stages))
             return 0
+        replacement.move_aside()
         made = []
         for number, stage in enumerate(own, start=1):
             why = why_not(config, stage)
@@ -191,8 +186,8 @@ class Maker:
             code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
                 return code
-        if not made:
-            print(f"{cell.label}: nothing to do, {len(own)} stages are done")
+        forget_if_done(config)
+        _say_what_stays(cell, own, made)
         if "report" in own and "report" not in made:  # a new page has printed it already
             print((stage_folder(config, "report") / "headline.txt").read_text(), end="")
         return self.stopped
@@ -203,8 +198,14 @@ class Maker:
         Raises UserError if it has finished stages that are not as asked.
         """
         stages, own = _stages_of(cell)
-        refuse_or_move_aside(cell.config, stages, replace(self.how, dry_run=True))
-        return plan(cell.config, own)
+        return plan(cell.config, own, self._replacement(cell, stages, own).stages)
+
+    def _replacement(self, cell: Cell, stages: list[str], own: list[str]) -> Replacement:
+        """What the command replaces. Raises UserError for other stages that are not as asked."""
+        of_goals = stages_of(cell.config, cell.goals)
+        replacement = Replacement(cell.config, self.how.replace, own, of_goals, self.renewed)
+        replacement.refuse_others(stages)
+        return replacement
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
@@ -302,6 +303,15 @@ def _settle(config: Config, stages: Sequence[str]) -> None:
                 put_in_place(config, stage)
 
 
+def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None:
+    """One line: that nothing was to do, and which stages were made with other code, if any were."""
+    code = other_code({name: changed_code(cell.config, name) for name in own if name not in made})
+    parts = [f"nothing to do, {len(own)} stages are done"] if not made else []
+    parts += [f"{code}: REPLACE=1 makes them anew"] if code else []
+    if parts:
+        print(f"{cell.label}: {'; '.join(parts)}")
+
+
 def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
     if not steps:
         print(f"{cell.label}: nothing to do")
@@ -322,7 +332,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
-    parser.add_argument("--replace", action="store_true", help="move what differs aside")
+    parser.add_argument("--replace", default="", help="1 or a stage: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.finished import (
+    ATTEMPT,
     check_stage,
     current_inputs,
     identity,
@@ -32,6 +34,7 @@ from stages.finished import (
     read_manifest,
     stage_folder,
 )
+from stages.running.code import changed_files, code_record, first_of
 from stages.running.files import hash_files, read_json, sync, write_json
 from stages.running.machine import (
     code_version,
@@ -46,7 +49,7 @@ from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.config import Config, hash_of, settings_hash, settings_of
-from stages.settings.stages import STAGES
+from stages.settings.stages import STAGES, row_of
 
 T = TypeVar("T")
 HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
@@ -54,7 +57,7 @@ HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
-WHILE_WORKING = (RESUME, "attempt.json", "progress.json")  # not part of a stage's outputs
+WHILE_WORKING = (RESUME, ATTEMPT, "progress.json")  # not part of a stage's outputs
 
 
 class Run:
@@ -71,6 +74,7 @@ class Run:
         """What an interrupted stage goes on from; removed when the stage has finished."""
         self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
+        self.code: dict[str, Any] = {}
         self.mirror = Mirror(config, stage)
         """What others see of the stage; off unless the environment asks for it."""
         self.finished = False
@@ -135,6 +139,7 @@ class Run:
             "settings_hash": settings_hash(self.config, self.stage),
             "settings": settings_of(self.config, self.stage),
             "code_version": code_version(),
+            "code": self.code,
             "inputs": self.inputs | outer_inputs(self.config, self.stage),
             "outputs": outputs,
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
@@ -197,19 +202,32 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
 
 
 def _prepare(run: Run) -> None:
-    """Keep the partial folder of an interrupted try with these settings and inputs, or make one."""
-    config, stage = run.config, run.stage
-    attempt = _attempt(config, stage)
-    if run.resume.is_dir() and read_json(run.partial / "attempt.json") == attempt:
+    """Keep the partial folder of an interrupted try with these settings and inputs, or make one.
+
+    It goes on with the code of now, and says so if that differs from the code that began it.
+    """
+    module = row_of(run.stage, run.config.kind).module
+    attempt = _attempt(run.config, run.stage)
+    before = read_json(run.partial / ATTEMPT) or {}
+    code = before.pop("code", None)
+    if run.resume.is_dir() and before == attempt:
         for name in ("failed.json", "progress.json"):
             (run.partial / name).unlink(missing_ok=True)
-        return
-    if run.resume.is_dir():
-        move_aside(run.partial)
-    shutil.rmtree(run.partial, ignore_errors=True)
-    run.partial.mkdir()
-    write_json(run.partial / "config.json", dataclasses.asdict(config))
-    write_json(run.partial / "attempt.json", attempt)
+        if files := changed_files(code):
+            print(
+                f"{run.stage} goes on with other code than it began with ({first_of(files)}):"
+                f" REPLACE={run.stage} begins it anew",
+                file=sys.stderr,
+            )
+    else:
+        if run.resume.is_dir():
+            move_aside(run.partial)
+        shutil.rmtree(run.partial, ignore_errors=True)
+        run.partial.mkdir()
+        write_json(run.partial / "config.json", dataclasses.asdict(run.config))
+        code = None
+    run.code = code_record(module, code)
+    write_json(run.partial / ATTEMPT, {**attempt, "code": run.code})
 
 
 def _attempt(config: Config, stage: str) -> dict[str, Any]:

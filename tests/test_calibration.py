@@ -157,7 +157,7 @@ def test_replies_that_were_kept_from_before_have_no_speed(runs, monkeypatch):
     assert known == asked == 12
     assert again == 0
     assert 0 < more == len(url.requests) - asked
-    assert [one.pairs_per_minute is None for one in find_calibrations(["again"])[0]] == [True]
+    assert [one.pairs_per_minute is None for one in find_calibrations(["again"])] == [True]
 
 
 def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypatch, capsys):

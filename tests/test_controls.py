@@ -10,14 +10,13 @@ from eval.controls import control_rows, describe, judge_controls, outcome, print
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from reports.sections import judge as judge_page
-from stages.finished import METHOD, read_manifest, stage_folder, why_not
+from stages.finished import read_manifest, stage_folder
 from stages.posts.readers import format_post
 from stages.posts.toy import facts_of, make_post, read_summary, score_summary
-from stages.running.files import read_json, read_lines, write_json
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
-from stages.settings.stages import STAGES
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")
@@ -209,22 +208,6 @@ def test_the_built_in_judge_passes_every_control(runs):
     itself = [row for row in rows if row["policy"] == "reference"]
     assert {row["verdict"] for row in itself} == {"tie"}
     assert all("not asked" in row["reply"] for row in itself)
-
-
-def test_controls_of_an_earlier_method_are_stale_and_made_again_unasked(runs):
-    config = make_config("tiny")
-    finish_summaries(config, posts=3)
-    judge_controls(config)
-    path = stage_folder(config, "controls") / "manifest.json"
-    manifest = read_json(path)
-    assert manifest["inputs"].pop(METHOD)
-    write_json(path, manifest)
-    problem = why_not(config, "controls")
-    assert problem is not None
-    assert "earlier method" in problem.text
-    assert not problem.kept
-    stages = {name for name, stage in STAGES.items() if stage.method}
-    assert stages == {"controls", "win_rate", "calibration"}  # no verdict, no training
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,6 @@ def test_status_and_pages_pass_over_settings_that_no_run_recorded(runs, capsys, 
 def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
     hand_made(runs)
     config = make_config("tiny", name="mine")
-    assert "an earlier version of this code" in str(why_not(config, "summaries"))
+    assert "was written by no stage" in str(why_not(config, "summaries"))
     line = line_of(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
-    assert "stage summaries was made by an earlier version" in line
+    assert "stage summaries was written by no stage" in line

@@ -21,7 +21,6 @@ from reports.judges_page import (
 )
 from reports.parts.verdict import told_apart
 from reports.sharing import publish
-from stages.finished import METHOD
 from stages.running.files import read_json, write_json
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge, UserError
@@ -61,9 +60,9 @@ def two_judges(runs, monkeypatch):
 
 def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_judges, capsys):
     judges_page.main([])
-    found, left_out = find_calibrations()
+    found = find_calibrations()
     groups = by_pairs(found)
-    assert ([len(one) for one in groups], left_out) == ([2, 1], [])
+    assert [len(one) for one in groups] == [2, 1]
     rows = rows_of(groups[0])
     names = [row["judge"] for row in rows]
     assert len(names) == 5
@@ -98,7 +97,7 @@ def test_judges_that_share_a_name_are_told_apart(two_judges):
         config = read_json(again / "config.json")
         config["judge"] |= {"kind": judge.kind, "max_tokens": judge.max_tokens}
         write_json(again / "config.json", config)
-    (group, _) = by_pairs(find_calibrations()[0])
+    (group, _) = by_pairs(find_calibrations())
     assert {row["judge"] for row in rows_of(group) if "simple" not in row} == {
         "facts (offline rule, not an LLM)",
         "another (kind=local)",
@@ -141,22 +140,6 @@ def test_the_page_can_be_published_with_what_it_was_made_from(two_judges):
         list(publish.several_pages(["rule", "paid"], ""))
 
 
-def test_a_calibration_of_an_earlier_method_is_named_and_left_out(two_judges, capsys):
-    path = two_judges / "paid/seed44413/calibration" / PAID.folder / "manifest.json"
-    manifest = read_json(path)
-    del manifest["inputs"][METHOD]
-    write_json(path, manifest)
-    found, (line,) = find_calibrations()
-    assert len(found) == 2
-    assert line.startswith(f"paid seed 44413, judge {PAID.folder}, is left out")
-    with pytest.raises(SystemExit):
-        judges_page.main(["--names", "paid"])
-    assert "no judge was calibrated yet" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        judges_page.main(["--names", "nobody"])
-    assert "nobody" in capsys.readouterr().err
-
-
 def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judges):
     path = two_judges / "rule/seed44413/calibration/facts/manifest.json"
     later = two_judges / "later/seed44413/calibration/facts"
@@ -164,7 +147,7 @@ def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judge
     for name in ("config.json", "pairs.jsonl", "judgements.jsonl"):
         (later / name).write_bytes((path.parent / name).read_bytes())
     write_json(later / "manifest.json", read_json(path) | {"finished": "2099"})
-    found, _ = find_calibrations()
+    found = find_calibrations()
     assert len(found) == 3
     assert later in {one.folder for one in found}
 

@@ -227,7 +227,7 @@ def test_another_file_makes_the_summaries_stale_and_another_column_is_refused(ru
     assert str(why_not(config, "summaries")) == "was made from other data"
     other = why_not(config_of_file(path, "outputs.reference=people"), "summaries")
     assert other is not None
-    assert other.kept
+    assert other.needs_replace
     assert "outputs.reference: made with reference, asked people" in other.text
 
 

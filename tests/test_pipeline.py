@@ -213,21 +213,12 @@ def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_t
     assert everything(runs) == before
 
 
-def test_replace_moves_what_differs_aside_and_makes_it_anew(runs):
-    make(named("ppo.lam=0.9"))
-    made = make(named("ppo.lam=0.5"), replace=True)
-    assert made == ["ppo", "report"]
-    recorded = runs / "mine/seed44413/aside/ppo-1/config.json"
-    assert json.loads(recorded.read_text())["ppo"]["lam"] == 0.9
-    assert make(named("ppo.lam=0.5")) == []
-
-
 def test_a_finished_stage_that_lost_a_file_is_refused_and_not_made_again_unasked(runs):
     make()
     (stage_folder(TINY, "sft") / "out.txt").unlink()
     with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
         make()
-    assert make(TINY, replace=True)[0] == "sft"
+    assert make(TINY, replace="1")[0] == "sft"
 
 
 def test_replace_makes_a_file_anew_whose_bytes_changed_while_its_size_did_not(runs):
@@ -236,7 +227,7 @@ def test_replace_makes_a_file_anew_whose_bytes_changed_while_its_size_did_not(ru
     path.write_text(path.read_text().swapcase())
     with pytest.raises(UserError, match=r"sft has changed on disk \(out.txt\).*REPLACE=1"):
         check_stage(TINY, "sft")
-    assert make(TINY, replace=True)[0] == "sft"
+    assert make(TINY, replace="1")[0] == "sft"
     check_stage(TINY, "sft")
 
 

@@ -387,7 +387,7 @@ def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp
     monkeypatch.chdir(tmp_path)
     assert code_version() == "unknown"
     (tmp_path / "reports" / "generated").mkdir(parents=True)
-    for name in ("code.py", "reports/generated/page.md", "reports/parts/page.py"):
+    for name in ("code.py", "reports/generated/page.md", "reports/page.py"):
         (tmp_path / name).write_text("1")
     who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
     for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
@@ -396,5 +396,5 @@ def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp
     assert len(clean) == 10
     (tmp_path / "reports/generated/page.md").write_text("2")
     assert code_version() == clean
-    (tmp_path / "reports/parts/page.py").write_text("2")
+    (tmp_path / "reports/page.py").write_text("2")
     assert code_version() == f"{clean}-dirty"

@@ -8,6 +8,7 @@ from eval.judges.openai.budget import cost
 from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.verdict import MISSING, judge, rate, shown, too_many_unjudged, whole
+from stages.running.code import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
 from stages.settings.judge import Judge
 from stages.settings.presets import PRESETS
@@ -197,6 +198,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     return [
         Heading("Time, memory and versions"),
         Text(f"{_in_all(manifests)} {judges_price(record)}"),
+        *code_note(manifests),
         *([Text(where([record]))] if "memory" in record.settings else []),
         Table(("stage", "wall time", "peak GiB", "device"), cost),
         Details(
@@ -207,6 +209,13 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
             ],
         ),
     ]
+
+
+def code_note(manifests: Manifests) -> list[Block]:
+    """A sentence on the stages that were made with other code than the page; none without any."""
+    changed = {stage: changed_files(manifest["code"]) for stage, manifest in manifests.items()}
+    text = other_code(changed)
+    return [Text(f"Caveat: {text} than the code that made this page.")] if text else []
 
 
 def judges_price(record: Record) -> str:

@@ -45,8 +45,8 @@ class How:
     """Command that starts the stages that run models; empty: this interpreter."""
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
-    replace: bool = False
-    """Whether finished stages with other settings move aside."""
+    replace: str = ""
+    """What is made anew: `1` or a stage (`stages.running.replacing`); empty: nothing."""
     jobs: int = 1
     """Runs that are made at once."""
     dry_run: bool = False

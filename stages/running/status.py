@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.finished import lock_of, partial_of, read_manifest, why_not
+from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
+from stages.running.code import first_of
 from stages.running.files import read_json
 from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
@@ -21,7 +22,10 @@ from stages.settings.stages import STAGES
 
 COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
-MARKS = "ok done, old stale, run running, half interrupted, fail failed, - missing"
+MARKS = (
+    "ok done, ok* done with other code, old stale, run running, half interrupted,",
+    "fail failed, - missing",
+)
 GOAL_LINES = {
     "data": "posts, tokenizer, checkpoint; from then on offline",
     "sft": "supervised fine-tuning on the reference summaries",
@@ -83,7 +87,7 @@ VARIABLES = {
     "JUDGES": "for leaderboard: 'model=m axis=accuracy,model=m kind=facts'",
     "HUB, PUBLIC": "for push: your name on the hub; PUBLIC=1: all can read",
     "MAX_COST": "the most that an LLM judge may cost, USD",
-    "REPLACE=1": "move finished stages with other settings aside",
+    "REPLACE": "1: stages of the goals anew; ppo: it and what follows",
     "LAUNCH": "a launcher of your own, in place of GPUS, NODES, ENGINE",
     "PYTHON, VENV": "interpreter; VENV= (empty) uses it without installing",
 }
@@ -117,7 +121,10 @@ def look(config: Config, stage: str, folder: Path) -> Seen:
     if not finished:
         return Seen("-")
     problem = why_not(config, stage)
-    return Seen("old", str(problem)) if problem else Seen("ok")
+    if problem:
+        return Seen("old", str(problem))
+    files = changed_code(config, stage)
+    return Seen("ok*", f"was made with other code ({first_of(files)})") if files else Seen("ok")
 
 
 def kept(partial: Path) -> str:
@@ -198,7 +205,7 @@ def status(name: str = "") -> list[str]:
             rows, said = seed_lines(seed)
             lines += rows
             lines += [part for one in said for part in _wrapped(one)]
-    return [*lines, "", MARKS]
+    return [*lines, "", *MARKS]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -40,8 +40,6 @@ class Stage:
     """Whether it reads posts and comparisons from their source."""
     per_judge: bool = False
     """Whether each judge has a folder of its own."""
-    method: str = ""
-    """Names how it is done. What an earlier method has finished is stale and is made again."""
     reads_records: bool = False
     """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
 
@@ -144,7 +142,6 @@ STAGES = {
         inputs=("summaries",),
         computes=False,
         per_judge=True,
-        method="length, topic and facts",
     ),
     "win_rate": Stage(
         what="win rates with intervals",
@@ -154,7 +151,6 @@ STAGES = {
         inputs=("summaries", "judge"),
         computes=False,
         per_judge=True,
-        method="bounded length",
     ),
     "pairs": Stage(
         what="every two systems of a run against each other",
@@ -175,7 +171,6 @@ STAGES = {
         computes=False,
         reads_data=True,
         per_judge=True,
-        method="beside simple judges",
     ),
     "report": Stage(
         what="the page of the run",

@@ -1,0 +1,284 @@
+"""Other code makes nothing stale and is said in one line; REPLACE makes anew, and goes on."""
+
+import ast
+import json
+from contextlib import suppress
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.sections import made_with
+from stages import runs as runs_module
+from stages.finished import changed_code, partial_of, stage_folder, why_not
+from stages.pipeline import wanted_stages
+from stages.running import code
+from stages.running.code import code_of
+from stages.running.files import read_json
+from stages.running.grid import Cell, How
+from stages.running.status import status
+from stages.runs import open_stage
+from stages.settings.command_line import Asked, make_config
+from stages.settings.config import UserError
+from stages.settings.stages import STAGES
+from tests.test_pipeline import EVALUATED, Recorder, make, named
+
+ROOT = Path(__file__).parents[1]
+TINY = make_config("tiny")
+ALL_GOALS = ("sft", "rm", "ppo", "eval")
+GAE = "stages/functional.py"
+AFTER_PPO = EVALUATED[EVALUATED.index("ppo") :]
+
+
+@pytest.fixture
+def edit(monkeypatch):
+    """Makes a file look as if its code had another hash; an empty hash undoes it."""
+    parsed, bytes_hash = code._parsed, code._bytes_hash
+    edited: dict[Path, str] = {}
+
+    def parsed_now(path: Path) -> tuple[str, list[str]]:
+        return edited.get(path) or parsed(path)[0], parsed(path)[1]
+
+    monkeypatch.setattr(code, "_parsed", parsed_now)
+    monkeypatch.setattr(code, "_bytes_hash", lambda path: edited.get(path) or bytes_hash(path))
+    return lambda name, other: edited.update({ROOT / name: other})
+
+
+def interrupt(stage: str) -> None:
+    """A stage of the preset that a Ctrl-C ends; it can go on."""
+    with suppress(KeyboardInterrupt), open_stage(TINY, stage) as run:
+        run.resume.mkdir()
+        raise KeyboardInterrupt
+
+
+# -- what a hash depends on ------------------------------------------------------------------------
+
+
+def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
+    files = set(code_of("stages.ppo"))
+    assert {"stages/ppo.py", GAE, "stages/runs.py", "stages/rl/credit.py"} <= files
+    assert not any(name.startswith(("eval/", "reports/")) for name in files)
+    assert "stages/dpo.py" not in files
+    assert all((ROOT / name).is_file() for name in files)
+    assert "eval/judge.py" not in code_of("stages.base")
+
+
+def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_path, monkeypatch):
+    formula = "delta + gamma * lam * running"
+    hashes = []
+    for number, (old, new) in enumerate(
+        (
+            ("", ""),
+            ("\ndef ", "\n# A comment.\n\n\n\ndef "),
+            ('"""', '"""Other words. '),
+            (formula, f"({formula.replace(' ', '  ')})"),
+            (formula, formula.replace("lam", "(0.5 * lam)")),
+        )
+    ):
+        root = tmp_path / str(number)
+        (root / "stages").mkdir(parents=True)
+        (root / GAE).write_text((ROOT / GAE).read_text().replace(old, new, 1 if old else 0))
+        monkeypatch.setattr(code, "ROOT", root)
+        hashes.append(code_of("stages.functional"))
+    assert hashes[0] == hashes[1] == hashes[2] == hashes[3] != hashes[4]
+    assert list(hashes[0]) == [GAE]
+
+
+def test_a_field_that_is_empty_in_one_version_of_python_and_absent_in_another_counts_nothing():
+    tree = ast.parse("def f(x): return x")
+    function: Any = tree.body[0]
+    before = code._plain(tree)
+    function.type_params = []  # as of Python 3.12
+    function._fields = (*function._fields, "type_params")
+    assert code._plain(tree) == before
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def test_a_broken_formula_makes_nothing_stale_and_one_line_says_who_was_made_without_it(
+    runs, edit, capsys
+):
+    make(TINY, *ALL_GOALS)
+    assert all("ok*" not in line for line in status()[:2])
+    edit(GAE, "broken")
+    capsys.readouterr()
+    assert make(TINY, *ALL_GOALS) == []
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "nothing to do" in line]
+    assert line.startswith("tiny seed 44413: nothing to do, 10 stages are done; ")
+    assert " ppo, " in line
+    assert line.endswith(f"were made with other code ({GAE}): REPLACE=1 makes them anew")
+    assert all(why_not(TINY, stage) is None for stage in EVALUATED)
+    assert changed_code(TINY, "ppo") == [GAE]
+    lines = status()
+    assert all(len(line) <= 80 for line in lines)
+    assert "ok*" in lines[1]
+    text = " ".join(line.strip() for line in lines)
+    assert f"ppo was made with other code ({GAE})" in text.replace("ppo: was", "ppo was")
+
+
+def test_a_few_files_are_named_and_the_others_counted():
+    files = [f"stages/{name}.py" for name in "abcde"]
+    assert code.first_of(files) == "stages/a.py, stages/b.py, stages/c.py and 2 more"
+    several = code.other_code({"sft": files[:1], "rm": [], "ppo": files[:2]})
+    assert several == "sft, ppo were made with other code (stages/a.py, stages/b.py)"
+    assert code.other_code({"sft": []}) == ""
+
+
+def test_a_page_says_which_stage_was_made_with_other_code(runs, edit):
+    make(TINY, "sft")
+    manifests = {"sft": read_json(stage_folder(TINY, "sft") / "manifest.json")}
+    assert made_with.code_note(manifests) == []
+    edit(GAE, "broken")
+    (note,) = made_with.code_note(manifests)
+    assert note.markdown("") == (
+        f"Caveat: sft was made with other code ({GAE}) than the code that made this page."
+    )
+
+
+def test_a_stage_that_goes_on_with_other_code_says_so_then_and_when_it_has_finished(
+    runs, edit, capsys
+):
+    interrupt("sft")
+    edit(GAE, "broken")
+    with open_stage(TINY, "sft") as run:
+        assert run.resume.is_dir()
+        assert capsys.readouterr().err == (
+            f"sft goes on with other code than it began with ({GAE}): REPLACE=sft begins it anew\n"
+        )
+        run.finish({})
+    assert changed_code(TINY, "sft") == [GAE]
+    edit(GAE, "")  # neither version made all of it
+    assert changed_code(TINY, "sft") == [GAE]
+
+
+# -- REPLACE ---------------------------------------------------------------------------------------
+
+
+def test_replace_makes_all_stages_of_the_goals_anew_though_nothing_differs(runs):
+    make(TINY, *ALL_GOALS)
+    assert make(TINY, *ALL_GOALS, replace="1") == EVALUATED[1:]  # all but base
+    aside = {path.name for path in (runs / "tiny/seed44413/aside").iterdir()}
+    assert {"sft-1", "ppo-1", "judge-facts-1"} <= aside
+    assert make(TINY, "ppo", replace="1") == ["ppo"]
+    assert make(TINY, *ALL_GOALS) == ["report"]
+    assert not (runs / "tiny/seed44413/replacing.json").exists()
+
+
+def test_replace_makes_all_anew_that_was_made_with_other_code(runs, edit, capsys):
+    make(TINY, *ALL_GOALS)
+    edit(GAE, "broken")
+    of_base = changed_code(TINY, "base")
+    made = make(TINY, "eval", replace="1")
+    assert {"sft", "rm", "ppo", "summaries"} <= set(made)
+    assert ("base" in made) == bool(of_base)
+    assert not any(changed_code(TINY, stage) for stage in EVALUATED)
+    capsys.readouterr()
+    assert make(TINY, *ALL_GOALS) == []
+    assert "other code" not in capsys.readouterr().out
+
+
+def test_replace_of_a_stage_makes_it_and_what_follows_anew(runs):
+    make(TINY, *ALL_GOALS)
+    assert make(TINY, *ALL_GOALS, replace="ppo") == AFTER_PPO
+    assert make(TINY, "ppo", replace="ppo") == ["ppo"]
+    assert make(TINY, "eval", replace="win_rate") == ["win_rate", "report"]
+
+
+def test_replace_of_a_stage_that_is_not_made_here_is_refused_with_the_nearest_name(runs):
+    make(TINY, "ppo")
+    for goals, replace, message in (
+        (ALL_GOALS, "poo", "unknown stage 'poo': did you mean ppo or dpo?"),
+        (("sft",), "ppo", "REPLACE=ppo: no goal here needs it: add ppo"),
+    ):
+        with pytest.raises(UserError) as refused:
+            make(TINY, *goals, replace=replace)
+        assert str(refused.value) == message
+    assert make(TINY, "ppo") == []
+
+
+def test_other_settings_are_replaced_and_nothing_is_lost(runs):
+    make(named("ppo.lam=0.9"))
+    assert make(named("ppo.lam=0.5"), "ppo", replace="1") == ["ppo"]
+    recorded = runs / "mine/seed44413/aside/ppo-1/config.json"
+    assert json.loads(recorded.read_text())["ppo"]["lam"] == 0.9
+    assert make(named("ppo.lam=0.5")) == ["report"]
+    with pytest.raises(UserError, match="stage sft was made with other settings"):
+        make(named("ppo.lam=0.5", "sft.epochs=3"), replace="ppo")
+
+
+def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
+    make(TINY, *ALL_GOALS)
+    ablation = named("ppo.lam=0.5", upstream="tiny")
+    make(ablation)
+    assert make(ablation, *ALL_GOALS, replace="1") == AFTER_PPO
+    assert not (runs / "tiny/seed44413/aside").exists()
+    with pytest.raises(UserError, match="REPLACE=sft: it belongs to tiny: leave out UPSTREAM="):
+        make(ablation, *ALL_GOALS, replace="sft")
+
+
+@pytest.mark.parametrize("replace", ["1", "sft"])
+def test_an_interrupted_replace_goes_on_with_the_same_command(runs, replace):
+    make(TINY, *ALL_GOALS)
+    failing = Recorder(How(replace=replace), fails="ppo")
+    cell = Cell(asked=Asked(), config=TINY, goals=ALL_GOALS)
+    assert failing.make(cell) == 3
+    assert [stage for _, stage in failing.made] == ["sft", "rm", "normalize"]
+    half = partial_of(stage_folder(TINY, "ppo"))
+    interrupt("ppo")
+    assert make(TINY, *ALL_GOALS, replace=replace) == AFTER_PPO
+    assert not half.exists()
+    assert make(TINY, *ALL_GOALS, replace=replace) == EVALUATED[1:]  # a new one
+
+
+def test_a_replace_that_was_killed_while_it_moved_moves_the_rest(runs, monkeypatch):
+    make(TINY, *ALL_GOALS)
+    moved: list[Path] = []
+
+    def move_two(folder):
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(folder)
+        return runs_module.move_aside(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.running.replacing.move_aside", move_two)
+        with pytest.raises(KeyboardInterrupt):
+            make(TINY, *ALL_GOALS, replace="1")
+    assert make(TINY, *ALL_GOALS, replace="1") == EVALUATED[1:]
+
+
+def test_an_interrupted_replace_keeps_nothing_that_other_code_made_since(runs, edit):
+    make(TINY, *ALL_GOALS)
+    failing = Recorder(How(replace="1"), fails="ppo")
+    assert failing.make(Cell(asked=Asked(), config=TINY, goals=ALL_GOALS)) == 3
+    interrupt("ppo")
+    edit(GAE, "broken")
+    assert {"sft", "rm"} <= set(make(TINY, *ALL_GOALS, replace="1"))
+    assert (runs / "tiny/seed44413/aside/ppo.partial-1").is_dir()
+    assert changed_code(TINY, "ppo") == []
+
+
+def test_two_judges_of_one_replace_make_their_summaries_once(runs):
+    make(TINY, *ALL_GOALS)
+    other = replaced(TINY, judge=replaced(TINY.judge, kind="reward_model"))
+    overrides = ("judge.kind=reward_model",)
+    maker = Recorder(How(replace="1"))
+    first = Cell(asked=Asked(), config=TINY, goals=("eval",))
+    second = Cell(asked=Asked(overrides=overrides), config=other, goals=("eval",))
+    assert maker.make_all([first, second]) == [0, 0]
+    assert [stage for _, stage in maker.made].count("summaries") == 1
+    assert [stage for _, stage in maker.made].count("judge") == 2
+
+
+def test_looking_says_what_replace_would_make_and_moves_nothing(runs, capsys):
+    make(TINY, *ALL_GOALS)
+    capsys.readouterr()
+    assert make(TINY, "ppo", "eval", replace="1", dry_run=True) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"tiny seed 44413: would make {stage} (anew, as REPLACE asks)" for stage in AFTER_PPO
+    ]
+    assert wanted_stages(TINY, ALL_GOALS) == [name for name in STAGES if name in EVALUATED]
+    assert not (runs / "tiny/seed44413/aside").exists()
