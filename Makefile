@@ -47,13 +47,13 @@ RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
 RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
 	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)") \
 	$(if $(INPUT),outputs.file="$(INPUT)")
-ASKED = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
+REQUEST = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
 DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
 ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) \
 	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
-HOW = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
+EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
@@ -67,10 +67,10 @@ GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablatio
 $(GOALS): pipeline
 	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
-	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(filter $(GOALS),$(MAKECMDGOALS))) $(ASKED) $(HOW) $(STUDY)
+	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(filter $(GOALS),$(MAKECMDGOALS))) $(REQUEST) $(EXECUTION) $(STUDY)
 
 help settings:
-	@$(PYTHON) -B -m stages.pipeline $@ $(ASKED)
+	@$(PYTHON) -B -m stages.pipeline $@ $(REQUEST)
 
 status:
 	@$(PYTHON) -B -m stages.pipeline status $(call option,name,$(NAME))
@@ -79,10 +79,10 @@ status:
 ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
-	@$(PYTHON) -B -m reports.needs.plan $(ASKED) $(ON) $(call option,presets,$(PRESETS)) \
+	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call option,presets,$(PRESETS)) \
 		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 rehearse: $(INSTALLED)
-	@$(PY) -m reports.needs.rehearse $(ASKED) $(call option,price-per-hour,$(PRICE_PER_HOUR))
+	@$(PY) -m reports.needs.rehearse $(REQUEST) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)
@@ -96,7 +96,7 @@ OWN = $(INSTALL) --no-build-isolation
 # A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
 # array with a task for each preset and seed.
 slurm: $(INSTALLED)
-	@$(PY) -m stages.running.slurm $(JOB) $(ASKED) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
+	@$(PY) -m stages.running.slurm $(JOB) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
 		$(if $(PRESETS),--presets $(PRESETS) --seeds $(SEEDS))
 
 install: $(INSTALLED)
@@ -128,7 +128,7 @@ power: $(INSTALLED)
 	@$(PY) -m eval.power --difference "$(DIFFERENCE)" --name $(or $(NAME),$(PRESET)) \
 		--seed $(SEED) $(call option,judge,$(JUDGE)) $(call option,set,$(SET))
 leaderboard: $(INSTALLED)
-	+@$(PY) -m eval.leaderboard $(ASKED) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
+	+@$(PY) -m eval.leaderboard $(REQUEST) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
 		$(call option,judges,$(JUDGES))
 # Every judge that was calibrated, beside the others on the same labelled pairs.
 judges: $(INSTALLED)

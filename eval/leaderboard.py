@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stages.pipeline import Maker
-from stages.running.grid import Cell, How
+from stages.running.grid import Cell, Execution
 from stages.running.launch import launcher
-from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import UserError, fail
 
 PAGE = "reports.leaderboard_page"
 
 
-def cells(asked: Asked, judges: Sequence[str], pairs: bool) -> list[Cell]:
+def cells(request: Request, judges: Sequence[str], pairs: bool) -> list[Cell]:
     """One evaluation for each judge, `kind=local,model=folder`; the run's own where none is named.
 
     Raises UserError for a setting that a judge does not have.
@@ -36,8 +36,8 @@ def cells(asked: Asked, judges: Sequence[str], pairs: bool) -> list[Cell]:
                 f"JUDGES: {judge!r} is no judge: write kind=local,model=folder"
                 " (several names of accept_model: a+b)"
             )
-        with_judge = replace(asked, overrides=(*asked.overrides, *own))
-        found.append(Cell(asked=with_judge, config=config_of(with_judge), goals=goals))
+        with_judge = replace(request, overrides=(*request.overrides, *own))
+        found.append(Cell(request=with_judge, config=config_of(with_judge), goals=goals))
     return found
 
 
@@ -48,9 +48,9 @@ def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:
     others alone.
     """
     codes = maker.make_all(todo)
-    if maker.stopped or maker.how.dry_run or all(codes):
+    if maker.stopped or maker.execution.dry_run or all(codes):
         return maker.stopped or max(codes)
-    words = [sys.executable, "-m", PAGE, *todo[0].asked.arguments]
+    words = [sys.executable, "-m", PAGE, *todo[0].request.arguments]
     shown = ["--judges", *(one.config.judge.folder for one in todo)] if named else []
     return max(*codes, maker.call([*words, *shown]))
 
@@ -72,14 +72,14 @@ def main(argv: list[str] | None = None) -> None:
     """Make the leaderboard; exits with the status of the first judge that failed."""
     args = parse(argv)
     try:
-        how = How(
+        execution = Execution(
             launch=launcher(args.launch),
             max_cost=args.max_cost,
             replace=args.replace,
             dry_run=args.dry_run,
         )
-        todo = cells(asked_of(args), args.judges, args.pairs)
-        with Maker(how) as maker:
+        todo = cells(request_of(args), args.judges, args.pairs)
+        with Maker(execution) as maker:
             code = make_leaderboard(maker, todo, bool(args.judges))
     except UserError as error:
         fail(error)

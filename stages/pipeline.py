@@ -38,7 +38,7 @@ from stages.running.grid import (
     STUDY_GOALS,
     Cell,
     Ended,
-    How,
+    Execution,
     make_ablations,
     make_study,
     study_cells,
@@ -51,7 +51,7 @@ from stages.running.status import help_lines, kept, settings_lines, status
 from stages.running.warm import Warm, can_be_forked
 from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import unknown
-from stages.settings.command_line import GIVEN_BY, Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError, fail
 from stages.settings.presets import ABLATIONS
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
@@ -61,10 +61,10 @@ START = (sys.executable, "-m", "stages.running.start")
 BESIDE = ("versus", "leaderboard")
 GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
 # Goals that only look -> the lines that they print.
-LOOKS: dict[str, Callable[[Asked], list[str]]] = {
-    "status": lambda asked: status(asked.name),
+LOOKS: dict[str, Callable[[Request], list[str]]] = {
+    "status": lambda request: status(request.name),
     "help": lambda _: help_lines(),
-    "settings": lambda asked: settings_lines(config_of(asked)),
+    "settings": lambda request: settings_lines(config_of(request)),
 }
 
 
@@ -134,9 +134,9 @@ def plan(
 class Maker:
     """Runs the stages of cells, stops when told to, and hands a signal on to what is running."""
 
-    def __init__(self, how: How, says_stop: bool = False) -> None:
+    def __init__(self, execution: Execution, says_stop: bool = False) -> None:
         """`says_stop`: what calls it says how to go on after a signal, so the stages need not."""
-        self.how, self.says_stop = how, says_stop
+        self.execution, self.says_stop = execution, says_stop
         self.stopped = 0
         self.running: set[subprocess.Popen[bytes]] = set()
         self.warm: Warm | None = None
@@ -165,10 +165,10 @@ class Maker:
         """
         config = cell.config
         stages, own = _stages_of(cell)
-        if not self.how.dry_run:
+        if not self.execution.dry_run:
             _settle(config, own)
         replacement = self._replacement(cell, stages, own)
-        if self.how.dry_run:
+        if self.execution.dry_run:
             _say_plan(cell, plan(config, own, replacement.stages))
             return 0
         replacement.move_aside()
@@ -203,25 +203,25 @@ class Maker:
     def _replacement(self, cell: Cell, stages: list[str], own: list[str]) -> Replacement:
         """What the command replaces. Raises UserError for other stages that are not as asked."""
         of_goals = stages_of(cell.config, cell.goals)
-        replacement = Replacement(cell.config, self.how.replace, own, of_goals, self.renewed)
+        replacement = Replacement(cell.config, self.execution.replace, own, of_goals, self.renewed)
         replacement.refuse_others(stages)
         return replacement
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
-        launch = self.how.launch if row.computes else ()
-        capped = "judge" in row.sections and self.how.max_cost
+        launch = self.execution.launch if row.computes else ()
+        capped = "judge" in row.sections and self.execution.max_cost
         start = [*launch, *START[1:], row.module] if launch else [*START, row.module]
-        words = [*start, *cell.asked.arguments]
-        return [*words, "--max-cost", self.how.max_cost] if capped else words
+        words = [*start, *cell.request.arguments]
+        return [*words, "--max-cost", self.execution.max_cost] if capped else words
 
     def call_until_it_fits(self, config: Config, stage: str, words: Sequence[str]) -> int:
         """`call`, and once more each time that several processes have halved their microbatches."""
         folder = stage_folder(config, stage)
         while True:
             before = halvings(folder)
-            label = f"{config.name} seed {config.seed}" if self.how.jobs > 1 else ""
+            label = f"{config.name} seed {config.seed}" if self.execution.jobs > 1 else ""
             code = self.call(words, label) if label else self.call(words)
             if not code or self.stopped or halvings(folder) == before:
                 return code
@@ -280,7 +280,7 @@ class Maker:
                 ended(cell, code)
             return code
 
-        with ThreadPoolExecutor(self.how.jobs) as pool:
+        with ThreadPoolExecutor(self.execution.jobs) as pool:
             return list(pool.map(one, cells))
 
 
@@ -346,33 +346,35 @@ def main(argv: list[str] | None = None) -> None:
     """Make what is asked for; exits with the status of the stage that failed."""
     args = parse(argv)
     try:
-        asked = asked_of(args)
+        request = request_of(args)
         if args.goals[0] in LOOKS:
-            print("\n".join(LOOKS[args.goals[0]](asked)))
+            print("\n".join(LOOKS[args.goals[0]](request)))
             return
-        code = make_goals(asked, args)
+        code = make_goals(request, args)
     except UserError as error:
         fail(error)
     raise SystemExit(code)
 
 
-def make_goals(asked: Asked, args: argparse.Namespace) -> int:
+def make_goals(request: Request, args: argparse.Namespace) -> int:
     """Make what a command line asks for; return the exit status."""
-    how = How(
+    execution = Execution(
         launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,
         dry_run=args.dry_run,
     )
-    with Maker(how, says_stop="study" in args.goals) as maker:
+    with Maker(execution, says_stop="study" in args.goals) as maker:
         if "study" in args.goals:
-            return make_study(maker, asked, study_cells(asked, args.presets, args.seeds, args.job))
+            return make_study(
+                maker, request, study_cells(request, args.presets, args.seeds, args.job)
+            )
         if "ablations" in args.goals:
-            if (kind := config_of(asked).kind) != TRAINED:
+            if (kind := config_of(request).kind) != TRAINED:
                 raise UserError(_no_part("ablations", kind))
-            return make_ablations(maker, asked, args.seeds, args.ablations)
-        cell = Cell(asked=asked, config=config_of(asked), goals=tuple(args.goals))
+            return make_ablations(maker, request, args.seeds, args.ablations)
+        cell = Cell(request=request, config=config_of(request), goals=tuple(args.goals))
         return maker.make(cell)
 
 

@@ -17,7 +17,7 @@ from stages.learning.fitting import in_memory
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
-from stages.running.grid import How
+from stages.running.grid import Execution
 from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -189,7 +189,7 @@ def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, see
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     Path("script.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "stages.running.launch", "ddp", "2", "1", "script.py"]
-    assert Maker(How()).call_until_it_fits(SMALL, "sft", words) == 0
+    assert Maker(Execution()).call_until_it_fits(SMALL, "sft", words) == 0
     manifest = read_manifest(seed / "sft") or {}
     assert manifest["halvings"] == [{"update": 1, "from": 8, "to": 4}]
     assert difference(alone, seed) < 1e-5
@@ -207,5 +207,5 @@ if len(there) < 3:
     path.write_text(json.dumps([*there, there[-1]]))
 raise SystemExit(2)
 """
-    assert Maker(How()).call_until_it_fits(SMALL, "sft", [sys.executable, "-c", code]) == 2
+    assert Maker(Execution()).call_until_it_fits(SMALL, "sft", [sys.executable, "-c", code]) == 2
     assert len(read_json(resume / HALVED)) == 3

@@ -4,9 +4,9 @@ import pytest
 
 from reports.parts import compared
 from stages.finished import why_not
-from stages.running.grid import Cell, How, ablation_cells, make_ablations
+from stages.running.grid import Cell, Execution, ablation_cells, make_ablations
 from stages.settings import config as settings
-from stages.settings.command_line import Asked, config_of, make_config, override_of
+from stages.settings.command_line import Request, config_of, make_config, override_of
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import SHARED_STAGES
@@ -17,8 +17,8 @@ from tests.test_pipeline import EVALUATED, Recorder, make, typed
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     plain = make_config(preset)
-    asked = tuple(ABLATIONS[name].settings.split())
-    made = make_config(preset, name="mine", overrides=asked)
+    changes = tuple(ABLATIONS[name].settings.split())
+    made = make_config(preset, name="mine", overrides=changes)
     before, after = (
         {
             f"{section}.{key}": value
@@ -28,7 +28,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
         for one in (plain, made)
     )
     differing = {key: value for key, value in after.items() if value != before[key]}
-    named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, asked)}
+    named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, changes)}
     assert named_keys <= set(differing)
     assert differing == compared.switched(name)
     assert len(differing) == 1 or name == "compat-paper"
@@ -37,15 +37,16 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
 def test_the_papers_ablations_are_on_the_list():
     """EOS trick off, critic from SFT, no normalization, whitened rewards, dropout, score at EOS."""
     found = {one.settings for one in ABLATIONS.values()}
-    asked = "eos_trick=off critic_init=sft reward_normalization=false whiten_rewards=true"
-    assert {f"ppo.{one}" for one in (asked + " dropout=0.1 score_at=eos").split()} <= found
+    of_paper = "eos_trick=off critic_init=sft reward_normalization=false whiten_rewards=true"
+    of_paper += " dropout=0.1 score_at=eos"
+    assert {f"ppo.{setting}" for setting in of_paper.split()} <= found
     assert not {f"tiny-{name}" for name in ABLATIONS} & set(PRESETS)
 
 
 def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):
     """As it was impossible: SFT, RM, data and world differ from the preset's."""
     changed = ("sft.epochs=3", "rm.epochs=2", "world.seed=5", "ppo.lam=0.9")
-    mine = Asked(name="mine", overrides=changed)
+    mine = Request(name="mine", overrides=changed)
     maker = Recorder()
     assert make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
     for seed in (1, 2):
@@ -68,28 +69,28 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
 
 def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):
     make()
-    asked = Asked(name="hot", upstream="tiny", overrides=("ppo.temperature=2",))
-    default, turned = ablation_cells(asked, [44413], ["dropout"])
+    request = Request(name="hot", upstream="tiny", overrides=("ppo.temperature=2",))
+    default, turned = ablation_cells(request, [44413], ["dropout"])
     assert [cell.config.upstream for cell in (*default, *turned)] == ["tiny", "tiny"]
     assert turned[0].config.name == "hot-dropout"
-    assert turned[0].asked.overrides == ("ppo.temperature=2", "ppo.dropout=0.1")
+    assert turned[0].request.overrides == ("ppo.temperature=2", "ppo.dropout=0.1")
     with pytest.raises(UserError, match="unknown ablation 'dropuot': did you mean dropout"):
-        ablation_cells(asked, [1], ["dropuot"])
+        ablation_cells(request, [1], ["dropuot"])
 
 
 def test_a_study_goes_on_past_a_run_that_fails(runs):
     def cells() -> list[Cell]:
         found = []
         for seed in (1, 2, 3):
-            asked = Asked(seed=seed)
-            found.append(Cell(asked=asked, config=config_of(asked), goals=("sft",)))
+            request = Request(seed=seed)
+            found.append(Cell(request=request, config=config_of(request), goals=("sft",)))
         return found
 
     class Broken(Recorder):
         def call(self, words, label="") -> int:
             return 7 if words[1] == "2" else super().call(words)
 
-    maker = Broken(How(jobs=2))
+    maker = Broken(Execution(jobs=2))
     assert maker.make_all(cells()) == [0, 7, 0]
     assert sorted((runs / "tiny").glob("seed*/sft")) == [
         runs / "tiny" / "seed1" / "sft",
@@ -102,8 +103,8 @@ def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
         def call(self, words, label="") -> int:
             return 7 if words[1:3] == ["2", "sft"] else super().call(words)
 
-    maker = Broken(How())
-    assert make_ablations(maker, Asked(), [1, 2, 3], ["dropout"]) == 7
+    maker = Broken(Execution())
+    assert make_ablations(maker, Request(), [1, 2, 3], ["dropout"]) == 7
     done = sorted(str(one.relative_to(runs)) for one in runs.glob("tiny-dropout/*/ppo"))
     assert done == ["tiny-dropout/seed1/ppo", "tiny-dropout/seed3/ppo"]
     assert "1 runs failed: tiny seed 2" in capsys.readouterr().err

@@ -14,11 +14,11 @@ from stages import pipeline
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
 from stages.pipeline import Maker, wanted_stages
 from stages.running.files import write_json
-from stages.running.grid import Cell, How
+from stages.running.grid import Cell, Execution
 from stages.running.status import help_lines, status
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.command_line import Asked, asked_of, config_of, make_config
+from stages.settings.command_line import Request, config_of, make_config, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
@@ -43,40 +43,42 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
 class Recorder(Maker):
     """A maker whose stages are one file each, and that remembers what it was told to run."""
 
-    def __init__(self, how: How = How(), fails: str = "", text: str = "made") -> None:  # noqa: B008
-        super().__init__(how)
+    def __init__(
+        self, execution: Execution | None = None, fails: str = "", text: str = "made"
+    ) -> None:
+        super().__init__(execution or Execution())
         self.commands: list[list[str]] = []
         self.made: list[tuple[str, str]] = []
         self.fails, self.text = fails, text
 
     def command(self, cell: Cell, stage: str) -> list[str]:
         self.commands.append(super().command(cell, stage))
-        return [cell.config.name, str(cell.config.seed), stage, *cell.asked.arguments]
+        return [cell.config.name, str(cell.config.seed), stage, *cell.request.arguments]
 
     def call(self, words, label="") -> int:
         name, _, stage, *arguments = words
         if stage == self.fails:
             return 3
         if stage in STAGES:
-            config = config_of(asked_of(pipeline.parse([stage, *arguments])))
+            config = config_of(request_of(pipeline.parse([stage, *arguments])))
             finish(config, stage, self.text)
         self.made.append((name, stage))
         return 0
 
 
 def make(
-    config: Config = TINY, *goals: str, maker: Recorder | None = None, **how: Any
+    config: Config = TINY, *goals: str, maker: Recorder | None = None, **execution: Any
 ) -> list[str]:
     """Make the goals of a config (`eval` without any); the stages that ran."""
-    maker = maker or Recorder(How(**how))
-    asked = Asked(
+    maker = maker or Recorder(Execution(**execution))
+    request = Request(
         preset=config.preset,
         seed=config.seed,
         name="" if config.name == config.preset else config.name,
         upstream=config.upstream,
         overrides=config.overrides,
     )
-    assert maker.make(Cell(asked=asked, config=config, goals=goals or ("eval",))) == 0
+    assert maker.make(Cell(request=request, config=config, goals=goals or ("eval",))) == 0
     return [stage for _, stage in maker.made]
 
 
@@ -160,7 +162,7 @@ def test_two_judges_of_one_run_stand_side_by_side(runs):
 
 def test_a_stage_that_fails_ends_it_and_its_status_is_passed_on(runs):
     maker = Recorder(fails="rm")
-    assert maker.make(Cell(asked=Asked(), config=TINY, goals=("ppo",))) == 3
+    assert maker.make(Cell(request=Request(), config=TINY, goals=("ppo",))) == 3
     assert [stage for _, stage in maker.made] == ["base", "sft"]
 
 
@@ -178,7 +180,9 @@ def test_other_data_in_the_users_folder_are_found(runs, tmp_path):
 
 
 def test_training_is_started_by_the_launcher_and_only_judges_get_the_cap(runs):
-    maker = Recorder(How(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5"))
+    maker = Recorder(
+        Execution(launch=("accelerate", "launch", "--num_processes", "2"), max_cost="5")
+    )
     make(TINY, maker=maker)
     by_stage = dict(zip(EVALUATED, maker.commands, strict=True))
     for stage, words in by_stage.items():
@@ -245,9 +249,9 @@ def test_looking_writes_nothing_whatever_is_asked(tmp_path, monkeypatch):
     make(named("sft.epochs=3"))
     before = everything(tmp_path)
     mine = ("NAME=mine", "SET=sft.epochs=3")
-    asked = typed(tmp_path, "-n", "ppo", "eval", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5")
-    assert asked.returncode == 2
-    assert "ppo.lam: made with 0.95, asked 0.5" in asked.stderr
+    refused = typed(tmp_path, "-n", "ppo", "eval", "NAME=mine", "SET=sft.epochs=3 ppo.lam=0.5")
+    assert refused.returncode == 2
+    assert "ppo.lam: made with 0.95, asked 0.5" in refused.stderr
     forgotten = typed(tmp_path, "judge-calibration", "eval", "NAME=mine")
     assert forgotten.returncode == 2
     assert "sft.epochs: made with 3, asked 2" in forgotten.stderr

@@ -26,14 +26,14 @@ from reports.needs.texts import (
 )
 from reports.needs.work import work_of
 from stages.learning.models import save_model
-from stages.settings.command_line import Asked, config_of, make_config
+from stages.settings.command_line import Request, config_of, make_config
 from stages.settings.config import UserError
 from stages.settings.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
 SMALL = ("memory.microbatch_size=2", "memory.forward_batch_size=2", "memory.cpu_threads=1")
-ASKED = Asked(preset="tiny-s", overrides=SMALL)
+ASKED = Request(preset="tiny-s", overrides=SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +175,12 @@ def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path, tok
     )
     save_model(GPTNeoXForCausalLM(config), tokenizer, tmp_path / "model")
     settings = (f"base.checkpoint={tmp_path / 'model'}", "memory.mixed_precision=no", *SMALL)
-    asked = Asked(preset="pythia-70m", name="measured", overrides=settings)
+    request = Request(preset="pythia-70m", name="measured", overrides=settings)
     work = tmp_path / "work"
-    parts.main(["prepare", "--folder", str(work), *asked.arguments])
-    assert rehearse.run_part("sft", asked, work) == ""
+    parts.main(["prepare", "--folder", str(work), *request.arguments])
+    assert rehearse.run_part("sft", request, work) == ""
     found = json.loads((work / "sft.json").read_text("utf-8"))
-    run = config_of(asked)
+    run = config_of(request)
     setting = Setting(config=run, shape=shape_of(run.base), lengths=lengths_of(run), on_gpu=False)
     for name, planned in planned_peaks(setting, found).items():
         assert planned == pytest.approx(found[name]["peak"], rel=0.15), name
@@ -196,7 +196,7 @@ def test_a_part_that_fails_says_so_in_one_line(tmp_path):
 
 
 def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(runs, monkeypatch):
-    def stop(name: str, asked: Asked, work: Path) -> str:
+    def stop(name: str, request: Request, work: Path) -> str:
         (work / "half").write_text("half")
         raise KeyboardInterrupt
 
@@ -210,7 +210,7 @@ def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(runs, monkeypat
 def test_a_rehearsal_that_cannot_be_prepared_is_one_line(runs, monkeypatch):
     monkeypatch.setattr(rehearse, "run_part", lambda *_: "no space left on device")
     with pytest.raises(UserError, match="could not be prepared: no space left"):
-        rehearse.rehearse(Asked(preset="tiny-s"), 0.0)
+        rehearse.rehearse(Request(preset="tiny-s"), 0.0)
 
 
 def test_a_device_name_leads_to_its_card():

@@ -16,10 +16,10 @@ from stages.pipeline import wanted_stages
 from stages.running import code
 from stages.running.code import code_of
 from stages.running.files import read_json
-from stages.running.grid import Cell, How
+from stages.running.grid import Cell, Execution
 from stages.running.status import status
 from stages.runs import open_stage
-from stages.settings.command_line import Asked, make_config
+from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from stages.settings.stages import STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, named
@@ -221,8 +221,8 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
 @pytest.mark.parametrize("replace", ["1", "sft"])
 def test_an_interrupted_replace_goes_on_with_the_same_command(runs, replace):
     make(TINY, *ALL_GOALS)
-    failing = Recorder(How(replace=replace), fails="ppo")
-    cell = Cell(asked=Asked(), config=TINY, goals=ALL_GOALS)
+    failing = Recorder(Execution(replace=replace), fails="ppo")
+    cell = Cell(request=Request(), config=TINY, goals=ALL_GOALS)
     assert failing.make(cell) == 3
     assert [stage for _, stage in failing.made] == ["sft", "rm", "normalize"]
     half = partial_of(stage_folder(TINY, "ppo"))
@@ -251,8 +251,8 @@ def test_a_replace_that_was_killed_while_it_moved_moves_the_rest(runs, monkeypat
 
 def test_an_interrupted_replace_keeps_nothing_that_other_code_made_since(runs, edit):
     make(TINY, *ALL_GOALS)
-    failing = Recorder(How(replace="1"), fails="ppo")
-    assert failing.make(Cell(asked=Asked(), config=TINY, goals=ALL_GOALS)) == 3
+    failing = Recorder(Execution(replace="1"), fails="ppo")
+    assert failing.make(Cell(request=Request(), config=TINY, goals=ALL_GOALS)) == 3
     interrupt("ppo")
     edit(GAE, "broken")
     assert {"sft", "rm"} <= set(make(TINY, *ALL_GOALS, replace="1"))
@@ -264,9 +264,9 @@ def test_two_judges_of_one_replace_make_their_summaries_once(runs):
     make(TINY, *ALL_GOALS)
     other = replaced(TINY, judge=replaced(TINY.judge, kind="reward_model"))
     overrides = ("judge.kind=reward_model",)
-    maker = Recorder(How(replace="1"))
-    first = Cell(asked=Asked(), config=TINY, goals=("eval",))
-    second = Cell(asked=Asked(overrides=overrides), config=other, goals=("eval",))
+    maker = Recorder(Execution(replace="1"))
+    first = Cell(request=Request(), config=TINY, goals=("eval",))
+    second = Cell(request=Request(overrides=overrides), config=other, goals=("eval",))
     assert maker.make_all([first, second]) == [0, 0]
     assert [stage for _, stage in maker.made].count("summaries") == 1
     assert [stage for _, stage in maker.made].count("judge") == 2

@@ -30,8 +30,8 @@ from reports.parts.verdict import at_equal_length
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
-from stages.running.grid import How
-from stages.settings.command_line import Asked, make_config
+from stages.running.grid import Execution
+from stages.settings.command_line import Request, make_config
 from stages.settings.config import Judge, UserError, hash_of
 from tests.chat_server import ask, chat, serving
 from tests.test_outputs import config_of_file, rows_of_world, told, write_jsonl
@@ -228,10 +228,10 @@ def test_an_axis_is_another_question_and_another_judge():
     assert hash_of(ALONE) == "d4080e8aa69dd6c7", (
         "another wording of an axis needs another name in WORDING"
     )
-    asked = {axis: make_question("p", "a", "b", LETTER, axis).prompt for axis in ALONE}
+    prompts = {axis: make_question("p", "a", "b", LETTER, axis).prompt for axis in ALONE}
     whole = make_question("p", "a", "b", LETTER).prompt
-    assert len({whole, *asked.values()}) == 4
-    assert all(axis in prompt and CRITERIA not in prompt for axis, prompt in asked.items())
+    assert len({whole, *prompts.values()}) == 4
+    assert all(axis in prompt and CRITERIA not in prompt for axis, prompt in prompts.items())
     judge = Judge(model="m", axis="accuracy")
     assert judge.folder != Judge(model="m").folder
     assert judge.label == "m, accuracy alone"
@@ -339,25 +339,25 @@ def test_a_page_shows_the_judges_that_were_named_and_says_who_made_no_direct_com
 
 
 def test_each_judge_of_the_command_is_one_evaluation_of_the_same_run():
-    asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl", "judge.asks=2"))
+    request = Request(preset="outputs", overrides=("outputs.file=x.jsonl", "judge.asks=2"))
     words = ["kind=facts", "kind=local,model=m,axis=accuracy"]
-    found = leaderboard.cells(asked, words, pairs=True)
+    found = leaderboard.cells(request, words, pairs=True)
     assert [one.config.judge.kind for one in found] == ["facts", "local"]
     assert (found[1].config.judge.axis, found[1].config.judge.asks) == ("accuracy", 2)
     assert {one.config.name for one in found} == {"judged-x"}
     assert {one.goals for one in found} == {("eval", "pairs")}
-    (alone,) = leaderboard.cells(asked, [], pairs=False)
-    assert alone.config == make_config("outputs", overrides=asked.overrides)
+    (alone,) = leaderboard.cells(request, [], pairs=False)
+    assert alone.config == make_config("outputs", overrides=request.overrides)
     with pytest.raises(UserError, match="did you mean"):
-        leaderboard.cells(asked, ["modell=x"], pairs=False)
+        leaderboard.cells(request, ["modell=x"], pairs=False)
     with pytest.raises(UserError, match="JUDGES: 'local' is no judge"):
-        leaderboard.cells(asked, ["local"], pairs=False)
+        leaderboard.cells(request, ["local"], pairs=False)
 
 
 def test_the_page_shows_the_judges_that_were_named_and_all_where_none_was():
     class Called:
         stopped = 0
-        how = How()
+        execution = Execution()
 
         def __init__(self):
             self.words: list[str] = []
@@ -370,8 +370,8 @@ def test_the_page_shows_the_judges_that_were_named_and_all_where_none_was():
             return 0
 
     maker: Any = Called()
-    asked = Asked(preset="outputs", overrides=("outputs.file=x.jsonl",))
-    todo = leaderboard.cells(asked, ["kind=facts", "kind=local,model=m"], pairs=False)
+    request = Request(preset="outputs", overrides=("outputs.file=x.jsonl",))
+    todo = leaderboard.cells(request, ["kind=facts", "kind=local,model=m"], pairs=False)
     assert leaderboard.make_leaderboard(maker, todo, named=True) == 0
     assert maker.words[-3:] == ["--judges", "facts", Judge(kind="local", model="m").folder]
     assert leaderboard.make_leaderboard(maker, todo[:1], named=False) == 0

@@ -15,15 +15,15 @@ import pytest
 from stages.finished import stage_folder
 from stages.pipeline import Maker
 from stages.running import grid, slurm
-from stages.running.grid import Cell, How, make_study, study_cells
-from stages.settings.command_line import Asked, make_config
+from stages.running.grid import Cell, Execution, make_study, study_cells
+from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from stages.settings.stages import STAGES
 from tests.test_pipeline import EVALUATED, Recorder, make, typed
 
 
-def cells_of(*presets: str, seeds=(1, 2), **asked) -> list[Cell]:
-    return study_cells(Asked(**asked), presets, seeds)
+def cells_of(*presets: str, seeds=(1, 2), **request) -> list[Cell]:
+    return study_cells(Request(**request), presets, seeds)
 
 
 class Broken(Recorder):
@@ -35,7 +35,7 @@ class Broken(Recorder):
 
 def test_a_study_makes_every_cell_and_then_one_page_of_all_sizes(runs, capsys):
     maker = Recorder()
-    assert make_study(maker, Asked(), cells_of("tiny-xs", "tiny")) == 0
+    assert make_study(maker, Request(), cells_of("tiny-xs", "tiny")) == 0
     made = [(name, stage) for name, stage in maker.made if stage in EVALUATED]
     assert made == [
         (name, stage) for _ in (1, 2) for name in ("tiny-xs", "tiny") for stage in EVALUATED
@@ -46,13 +46,13 @@ def test_a_study_makes_every_cell_and_then_one_page_of_all_sizes(runs, capsys):
     assert "tiny-xs seed 1 is done; 1 of 4 cells are done" in said[0]
     assert said[-1].endswith("tiny seed 2 is done; 4 of 4 cells are done")
     again = Recorder()
-    assert make_study(again, Asked(), cells_of("tiny-xs", "tiny")) == 0
+    assert make_study(again, Request(), cells_of("tiny-xs", "tiny")) == 0
     assert [stage for _, stage in again.made] == ["reports.scaling_page"]
 
 
 def test_it_goes_on_past_a_cell_that_fails_says_so_and_ends_with_its_status(runs, capsys):
     maker = Broken()
-    assert make_study(maker, Asked(), cells_of("tiny-xs", "tiny")) == 7
+    assert make_study(maker, Request(), cells_of("tiny-xs", "tiny")) == 7
     assert sorted(str(one.relative_to(runs)) for one in runs.glob("*/*/ppo")) == [
         "tiny-xs/seed1/ppo",
         "tiny-xs/seed2/ppo",
@@ -112,7 +112,7 @@ def test_the_time_left_comes_from_runs_of_the_same_size(runs, monkeypatch):
     make(make_config("tiny", seed=1))
     times = {"tiny": 3600.0}
     monkeypatch.setattr(grid, "seconds_of", lambda config: times.get(config.name, 0.0))
-    todo = grid.Todo(Recorder(How(jobs=2)), cells_of("tiny-xs", "tiny", seeds=(1, 2, 3)))
+    todo = grid.Todo(Recorder(Execution(jobs=2)), cells_of("tiny-xs", "tiny", seeds=(1, 2, 3)))
     # Two of tiny are left, an hour each, two at once; three of tiny-xs were never timed.
     assert todo.rest() == "; about 1 h 0 min left, without tiny-xs, unknown so far"
     assert todo.said() == "1 of 6 cells are done"
@@ -140,7 +140,7 @@ def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(r
     make(make_config("tiny-xs", seed=1, name="tiny-xs-own", overrides=("ppo.lam=0.5",)))
     cells = cells_of("tiny-xs", "tiny", name="own", overrides=("ppo.lam=0.9",), seeds=(1,))
     maker = Recorder()
-    assert make_study(maker, Asked(name="own"), cells) == 2
+    assert make_study(maker, Request(name="own"), cells) == 2
     err = capsys.readouterr().err
     assert "error: tiny-xs-own seed 1: stage ppo was made with other settings" in err
     assert {name for name, stage in maker.made if stage in EVALUATED} == {"tiny-own"}
@@ -148,14 +148,15 @@ def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(r
 
 def test_lines_of_cells_that_are_made_at_once_name_their_cell(capfd):
     assert (
-        Maker(How(jobs=2)).call(["sh", "-c", "echo one; echo two >&2; exit 3"], "tiny seed 1") == 3
+        Maker(Execution(jobs=2)).call(["sh", "-c", "echo one; echo two >&2; exit 3"], "tiny seed 1")
+        == 3
     )
     assert capfd.readouterr().out == "tiny seed 1| one\ntiny seed 1| two\n"
 
 
 def test_several_cells_at_once_do_not_share_the_cards_of_one_machine(runs):
     with pytest.raises(UserError, match="-j and GPUS: every cell takes all cards"):
-        make_study(Recorder(How(jobs=2, launch=("accelerate",))), Asked(), cells_of("tiny"))
+        make_study(Recorder(Execution(jobs=2, launch=("accelerate",))), Request(), cells_of("tiny"))
 
 
 SMALL = (

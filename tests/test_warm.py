@@ -13,7 +13,7 @@ import pytest
 from stages import pipeline
 from stages.pipeline import START, Maker
 from stages.running import warm
-from stages.running.grid import How
+from stages.running.grid import Execution
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -135,7 +135,7 @@ def test_after_the_interpreter_has_died_the_next_stage_gets_another(environment,
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     words = [*START, "stage_here", "fine"]
-    with Maker(How()) as maker:
+    with Maker(Execution()) as maker:
         assert maker.call(words) == 0
         assert maker.warm is not None
         first = maker.warm.process
@@ -181,7 +181,7 @@ def test_a_stage_whose_lines_are_labelled_has_its_own_interpreter(environment, m
     """Others print beside it, so its lines come through a pipe of its own."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with Maker(How()) as maker:
+    with Maker(Execution()) as maker:
         assert maker.call([*START, "stage_here"], "tiny seed 1") == 0
         assert maker.warm is None
 

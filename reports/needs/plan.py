@@ -25,18 +25,18 @@ from reports.needs.tables import (
 from reports.needs.work import MFU, Rate
 from stages.running.launch import check_numbers
 from stages.settings.checks import require
-from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import UserError, fail
 
 
-def setting_of(asked: Asked, args: argparse.Namespace) -> tuple[Setting, str]:
+def setting_of(request: Request, args: argparse.Namespace) -> tuple[Setting, str]:
     """What is planned for one preset, and the name of its cards.
 
     Raises UserError for an unknown preset, setting, card or shape.
     """
-    config = config_of(asked)
-    name, devices = cards_for(asked.preset, args.gpu, args.gpus)
-    engine = args.engine or ("fsdp2" if asked.preset in SHARDED else "ddp")
+    config = config_of(request)
+    name, devices = cards_for(request.preset, args.gpu, args.gpus)
+    engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
     check_numbers(devices, args.nodes, engine)
     lengths = lengths_of(config)
     shape, sharded = shape_of(config.base), engine == "fsdp2"
@@ -81,10 +81,10 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     """What is printed. Raises UserError as `setting_of` does, and for numbers out of range."""
     require(0 < args.mfu <= 1, "MFU", f"lie above 0 and not above 1, not {args.mfu:g}")
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
-    asked = asked_of(args)
+    request = request_of(args)
     if not args.presets:
-        return plan_lines(*setting_of(asked, args), args)
-    asked_presets = [replace(asked, preset=one) for one in args.presets]
+        return plan_lines(*setting_of(request, args), args)
+    asked_presets = [replace(request, preset=one) for one in args.presets]
     cells = [setting_of(one, args) for one in asked_presets]
     seeds = len(args.seeds)
     head = f"{seeds} seed{'s' * (seeds > 1)} of each preset, without DPO; hours are ASSUMED: "

@@ -40,7 +40,7 @@ from stages.learning.preferences import pair_length
 from stages.normalize import keep_known_answers, reference_scores, score_rows
 from stages.posts.ragged import TokenizedSplit, rows_of
 from stages.running.files import write_json
-from stages.settings.command_line import add_arguments, asked_of, config_of
+from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError, fail
 from stages.settings.families import SHARING
 
@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> None:
     add_arguments(parser)
     args = parser.parse_args(argv)
     try:
-        config = config_of(asked_of(args))
+        config = config_of(request_of(args))
         if args.part in PREPARATIONS:
             PREPARATIONS[args.part](config, args.folder)
             return

@@ -27,7 +27,7 @@ from reports.needs.rehearsal_table import (
 from reports.needs.shapes import policy_parameters, shape_of
 from stages.running.files import read_json, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError, fail
 
 # Process -> the parts that it measures.
@@ -43,19 +43,19 @@ WORK = "work"
 LAST_LINE = 200
 
 
-def measure(asked: Asked, work: Path) -> tuple[dict[str, Any], Found]:
+def measure(request: Request, work: Path) -> tuple[dict[str, Any], Found]:
     """Run every part; what was prepared, and what each part found, by its name.
 
     A part that fails says so in its row, and the others go on. Raises UserError if nothing could be
     prepared.
     """
-    said = run_part("prepare", asked, work)
+    said = run_part("prepare", request, work)
     if said:
         raise UserError(f"the rehearsal could not be prepared: {said}")
     found: Found = {}
     for name, parts in PROCESSES.items():
         print(f"rehearsing {name}", flush=True)
-        said = run_part(name, asked, work)
+        said = run_part(name, request, work)
         if said:
             found |= {part: {"failed": said} for part in parts}
         else:
@@ -63,11 +63,11 @@ def measure(asked: Asked, work: Path) -> tuple[dict[str, Any], Found]:
     return read_json(work / "prepare.json"), found
 
 
-def run_part(name: str, asked: Asked, work: Path) -> str:
+def run_part(name: str, request: Request, work: Path) -> str:
     """Run one part in a process of its own; empty, or the last line of what went wrong."""
     words = [sys.executable, "-m", "reports.needs.rehearsal_parts", name, "--folder", str(work)]
     made = subprocess.run(
-        [*words, *asked.arguments], stderr=subprocess.PIPE, text=True, check=False
+        [*words, *request.arguments], stderr=subprocess.PIPE, text=True, check=False
     )
     if made.returncode == 0:
         return ""
@@ -120,15 +120,15 @@ def save(config: Config, folder: Path, about: dict[str, Any], found: Found) -> N
     write_json(folder / "rehearsal.json", whole)
 
 
-def rehearse(asked: Asked, price: float) -> list[str]:
+def rehearse(request: Request, price: float) -> list[str]:
     """Measure, save and return the table. Nothing half-written stays, whenever this is stopped."""
-    config = config_of(asked)
+    config = config_of(request)
     folder = settings.RUNS / config.name / "rehearsal"
     work = folder / WORK
     shutil.rmtree(work, ignore_errors=True)  # of a rehearsal that was killed
     work.mkdir(parents=True)
     try:
-        about, found = measure(asked, work)
+        about, found = measure(request, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     lines = page_lines(config, about, found, price)
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
     try:
-        print("\n".join(rehearse(asked_of(args), args.price_per_hour)))
+        print("\n".join(rehearse(request_of(args), args.price_per_hour)))
     except UserError as error:
         fail(error)
     except KeyboardInterrupt:

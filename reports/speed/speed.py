@@ -16,7 +16,7 @@ from reports.needs.rehearse import run_part
 from reports.speed.peers import PEERS, interpreter_of, run_peer
 from stages.running.files import read_json
 from stages.running.machine import code_version, cpu_model, library_versions
-from stages.settings.command_line import Asked, config_of
+from stages.settings.command_line import Request, config_of
 from stages.settings.config import UserError
 
 NAME = "bench"
@@ -61,7 +61,7 @@ class Order:
     overrides: tuple[str, ...] = ()
     growth: bool = True
 
-    def asked(self, case: Case) -> Asked:
+    def asked(self, case: Case) -> Request:
         """The settings of a case."""
         fixed = (
             f"ppo.batch_size={case.batch}",
@@ -69,7 +69,7 @@ class Order:
             f"memory.forward_batch_size={case.batch}",
             "memory.mixed_precision=no",
         )
-        return Asked(
+        return Request(
             preset=case.preset,
             name=NAME,
             data=self.data,
@@ -198,7 +198,7 @@ def growing(order: Order, case: Case, small: Case) -> list[tuple[str, int, Case]
     ]
 
 
-def _prepared(order: Order, case: Case, work: Path) -> tuple[Path, Asked]:
+def _prepared(order: Order, case: Case, work: Path) -> tuple[Path, Request]:
     """A folder with weights, texts and queries of a case, and its settings."""
     folder, asked = _folder(case, work), order.asked(case)
     folder.mkdir(parents=True)
@@ -211,7 +211,7 @@ def _folder(case: Case, work: Path) -> Path:
     return work / "-".join([*case.text.split(":"), *case.changes]).replace("/", "-")
 
 
-def _run(part: str, asked: Asked, folder: Path) -> dict[str, Any]:
+def _run(part: str, asked: Request, folder: Path) -> dict[str, Any]:
     """What a part of ours found. Raises UserError with what went wrong."""
     said = run_part(part, asked, folder)
     if said:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stages.finished import MISSING, read_manifest, stage_folder
-from stages.settings.command_line import Asked, config_of
+from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import settings_of_ablation
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED
@@ -27,7 +27,7 @@ STUDY_GOALS = ("ppo", "eval")
 class Cell:
     """One run to be made: what was asked, its config, and its goals."""
 
-    asked: Asked
+    request: Request
     config: Config
     goals: tuple[str, ...]
 
@@ -38,7 +38,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class Execution:
     """How stages are made: no result depends on it."""
 
     launch: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ Ended = Callable[[Cell, int], None]
 class Maker(Protocol):
     """What makes the cells of a grid (`stages.pipeline.Maker`)."""
 
-    how: How
+    execution: Execution
     stopped: int
 
     def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
@@ -83,7 +83,7 @@ def name_failed(cells: Sequence[Cell], codes: Sequence[int]) -> None:
 
 
 def ablation_cells(
-    asked: Asked, seeds: Sequence[int], names: Sequence[str]
+    request: Request, seeds: Sequence[int], names: Sequence[str]
 ) -> tuple[list[Cell], list[Cell]]:
     """The runs to compare with, one per seed, and each of them with one switch turned.
 
@@ -93,31 +93,33 @@ def ablation_cells(
     switches = {name: settings_of_ablation(name) for name in names}
     default, turned = [], []
     for seed in seeds:
-        base = replace(asked, seed=seed)
+        base = replace(request, seed=seed)
         config = config_of(base)
-        default.append(Cell(asked=base, config=config, goals=("eval",)))
-        own = tuple(one for one in asked.overrides if one.split(".")[0] not in SHARED_SECTIONS)
+        default.append(Cell(request=base, config=config, goals=("eval",)))
+        own = tuple(one for one in request.overrides if one.split(".")[0] not in SHARED_SECTIONS)
         for name, switch in switches.items():
             one = replace(
                 base,
                 name=f"{config.name}-{name}",
-                upstream=asked.upstream or config.name,
+                upstream=request.upstream or config.name,
                 overrides=(*own, *switch),
             )
-            turned.append(Cell(asked=one, config=config_of(one, config), goals=("eval",)))
+            turned.append(Cell(request=one, config=config_of(one, config), goals=("eval",)))
     return default, turned
 
 
-def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequence[str]) -> int:
+def make_ablations(
+    maker: Maker, request: Request, seeds: Sequence[int], names: Sequence[str]
+) -> int:
     """Make the runs and their ablations, then the page that compares them.
 
     A seed whose own run fails has no ablations; the others go on. The end names what failed.
     """
-    default, turned = ablation_cells(asked, seeds, names)
+    default, turned = ablation_cells(request, seeds, names)
     codes = maker.make_all(default)
-    if maker.how.dry_run:
+    if maker.execution.dry_run:
         for cell in turned:
-            what = " ".join(cell.asked.overrides)
+            what = " ".join(cell.request.overrides)
             print(f"{cell.label}: would make ppo and what follows, {what}")
         return max(codes)
     there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
@@ -136,44 +138,44 @@ def make_ablations(maker: Maker, asked: Asked, seeds: Sequence[int], names: Sequ
 
 
 def study_cells(
-    asked: Asked, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
+    request: Request, presets: Sequence[str], seeds: Sequence[int], goals: Sequence[str] = ()
 ) -> list[Cell]:
     """A cell for each preset and seed, a whole row of sizes before the next seed.
 
     With a name each run is called after its preset and that name, such as tiny-xs-hard.
     Raises UserError for an unknown preset, a setting without a name, and an upstream.
     """
-    if asked.upstream:
+    if request.upstream:
         raise UserError("a study trains every size from its own start: leave out UPSTREAM=")
     found = []
     for seed in dict.fromkeys(seeds):
         for preset in dict.fromkeys(presets):
-            name = f"{preset}-{asked.name}" if asked.name else ""
-            one = replace(asked, preset=preset, seed=seed, name=name)
+            name = f"{preset}-{request.name}" if request.name else ""
+            one = replace(request, preset=preset, seed=seed, name=name)
             config = config_of(one)
             if config.kind != TRAINED:
                 raise UserError(f"a study trains what it compares, and {preset} trains nothing")
-            found.append(Cell(asked=one, config=config, goals=tuple(goals) or STUDY_GOALS))
+            found.append(Cell(request=one, config=config, goals=tuple(goals) or STUDY_GOALS))
     return found
 
 
-def make_study(maker: Maker, asked: Asked, cells: Sequence[Cell]) -> int:
+def make_study(maker: Maker, request: Request, cells: Sequence[Cell]) -> int:
     """Make every cell that is missing, then the page about all sizes; returns the exit status.
 
     A cell that fails stops no other. Raises UserError if the goals are unknown, or if several runs
     at once are to share the cards of one machine.
     """
-    if maker.how.jobs > 1 and maker.how.launch:
+    if maker.execution.jobs > 1 and maker.execution.launch:
         raise UserError("-j and GPUS: every cell takes all cards: leave out -j, or use make slurm")
     todo = Todo(maker, cells)
-    if maker.how.dry_run:
+    if maker.execution.dry_run:
         print("\n".join(todo.lines()))
         return 2 if todo.refused else 0
     codes = maker.make_all(cells, todo.ended)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(
-            f"stopped by {name}: {todo.said()}; `{study_command(asked, cells)}` goes on",
+            f"stopped by {name}: {todo.said()}; `{study_command(request, cells)}` goes on",
             file=sys.stderr,
         )
         return maker.stopped
@@ -182,7 +184,7 @@ def make_study(maker: Maker, asked: Asked, cells: Sequence[Cell]) -> int:
     if "eval" not in cells[0].goals or not names:
         return max(codes)
     page = [sys.executable, "-m", "reports.scaling_page", "--names", *dict.fromkeys(names)]
-    page += ["--title", asked.name] if asked.name else []
+    page += ["--title", request.name] if request.name else []
     return max(*codes, maker.call([*page, "--judge", cells[0].config.judge.folder]))
 
 
@@ -191,7 +193,7 @@ class Todo:
 
     def __init__(self, maker: Maker, cells: Sequence[Cell]) -> None:
         """Look at all cells. Raises UserError for an unknown goal."""
-        self.jobs, self.cells = maker.how.jobs, cells
+        self.jobs, self.cells = maker.execution.jobs, cells
         self.missing: dict[str, list[tuple[str, str]]] = {}
         self.refused: dict[str, str] = {}
         self.failed = 0
@@ -226,9 +228,9 @@ class Todo:
             self.left = [one for one in self.left if one is not cell]
             self.failed += bool(code)
             if made:
-                how = f"FAILED with status {code}" if code else "is done"
+                outcome = f"FAILED with status {code}" if code else "is done"
                 took = duration(time.monotonic() - self.begun)
-                said = f"study, after {took}: {cell.label} {how}; {self.said()}{self.rest()}"
+                said = f"study, after {took}: {cell.label} {outcome}; {self.said()}{self.rest()}"
                 print(f"\n{said}", flush=True)
 
     def said(self) -> str:
@@ -269,13 +271,13 @@ def duration(seconds: float) -> str:
     return f"{hours}{minutes % 60} min"
 
 
-def study_command(asked: Asked, cells: Sequence[Cell]) -> str:
+def study_command(request: Request, cells: Sequence[Cell]) -> str:
     """The `make` command of a study."""
-    presets = dict.fromkeys(cell.asked.preset for cell in cells)
+    presets = dict.fromkeys(cell.request.preset for cell in cells)
     seeds = dict.fromkeys(str(cell.config.seed) for cell in cells)
     words = [f'make study PRESETS="{" ".join(presets)}" SEEDS="{" ".join(seeds)}"']
-    words += [f"{key}={value}" for key, value in (("NAME", asked.name),) if value]
-    words += [f'SET="{" ".join(asked.overrides)}"'] if asked.overrides else []
-    words += [f"DATA={asked.data}"] if asked.data else []
+    words += [f"{key}={value}" for key, value in (("NAME", request.name),) if value]
+    words += [f'SET="{" ".join(request.overrides)}"'] if request.overrides else []
+    words += [f"DATA={request.data}"] if request.data else []
     goals = cells[0].goals
     return " ".join([*words, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])

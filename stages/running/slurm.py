@@ -19,7 +19,7 @@ from stages.running.files import write_text
 from stages.running.grid import SEEDS, study_cells, study_command
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
-from stages.settings.command_line import Asked, add_arguments, asked_of, config_of
+from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import UserError, fail
 
 GOALS = ("sft", "rm", "ppo")
@@ -74,8 +74,8 @@ def main(argv: list[str] | None = None) -> None:
         path = write(args)
         print(f"wrote {path}: submit it with `sbatch {path}`")
         if args.presets:
-            asked = asked_of(args)
-            command = study_command(asked, study_cells(asked, args.presets, args.seeds))
+            request = request_of(args)
+            command = study_command(request, study_cells(request, args.presets, args.seeds))
             print(f"when its tasks have ended: `{command}` makes what is left, and the pages")
     except UserError as error:
         fail(error)
@@ -83,18 +83,18 @@ def main(argv: list[str] | None = None) -> None:
 
 def write(args: argparse.Namespace) -> Path:
     """Write the script that makes what a command line asks for; returns where it lies."""
-    asked = asked_of(args)
+    request = request_of(args)
     check_numbers(args.gpus, args.nodes, args.engine)
     if args.presets:
-        cells = study_cells(asked, args.presets, args.seeds)
-        job = f"study-{asked.name}" if asked.name else "study"
-        words = [command_words(args, cell.asked) for cell in cells]
+        cells = study_cells(request, args.presets, args.seeds)
+        job = f"study-{request.name}" if request.name else "study"
+        words = [command_words(args, cell.request) for cell in cells]
         named = array_parts(words, [cell.label for cell in cells])
     else:
-        config = config_of(asked)
+        config = config_of(request)
         job = f"{config.name}-seed{config.seed}"
         named = {"array": "", "tasks": "", "again": "$SLURM_JOB_ID", "number": "%j"}
-        named["command"] = shlex.join(command_words(args, asked))
+        named["command"] = shlex.join(command_words(args, request))
     path = settings.RUNS / "slurm" / f"{job}.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
@@ -111,9 +111,9 @@ def write(args: argparse.Namespace) -> Path:
     return path
 
 
-def command_words(args: argparse.Namespace, asked: Asked) -> list[str]:
+def command_words(args: argparse.Namespace, request: Request) -> list[str]:
     """The command line that makes one run."""
-    words = [sys.executable, "-m", "stages.pipeline", *(args.goals or GOALS), *asked.arguments]
+    words = [sys.executable, "-m", "stages.pipeline", *(args.goals or GOALS), *request.arguments]
     words += ["--gpus", str(args.gpus), "--nodes", str(args.nodes), "--engine", args.engine]
     return [*words, "--max-cost", args.max_cost] if args.max_cost else words
 

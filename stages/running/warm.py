@@ -50,10 +50,10 @@ class Warm:
 
     def run(self, words: Sequence[str]) -> int:
         """Run a stage, given as its module and arguments, to its end; its return code."""
-        asked: Any = self.process.stdin
+        pipe: Any = self.process.stdin
         with suppress(BrokenPipeError):
-            asked.write(json.dumps(list(words)).encode() + b"\n")
-            asked.flush()
+            pipe.write(json.dumps(list(words)).encode() + b"\n")
+            pipe.flush()
         answer = self.answers.readline()
         return int(answer) if answer else self.process.wait() or 1
 
@@ -77,13 +77,13 @@ def main(argv: list[str] | None = None) -> None:
     (pipe,) = sys.argv[1:] if argv is None else argv
     try:
         with os.fdopen(int(pipe), "w", buffering=1) as answers:
-            asked = serve(answers)
+            request = serve(answers)
     except KeyboardInterrupt:  # no stage is under way: there is nothing to say
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:  # the pipeline was killed
         return
-    if asked is not None:
-        module, arguments = asked
+    if request is not None:
+        module, arguments = request
         module.main(arguments)
 
 

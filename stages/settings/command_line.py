@@ -35,7 +35,7 @@ TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """What a command line asks for; `config_of` makes a config of it."""
 
     preset: str = "tiny"
@@ -63,10 +63,10 @@ class Asked:
 
 def make_config(preset: str, **changes: Any) -> Config:
     """The preset, changed by the other fields of `Asked`."""
-    return config_of(Asked(preset=preset, **changes))
+    return config_of(Request(preset=preset, **changes))
 
 
-def config_of(asked: Asked, upstream: Config | None = None) -> Config:
+def config_of(request: Request, upstream: Config | None = None) -> Config:
     """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
     If the run has an upstream, the sections of the shared stages come from the upstream's record
@@ -74,29 +74,29 @@ def config_of(asked: Asked, upstream: Config | None = None) -> Config:
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
-    if asked.preset not in PRESETS:
-        raise unknown("preset", asked.preset, PRESETS)
-    config = PRESETS[asked.preset]()
-    texts = list(asked.overrides)
-    for key, value in (("data.source", asked.data), ("base.tokenizer", asked.tokenizer)):
+    if request.preset not in PRESETS:
+        raise unknown("preset", request.preset, PRESETS)
+    config = PRESETS[request.preset]()
+    texts = list(request.overrides)
+    for key, value in (("data.source", request.data), ("base.tokenizer", request.tokenizer)):
         if value and _get(config, key):
             texts.append(f"{key}={value}")
         elif value:
             config = _set(config, key, value)
     changes = _changes(texts)
-    config = _without_training(_changed(config, changes), asked, changes)
+    config = _without_training(_changed(config, changes), request, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
-    _check_name(replace(asked, name=_name(asked, config)), texts)
-    if asked.upstream:
-        config = _shared(config, asked, changes, upstream)
+    _check_name(replace(request, name=_name(request, config)), texts)
+    if request.upstream:
+        config = _shared(config, request, changes, upstream)
     _check_given(config)
     return replace(
         config,
-        seed=asked.seed,
-        name=_name(asked, config),
-        upstream=asked.upstream,
-        overrides=asked.overrides,
+        seed=request.seed,
+        name=_name(request, config),
+        upstream=request.upstream,
+        overrides=request.overrides,
     )
 
 
@@ -114,7 +114,9 @@ def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     return replace(config, **sections)
 
 
-def _without_training(config: Config, asked: Asked, changes: dict[str, dict[str, Any]]) -> Config:
+def _without_training(
+    config: Config, request: Request, changes: dict[str, dict[str, Any]]
+) -> Config:
     """The config with a released policy, if there is one, in the place of the base checkpoint.
 
     Raises UserError for what makes no sense without training.
@@ -122,7 +124,7 @@ def _without_training(config: Config, asked: Asked, changes: dict[str, dict[str,
     if config.kind == TRAINED:
         return config
     given = GIVEN_BY[config.kind]
-    if asked.upstream:
+    if request.upstream:
         raise UserError(f"{given} is judged without training: leave out UPSTREAM=")
     for section in TRAINING_SECTIONS & changes.keys():
         raise UserError(f"{section}.* has no effect: {given} is judged without training")
@@ -136,58 +138,58 @@ def _without_training(config: Config, asked: Asked, changes: dict[str, dict[str,
         )
     if config.kind == OUTPUTS:
         return config
-    base = replace(config.base, checkpoint=config.released.policy, tokenizer=asked.tokenizer)
+    base = replace(config.base, checkpoint=config.released.policy, tokenizer=request.tokenizer)
     return replace(config, base=base)
 
 
-def _name(asked: Asked, config: Config) -> str:
+def _name(request: Request, config: Config) -> str:
     """The run's folder: as asked, else named after what is judged, or after the preset."""
     names = {RELEASED: config.released.run_name, OUTPUTS: config.outputs.run_name}
-    return asked.name or names.get(config.kind, config.name)
+    return request.name or names.get(config.kind, config.name)
 
 
-def _check_name(asked: Asked, texts: Sequence[str]) -> None:
+def _check_name(request: Request, texts: Sequence[str]) -> None:
     renaming = [text for text in texts if text.split(".")[0] not in SAME_RUN]
-    if (renaming or asked.upstream) and asked.name in ("", *PRESETS):
+    if (renaming or request.upstream) and request.name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
-    if asked.name in PRESETS and asked.name != asked.preset:
-        raise UserError(f"--name {asked.name} is the folder of that preset: choose another")
+    if request.name in PRESETS and request.name != request.preset:
+        raise UserError(f"--name {request.name} is the folder of that preset: choose another")
 
 
 def _shared(
-    config: Config, asked: Asked, changes: dict[str, dict[str, Any]], upstream: Config | None
+    config: Config, request: Request, changes: dict[str, dict[str, Any]], upstream: Config | None
 ) -> Config:
     """The config with the shared sections as the upstream has them."""
     if upstream is None:
-        sections = recorded_sections(asked)
+        sections = recorded_sections(request)
     else:
         sections = {name: getattr(upstream, name) for name in SHARED_SECTIONS}
     for name in SHARED_SECTIONS:
-        theirs = sections.get(name, getattr(PRESETS[asked.preset](), name))
+        theirs = sections.get(name, getattr(PRESETS[request.preset](), name))
         for field, value in changes.get(name, {}).items():
             if getattr(theirs, field) != value:
                 raise UserError(
-                    f"{name}.{field}={value} has no effect: --upstream {asked.upstream} supplies "
+                    f"{name}.{field}={value} has no effect: --upstream {request.upstream} supplies "
                     f"that stage, made with {getattr(theirs, field)}"
                 )
     return replace(config, **sections)
 
 
-def recorded_sections(asked: Asked) -> dict[str, Any]:
+def recorded_sections(request: Request) -> dict[str, Any]:
     """The shared sections as the stages of `asked.upstream` recorded them.
 
     A stage that is not made yet has none. Raises UserError if there is no such run.
     """
     runs = settings.RUNS
-    folder = runs / asked.upstream / f"seed{asked.seed}"
+    folder = runs / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
         there = [one.name for one in runs.iterdir() if one.is_dir()] if runs.is_dir() else []
-        near = str(unknown("run", asked.upstream, there)) if there else "there are no runs yet"
-        if asked.upstream in there:
+        near = str(unknown("run", request.upstream, there)) if there else "there are no runs yet"
+        if request.upstream in there:
             near = "it has " + ", ".join(one.name for one in sorted(folder.parent.glob("seed*")))
         raise UserError(
-            f"upstream {asked.upstream} has no seed {asked.seed} ({near}): run `make rm "
-            f"PRESET={asked.preset} SEED={asked.seed} NAME={asked.upstream}` to make it"
+            f"upstream {request.upstream} has no seed {request.seed} ({near}): run `make rm "
+            f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
     found = {}
     for stage in SHARED_STAGES:
@@ -280,14 +282,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
 
 
-def asked_of(args: argparse.Namespace) -> Asked:
+def request_of(args: argparse.Namespace) -> Request:
     """What parsed options ask for."""
-    known = {one.name: getattr(args, one.name) for one in fields(Asked)}
-    return Asked(**{**known, "overrides": tuple(args.overrides)})
+    known = {one.name: getattr(args, one.name) for one in fields(Request)}
+    return Request(**{**known, "overrides": tuple(args.overrides)})
 
 
 def config_from_arguments(argv: list[str] | None, description: str) -> Config:
     """The config that a stage's command line asks for. Raises UserError as `config_of` does."""
     parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
-    return config_of(asked_of(parser.parse_args(argv)))
+    return config_of(request_of(parser.parse_args(argv)))
