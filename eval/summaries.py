@@ -15,14 +15,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.finished import read_manifest, stage_folder
-from stages.learning.loop import Sampling, gather_rows, make_accelerator, over_rows, respond
-from stages.learning.models import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    require_room,
-    response_logprobs,
-)
+from stages.learning.batches import gather_rows
+from stages.learning.loop import make_accelerator, over_rows
+from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
+from stages.learning.passes import response_logprobs
+from stages.learning.sampling import Sampling, respond
 from stages.learning.shared_query import summary_scores
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures

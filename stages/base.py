@@ -26,8 +26,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
-from stages.learning.loop import stream_seed
 from stages.learning.models import (
     load_policy,
     load_tokenizer,

@@ -20,24 +20,26 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.functional import dpo_loss, implicit_rewards
-from stages.learning.fitting import in_memory
-from stages.learning.loop import (
+from stages.learning.batches import (
     Order,
     batch_tensors,
     check_batch,
     chunks,
-    cosine_rate,
     global_sum,
     local_share,
+    synchronized_last,
+)
+from stages.learning.fitting import in_memory
+from stages.learning.loop import (
+    cosine_rate,
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
     set_learning_rate,
-    synchronized_last,
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt
-from stages.learning.models import load_policy, load_tokenizer, require_room
+from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
     alike,
     gap_rows,
@@ -47,14 +49,14 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.saving import keep_model
 from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
-from stages.settings.config import Config, UserError
+from stages.settings.checks import UserError
+from stages.settings.config import Config
 from stages.settings.sections import CNNDM
 
 # How far the first batch's loss may be from ln 2 and its mean rewards from 0. Measured in bfloat16

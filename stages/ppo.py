@@ -26,21 +26,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
+from stages.learning.batches import Order, check_batch, global_sum, stream_seed, synchronized_last
 from stages.learning.fitting import in_memory
-from stages.learning.loop import (
-    Order,
-    Sampling,
-    check_batch,
-    global_sum,
-    linear_rate,
-    make_accelerator,
-    refuse_non_finite,
-    set_learning_rate,
-    stream_seed,
-    synchronized_last,
-)
-from stages.learning.models import load_tokenizer
-from stages.learning.saving import keep_model
+from stages.learning.loop import linear_rate, make_accelerator, refuse_non_finite, set_learning_rate
+from stages.learning.models import keep_model, load_tokenizer
+from stages.learning.sampling import Sampling
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.ragged import Ragged, TokenizedSplit, load_split
 from stages.rl.credit import credit, eos_trick
@@ -60,7 +50,9 @@ from stages.rl.start_checks import KNOWN_ANSWERS, check_start
 from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage
-from stages.settings.config import Config, Ppo, UserError
+from stages.settings.checks import UserError
+from stages.settings.config import Config
+from stages.settings.ppo import Ppo
 from stages.settings.sections import PPO_TRAIN
 
 FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones

@@ -16,25 +16,27 @@ import torch
 from torch import Tensor, nn
 
 from stages.functional import preference_loss
-from stages.learning.fitting import in_memory
-from stages.learning.loop import (
+from stages.learning.batches import (
     Order,
     batch_tensors,
     check_batch,
     chunks,
-    cosine_rate,
     global_sum,
     local_share,
+    stream,
+    synchronized_last,
+)
+from stages.learning.fitting import in_memory
+from stages.learning.loop import (
+    cosine_rate,
     make_accelerator,
     make_optimizer,
     refuse_non_finite,
     set_learning_rate,
-    stream,
-    synchronized_last,
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt
-from stages.learning.models import load_tokenizer, new_reward_model
+from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
     gap_rows,
@@ -44,7 +46,6 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.saving import keep_model
 from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, saving_a_broken_batch

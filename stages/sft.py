@@ -14,30 +14,30 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.learning.fitting import in_memory
-from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
-from stages.learning.loop import (
+from stages.learning.batches import (
     Order,
-    Sampling,
     batch_tensors,
     check_batch,
     chunks,
-    cosine_rate,
     gather_rows,
     global_sum,
     local_share,
+    parts_by_length,
+    synchronized_last,
+)
+from stages.learning.fitting import in_memory
+from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.learning.loop import (
+    cosine_rate,
     make_accelerator,
     make_optimizer,
-    parts_by_length,
     refuse_non_finite,
-    respond,
     set_learning_rate,
-    synchronized_last,
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt
-from stages.learning.models import load_policy, load_tokenizer
-from stages.learning.saving import keep_model
+from stages.learning.models import keep_model, load_policy, load_tokenizer
+from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered, prepare
 from stages.learning.state import State, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split

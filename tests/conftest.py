@@ -162,7 +162,7 @@ def reward_model(policy_folder):
 @pytest.fixture
 def before_ppo(policy, reward_model, tokenizer):
     """The networks as PPO finds them; critic and reward model, policy and reference are one."""
-    from stages.learning.models import PolicyAndCritic
+    from stages.learning.passes import PolicyAndCritic
     from stages.rl.networks import Models
 
     return Models(
@@ -182,7 +182,7 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
 
     from accelerate import Accelerator
 
-    from stages.learning.loop import Order
+    from stages.learning.batches import Order
     from stages.learning.state import State
 
     given = {
@@ -201,7 +201,7 @@ def ppo_state(
     config: Any, models: Any, queries: Any, optimizer: Any = None, update: int = 0
 ) -> Any:
     """The same for PPO, about to make its rollout of an update."""
-    from stages.learning.loop import Order
+    from stages.learning.batches import Order
 
     size = config.ppo.batch_size
     order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")

@@ -15,8 +15,9 @@ from accelerate import Accelerator
 
 from stages.learning import loop as learning_loop
 from stages.learning import state
+from stages.learning.batches import Order
 from stages.learning.checkpoints import checkpoints
-from stages.learning.loop import Order, make_optimizer
+from stages.learning.loop import make_optimizer
 from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings.command_line import make_config

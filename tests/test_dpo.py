@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from stages import base, dpo, sft
 from stages.finished import stage_folder
 from stages.functional import dpo_loss, implicit_rewards, sequence_logprobs
-from stages.learning.loop import Order, batch_rows, make_optimizer
+from stages.learning.batches import Order, batch_rows
+from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.runs import open_stage

@@ -26,14 +26,9 @@ from eval import summaries
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
 from stages.learning.heads import Float32Head, head_name, head_of, shift_scores
-from stages.learning.models import (
-    load_reward_model,
-    load_tokenizer,
-    new_reward_model,
-    sample,
-    save_model,
-    score_responses,
-)
+from stages.learning.models import load_reward_model, load_tokenizer, new_reward_model, save_model
+from stages.learning.passes import score_responses
+from stages.learning.sampling import sample
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.running.files import read_lines
 from tests.conftest import close

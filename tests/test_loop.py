@@ -16,25 +16,25 @@ import pytest
 import torch
 
 from stages.learning import loop
-from stages.learning.loop import (
-    Sampling,
+from stages.learning.batches import (
     batch_rows,
     check_batch,
     chunks,
-    cosine_rate,
     gather_rows,
     global_sum,
-    linear_rate,
     local_share,
-    make_accelerator,
-    make_optimizer,
-    respond,
-    sampling_noise,
-    set_learning_rate,
     stream,
     stream_seed,
     synchronized_last,
 )
+from stages.learning.loop import (
+    cosine_rate,
+    linear_rate,
+    make_accelerator,
+    make_optimizer,
+    set_learning_rate,
+)
+from stages.learning.sampling import Sampling, respond, sampling_noise
 from stages.posts.ragged import Ragged, make_ragged
 from stages.running.machine import has_bf16_units
 from stages.settings.command_line import make_config

@@ -10,16 +10,11 @@ import torch
 from accelerate import Accelerator
 
 from stages import base, dpo, normalize, ppo, reward, runs, sft
-from stages.learning.loop import batch_rows, make_optimizer
+from stages.learning.batches import batch_rows
+from stages.learning.loop import make_optimizer
 from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
-from stages.learning.models import (
-    load_policy,
-    load_reward_model,
-    load_tokenizer,
-    response_logprobs,
-    save_model,
-    token_scalars,
-)
+from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
+from stages.learning.passes import response_logprobs, token_scalars
 from stages.posts.ragged import load_split
 from stages.rl import networks
 from stages.running.files import read_lines

@@ -17,20 +17,21 @@ from transformers import (
 
 from stages.functional import truncate_after
 from stages.learning.models import (
-    PolicyAndCritic,
-    draw,
     load_policy,
     load_reward_model,
     load_tokenizer,
-    model_inputs,
     new_reward_model,
+    save_model,
+)
+from stages.learning.passes import (
+    PolicyAndCritic,
+    model_inputs,
     response_logprobs,
     response_values,
-    sample,
-    save_model,
     score_responses,
     token_scalars,
 )
+from stages.learning.sampling import draw, sample
 from stages.learning.vocabulary import Reading
 from stages.settings.config import UserError
 from tests.conftest import close

@@ -17,9 +17,9 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
+from stages.learning.batches import Order
 from stages.learning.heads import in_float32, reset_head
-from stages.learning.loop import Order
-from stages.learning.models import PolicyAndCritic
+from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import make_ragged
 from stages.ppo import optimize
 from stages.rl.networks import Models

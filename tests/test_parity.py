@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from stages.learning.loop import batch_rows, make_optimizer
-from stages.learning.models import PolicyAndCritic
+from stages.learning.batches import batch_rows
+from stages.learning.loop import make_optimizer
+from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.ppo import optimize
 from stages.rl.episodes import Rollout

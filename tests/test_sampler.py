@@ -9,8 +9,8 @@ from transformers.cache_utils import DynamicCache
 
 from stages.functional import truncate_after
 from stages.learning import models
-from stages.learning.cache import ReservedLayer, sampler_cache
-from stages.learning.models import response_logprobs, sample
+from stages.learning.passes import response_logprobs
+from stages.learning.sampling import ReservedLayer, sample, sampler_cache
 from tests.conftest import close
 from tests.test_families import CONFIGS
 

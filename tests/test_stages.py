@@ -20,7 +20,8 @@ from reports import run_page
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
 from stages.learning.loop import make_optimizer
-from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model
+from stages.learning.models import load_policy, load_reward_model
+from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import load_split
 from stages.rl import networks
 from stages.rl.episodes import Rollout

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from stages import functional, normalize, ppo
 from stages.learning.loop import NonFiniteError, refuse_non_finite
-from stages.learning.models import PolicyAndCritic, load_policy, score_responses
+from stages.learning.models import load_policy
+from stages.learning.passes import PolicyAndCritic, score_responses
 from stages.posts.ragged import make_ragged, pad_left, pad_right
 from stages.rl import start_checks
 from stages.rl.episodes import Rollout

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stages.functional import entropy, token_logprobs
-from stages.learning.models import load_policy, response_statistics
+from stages.learning.models import load_policy
+from stages.learning.passes import response_statistics
 from stages.learning.vocabulary import (
     LEARNED,
     MEASURED,

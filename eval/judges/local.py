@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from eval.judges.prompt import LETTER, Question, make_question
 from eval.judges.protocol import About, Choice, Comparison, Reply
-from stages.learning.models import model_inputs, quiet_loading
+from stages.learning.models import quiet_loading
+from stages.learning.passes import model_inputs
 from stages.running.progress import progress
 from stages.settings.checks import UserError
 

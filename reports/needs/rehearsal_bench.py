@@ -18,7 +18,8 @@ from reports.needs.meter import Meter
 from reports.needs.shapes import shape_of
 from reports.needs.texts import read_texts
 from reports.needs.work import forward_flops
-from stages.learning.loop import Order, make_accelerator
+from stages.learning.batches import Order
+from stages.learning.loop import make_accelerator
 from stages.learning.state import State
 from stages.posts.ragged import TokenizedSplit
 from stages.runs import Run

@@ -25,18 +25,14 @@ from reports.needs.weights import weights_for
 from reports.needs.work import training_factor
 from reports.speed.update import measure_update, prepare_update
 from stages import dpo, reward, sft
+from stages.learning.batches import stream
 from stages.learning.heads import shift_scores
 from stages.learning.likelihood import sequence_length
-from stages.learning.loop import (
-    Sampling,
-    make_optimizer,
-    respond,
-    stream,
-    use_gradient_checkpointing,
-)
+from stages.learning.loop import make_optimizer, use_gradient_checkpointing
 from stages.learning.lora import adapt, merge
 from stages.learning.models import load_policy, load_reward_model, new_reward_model
 from stages.learning.preferences import pair_length
+from stages.learning.sampling import Sampling, respond
 from stages.normalize import keep_known_answers, reference_scores, score_rows
 from stages.posts.ragged import TokenizedSplit, rows_of
 from stages.running.files import write_json

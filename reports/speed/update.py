@@ -21,7 +21,8 @@ from reports.needs.weights import draw_weights
 from reports.needs.work import update_flops
 from reports.speed.peers import QUERIES, cut_queries
 from stages import ppo
-from stages.learning.loop import make_accelerator, stream
+from stages.learning.batches import stream
+from stages.learning.loop import make_accelerator
 from stages.learning.models import new_reward_model
 from stages.learning.state import State
 from stages.posts.ragged import Ragged, make_ragged

@@ -1,18 +1,18 @@
 """What every stage that learns shares.
 
-loop          seeds, optimizer, schedules, batches, sampling
+loop          accelerator, optimizer, schedules, measuring row by row
+batches       which rows a step learns, and sums over all processes
+fitting       out of memory: smaller microbatches
 state         all that a loop must save to go on
 checkpoints   that state on disk
 sharding      several processes, and networks cut into a part for each
-saving        a network that has learned becomes a plain model on disk
-fitting       out of memory: smaller microbatches
-models        load, save, run, sample
+models        load and save
+passes        forward passes: log-probabilities, values, scores
+sampling      responses drawn from a policy
 vocabulary    log-probabilities without all logits at once
-cache         the sampler's keys and values
 heads         the scalar head of a reward model, in any family
 lora          small matrices beside frozen weights
 likelihood    the SFT loss
 shared_query  several summaries of one post in one row
 preferences   held-out comparisons, ranked
-released      reward models that others trained, in our layout
 """

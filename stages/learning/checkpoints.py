@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stages.learning.sharding import own_part
 from stages.running.files import hash_files, sync, write_json
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 HASHES = "checkpoint.json"
 KEPT = 2

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from stages.learning.state import State
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PretrainedConfig, PreTrainedModel
 
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 
 class Float32Head(nn.Linear):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from stages.learning.models import response_logprobs
+from stages.learning.passes import response_logprobs
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 
 NO_TOKEN = -1

@@ -1,37 +1,25 @@
-"""What the training loops share: accelerator, seeds, optimizer, schedules, batches, sampling.
+"""What the training loops share: accelerator, optimizer, schedules, measuring row by row."""
 
-Row order and sampling noise depend on (seed, purpose, step) only, never on a generator's past. So
-the number of processes and the microbatch size do not change them, and a run can go on from its
-update number alone. Batch means are taken over the global batch.
-"""
-
-import hashlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from stages.functional import truncate_after
-from stages.learning.models import sample
+from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
 from stages.learning.sharding import new_accelerator
-from stages.posts.ragged import Ragged, TokenizedSplit, pad_left, pad_right
 from stages.running.files import KeptRows
 from stages.running.machine import has_bf16_units, keep_freed_memory
 from stages.running.progress import progress
 from stages.running.signals import finishing_first, stop_if_asked
-from stages.settings.config import Config, Memory, Optimizer, UserError
-
-T = TypeVar("T")
+from stages.settings.checks import UserError
+from stages.settings.config import Config
+from stages.settings.sections import Memory, Optimizer
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
@@ -59,17 +47,6 @@ def _say_where_bf16_is_slow(device: torch.device) -> None:
             "note: this CPU has no bf16 units: memory.mixed_precision=bf16 works here, slowly",
             file=sys.stderr,
         )
-
-
-def stream_seed(seed: int, purpose: str, step: int = 0) -> int:
-    """A seed of its own for each use of randomness."""
-    digest = hashlib.sha256(f"{seed}/{purpose}/{step}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def stream(seed: int, purpose: str, step: int = 0) -> torch.Generator:
-    """A CPU generator for one use of randomness."""
-    return torch.Generator().manual_seed(stream_seed(seed, purpose, step))
 
 
 def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -> torch.optim.AdamW:
@@ -106,80 +83,6 @@ def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
-def batch_rows(rows: int, batch_size: int, update: int, seed: int, purpose: str) -> list[int]:
-    """The row indices of one global batch: epochs of permutations, laid end to end."""
-    wanted = range(update * batch_size, (update + 1) * batch_size)
-    orders: dict[int, list[int]] = {}
-    for epoch in {position // rows for position in wanted}:
-        generator = stream(seed, f"{purpose} order", epoch)
-        orders[epoch] = torch.randperm(rows, generator=generator).tolist()
-    return [orders[position // rows][position % rows] for position in wanted]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The order in which a stage goes through its data, update after update."""
-
-    rows: int
-    """Rows of the split."""
-    batch_size: int
-    """Rows per update, over all processes."""
-    seed: int
-    purpose: str
-
-    def batch(self, update: int) -> list[int]:
-        """The row indices of an update's global batch; updates are counted from 0."""
-        return batch_rows(self.rows, self.batch_size, update, self.seed, self.purpose)
-
-
-def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:
-    """This process's items of a global batch."""
-    return list(items[accelerator.process_index :: accelerator.num_processes])
-
-
-def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Consecutive pieces of at most `size` items."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
-    """Raise UserError if a global batch cannot be filled or divided among the processes."""
-    if batch_size > rows:
-        raise UserError(f"{name}.batch_size is {batch_size} but there are only {rows} rows")
-    if batch_size % accelerator.num_processes:
-        raise UserError(f"{name}.batch_size must divide by {accelerator.num_processes} processes")
-
-
-def synchronized_last(
-    accelerator: Accelerator, model: nn.Module, microbatches: Sequence[T]
-) -> Iterator[T]:
-    """The microbatches of one step; gradients travel between devices with the last one only."""
-    for microbatch in microbatches[:-1]:
-        with accelerator.no_sync(model):
-            yield microbatch
-    yield microbatches[-1]
-
-
-def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]:
-    """Each value summed over all processes."""
-    # Stacked where they are, so that a GPU is waited for once.
-    device = next((value.device for value in values if isinstance(value, Tensor)), None)
-    wide = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
-    stacked = torch.stack(wide)
-    if accelerator.num_processes == 1:
-        return stacked.tolist()
-    return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()
-
-
-def gather_rows(accelerator: Accelerator, mine: list[T]) -> list[T]:
-    """The items of all processes, in the order from which `local_share` dealt them."""
-    if accelerator.num_processes == 1:
-        return mine
-    gathered = gather_object([mine])
-    rows = sum(len(share) for share in gathered)
-    return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
-
-
 class NonFiniteError(UserError):
     """A loss or gradient is not a finite number; raised before it can spoil the weights."""
 
@@ -194,49 +97,10 @@ def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
         )
 
 
-def batch_tensors(split: TokenizedSplit, rows: Sequence[int]) -> dict[str, Tensor]:
-    """Some rows of a split: their numbers, and each column's tokens, -1 after the last."""
-    columns = {
-        name: pad_right([column[row] for row in rows], -1) for name, column in split.columns.items()
-    }
-    return {"rows": torch.tensor(rows), **columns}
-
-
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
     """Trade time for memory if the settings say so."""
     if memory.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -> Tensor:
-    """Uniform numbers [rows, length] in float64, one for each token of a global batch."""
-    return torch.rand(rows, length, generator=stream(seed, purpose, step), dtype=torch.float64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How responses are drawn: which noise, how long, how hot, how many at once."""
-
-    seed: int
-    purpose: str
-    """Names the noise, together with the step."""
-    step: int = 0
-    length: int
-    """Most tokens of a response."""
-    temperature: float
-    forward_batch_size: int
-    """Sequences per forward pass: a memory knob."""
-
-
-def parts_by_length(
-    accelerator: Accelerator, lengths: Sequence[int], size: int
-) -> list[Sequence[int]]:
-    """This process's rows in parts of at most `size` rows of similar length.
-
-    So little of a forward pass is padding. Rows of equal length stay in their order.
-    """
-    share = local_share(range(len(lengths)), accelerator)
-    return chunks(sorted(share, key=lambda row: lengths[row]), size)
 
 
 def over_share(
@@ -285,33 +149,3 @@ def over_rows(
 ) -> list[T]:
     """The same for all rows in their order, from all processes."""
     return gather_rows(accelerator, over_share(accelerator, lengths, size, label, measure, keep))
-
-
-@torch.no_grad()
-def respond(
-    accelerator: Accelerator,
-    policy: nn.Module,
-    queries: Ragged,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    keep: Path | None = None,
-) -> list[list[int]]:
-    """This process's responses to its share of the queries, each cut after its EOS.
-
-    Row order as `local_share`; `keep` as in `over_share`.
-    """
-    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    purpose, length = sampling.purpose, sampling.length
-    noise = sampling_noise(sampling.seed, purpose, sampling.step, len(queries), length)
-
-    def answer(rows: list[int]) -> list[list[int]]:
-        batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
-        with accelerator.autocast():
-            uniforms = noise[rows].to(accelerator.device)
-            drawn, _ = sample(policy, batch, uniforms, sampling.temperature, eos_id, pad_id)
-        cut = truncate_after(drawn, eos_id, pad_id).tolist()
-        return [[token for token in response if token != pad_id] for response in cut]
-
-    lengths = queries.lengths().tolist()
-    size = sampling.forward_batch_size
-    return over_share(accelerator, lengths, size, purpose, answer, keep)

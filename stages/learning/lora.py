@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from stages.learning.batches import stream_seed
 from stages.learning.heads import head_name, head_of
-from stages.learning.loop import stream_seed
-from stages.settings.config import Config, Lora, UserError
+from stages.settings.checks import UserError
+from stages.settings.config import Config
+from stages.settings.sections import Lora
 
 ALL_LINEAR = "all-linear"
 

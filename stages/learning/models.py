@@ -1,11 +1,16 @@
-"""Models: load, save, run, sample. The policy is an `AutoModelForCausalLM`; the reward model and
-the critic are an `AutoModelForTokenClassification` with one label, a scalar for every token, whose
-head bias carries the reward normalization. Both open with plain transformers. Any causal family
-that has both classes will do.
+"""Models on disk and in memory: load and save them, also with adapters or in parts.
 
-[PAD] is never embedded: padded slots hold id 0 and are masked out of attention (Huang et al. 2024,
-detail 3). Position ids count real tokens only, so padding on either side changes rounding
-at most.
+The policy is an `AutoModelForCausalLM`; the reward model and the critic are an
+`AutoModelForTokenClassification` with one label, a scalar for every token, whose head bias carries
+the reward normalization. Both open with plain transformers. Any causal family that has both
+classes will do.
+
+A released reward model may also be in the layout of the code of Huang et al. 2024: a class of its
+own with a backbone under `lm_backbone`, a linear layer `scalar_head` on its last hidden state, and
+the mean score of the references in `config.bias`, which its forward pass subtracts. It is converted
+to a native class: the head's bias becomes `scalar_head.bias - config.bias`, so every score stays
+what it was. Its weights are read as data; no code is run.
+Source: Huang et al. 2024, details 11 and 15; `ScalarModel` of their code.
 """
 
 import sys
@@ -13,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from accelerate import Accelerator
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,22 +32,18 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from stages.functional import entropy, first_true_index, token_logprobs
-from stages.learning.cache import sampler_cache
-from stages.learning.heads import head_name, in_float32, reset_head
+from stages.learning.heads import head_name, head_of, in_float32, require_heads, reset_head
+from stages.learning.lora import merge
+from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import (
-    LEARNED,
-    LogprobFormula,
-    Reading,
     give_reading_head,
-    reading,
-    reading_head,
 )
-from stages.settings.config import UserError
+from stages.running.files import read_json
+from stages.settings.checks import UserError
 
 PAD_TOKEN = "[PAD]"
-# Rows that have ended leave the batch when they are this share of it: leaving copies the cache.
-ENDED_SHARE = 0.25
+
+
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
 
 
@@ -178,185 +180,126 @@ def save_model(
     tokenizer.save_pretrained(folder)
 
 
-class PolicyAndCritic(nn.Module):
-    """Both networks in one module, so that one optimizer and one engine serve both (Huang et al.
-    2024, detail 22).
+def keep_model(
+    accelerator: Accelerator, network: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> PreTrainedModel:
+    """Merge adapters, write the plain model, and return it whole on this process's device.
+
+    The main process writes. A sharded network cannot be used afterwards: what is returned was read
+    from what was written. All processes must call this.
     """
+    model = accelerator.unwrap_model(network)
+    if not is_sharded(model):
+        merge(model)
+        if accelerator.is_main_process:
+            save_model(model, tokenizer, folder)
+        return model
+    with gathered(model):
+        merge(model)
+        weights = whole_weights(model, accelerator.is_main_process)
+        if accelerator.is_main_process:
+            save_model(model, tokenizer, folder, weights)
+    accelerator.wait_for_everyone()
+    load = load_reward_model if head_name(model) else load_policy
+    return load(folder).to(accelerator.device)
 
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel) -> None:
-        super().__init__()
-        self.policy, self.critic = policy, critic
 
-    def forward(self, network: str, *row: Any) -> Any:
-        """`response_statistics` of the "policy", or `response_values` of the "critic".
-
-        One network a call: the other's activations need not be alive beside it.
-        """
-        if network == "policy":
-            return response_statistics(self.policy, *row)
-        return response_values(self.critic, *row)
+BACKBONE, HEAD = "lm_backbone.", "scalar_head."
 
 
-def model_inputs(tokens: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-    """Keyword arguments for a forward pass.
+# Checkpoints of older versions of transformers hold these; they are computed, not learned.
+OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
-    Shapes: tokens, attention_mask (True = real) [B, L]. Padded slots get id 0, never [PAD].
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | None]:
+    """A reward model in our layout, in float32, and the mean that was folded into its bias.
+
+    The mean is None where the folder is in our layout already. Raises UserError for a folder that
+    holds neither.
     """
-    positions = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)
-    return {
-        "input_ids": tokens.masked_fill(~attention_mask, 0),
-        "attention_mask": attention_mask.long(),
-        "position_ids": positions,
-    }
-
-
-def response_statistics(
-    policy: nn.Module,
-    query_responses: Tensor,
-    attention_mask: Tensor,
-    response_length: int,
-    how: Reading,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each response token, and the entropy of what might have stood there.
-
-    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats.
-    """
-    length = query_responses.shape[1]
-    before = torch.arange(length - response_length, length, device=query_responses.device) - 1
-    inputs = model_inputs(query_responses, attention_mask)
-    return read_logits(policy, inputs, before, query_responses[:, -response_length:], how)
-
-
-def response_logprobs(
-    policy: nn.Module,
-    query_responses: Tensor,
-    attention_mask: Tensor,
-    response_length: int,
-    temperature: float,
-    formula: LogprobFormula = token_logprobs,
-) -> Tensor:
-    """Log-probability of each response token, [B, T] nats."""
-    how = Reading(temperature=temperature, formula=formula)
-    return response_statistics(policy, query_responses, attention_mask, response_length, how)[0]
-
-
-def read_logits(
-    policy: nn.Module, inputs: dict[str, Tensor], columns: Tensor, targets: Tensor, how: Reading
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy at some columns of a forward pass.
-
-    Shapes: columns [T], which may repeat; targets [B, T] -> both [B, T] nats. There are logits at
-    no other columns, and where output layer and formula allow it, a chunk of them at a time.
-    """
-    head = reading_head(policy)
-    if head is not None and how.formula is token_logprobs:
-        with reading(head, targets, how):
-            output = policy(**inputs, logits_to_keep=columns, use_cache=False)
-        logprobs, entropies = output.logits.unbind(-1)
-        return logprobs, entropies if how.entropy == LEARNED else entropies.detach()
-    logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
-    logprobs = how.formula(logits, targets, how.temperature)
-    if not how.entropy:
-        return logprobs, torch.zeros_like(logprobs)
-    with torch.set_grad_enabled(how.entropy == LEARNED and torch.is_grad_enabled()):
-        return logprobs, entropy(logits / how.temperature)
-
-
-def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """The reward model's scalar at every token of a forward pass, [B, L], at least float32."""
-    scalars = reward_model(**inputs, use_cache=False).logits.squeeze(-1)
-    return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
-
-
-def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """The same for padded rows: [B, L] -> [B, L]. Only at EOS is it a score."""
-    return head_scalars(reward_model, model_inputs(tokens, attention_mask))
-
-
-def response_values(
-    critic: nn.Module, query_responses: Tensor, attention_mask: Tensor, response_length: int
-) -> Tensor:
-    """The critic at the positions that predict each response token: [B, Q+T] -> [B, T]."""
-    scalars = token_scalars(critic, query_responses, attention_mask)
-    return scalars[:, -response_length - 1 : -1]
-
-
-def score_responses(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
-) -> Tensor:
-    """Scores read at the last real token of each response, which is its EOS if it has one.
-
-    Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
-    Source: Huang et al. 2024, detail 12.
-    """
-    query_responses = torch.cat([queries, responses], dim=1)
-    scalars = token_scalars(reward_model, query_responses, query_responses != pad_id)
-    last = queries.shape[1] + first_true_index(responses == pad_id) - 1
-    return scalars.gather(1, last.unsqueeze(1)).squeeze(1)
-
-
-@torch.no_grad()
-def sample(
-    policy: nn.Module,
-    queries: Tensor,
-    uniforms: Tensor,
-    temperature: float,
-    eos_id: int,
-    pad_id: int,
-    formula: LogprobFormula = token_logprobs,
-) -> tuple[Tensor, Tensor]:
-    """Responses drawn from softmax(logits / temperature), one given uniform number per token.
-
-    Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
-    depend on the other rows of the batch, and a row that has its EOS need not be sampled further:
-    the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens and are
-    never drawn.
-
-    Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
-    log-probabilities in nats; [PAD] and 0 after a row's EOS.
-    Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
-    """
-    attention_mask = queries != pad_id
-    inputs = model_inputs(queries, attention_mask)
-    cache = sampler_cache(policy.config, uniforms.shape[1])
-    responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
-    logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
-    rows = torch.arange(len(queries), device=queries.device)  # those that the cache holds
-    going = torch.ones_like(rows, dtype=torch.bool)
-    for step in range(uniforms.shape[1]):
-        output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        tokens = draw(output.logits[:, -1, :pad_id], uniforms[rows, step], temperature)
-        read = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
-        responses[rows, step] = torch.where(going, tokens, pad_id)
-        logprobs[rows, step] = torch.where(going, read, 0.0).float()
-        going &= tokens != eos_id
-        count = int(going.sum())
-        if count == 0:
-            break
-        positions = inputs["position_ids"][:, -1:] + 1
-        if count <= len(rows) * (1 - ENDED_SHARE):
-            cache.batch_select_indices(going.nonzero().squeeze(1))
-            rows, tokens, positions, attention_mask = (
-                x[going] for x in (rows, tokens, positions, attention_mask)
+    saved = read_json(folder / "config.json")
+    if saved is None:
+        raise UserError(f"{folder} holds no reward model: config.json is missing")
+    if "base_config" not in saved and "base_model" not in saved:
+        if len(saved.get("id2label", ())) != 1:
+            raise UserError(
+                f"{folder} holds no reward model: that is an AutoModelForTokenClassification with"
+                " one label, or a released ScalarModel"
             )
-            going = torch.ones_like(rows, dtype=torch.bool)
-        attention_mask = F.pad(attention_mask, (0, 1), value=True)
-        inputs = {
-            "input_ids": tokens.unsqueeze(1),
-            "attention_mask": attention_mask.long(),
-            "position_ids": positions,
-        }
-    return responses, logprobs
+        return load_reward_model(folder).eval(), None
+    weights = read_weights(folder)
+    missing = {f"{HEAD}weight", f"{HEAD}bias"} - weights.keys()
+    if missing:
+        raise UserError(f"{folder} lacks {', '.join(sorted(missing))}: no released reward model")
+    model = AutoModelForTokenClassification.from_config(_base_config(folder, saved))
+    _fill_backbone(folder, model.float().base_model, weights)
+    head, mean = head_of(model), float(saved.get("bias", 0.0))
+    with torch.no_grad():
+        head.weight.copy_(weights[f"{HEAD}weight"])
+        head.bias.copy_(weights[f"{HEAD}bias"].float() - mean)
+    in_float32(model)
+    return model.eval(), mean
 
 
-def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """Tokens at the given quantiles of softmax(logits / temperature), by inverting the cumulative
-    distribution in float64. Shapes: logits [B, V], uniforms [B] in [0, 1) -> [B] int64.
+def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
+    """The configuration of the backbone, as the folder holds it, with one label and no dropout."""
+    fields = dict(saved.get("base_config") or {})
+    kind = fields.pop("model_type", None)
+    for name in ("architectures", "torch_dtype", "dtype", "id2label", "label2id", "num_labels"):
+        fields.pop(name, None)
+    if kind is None:
+        raise UserError(f"{folder}: base_config in config.json names no model_type")
+    try:
+        config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
+    except (KeyError, TypeError, ValueError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UserError(f"{folder}: its base_config does not load: {first_line}") from None
+    require_heads(config, str(folder))
+    return with_dropout(config, 0.0)
+
+
+def _fill_backbone(folder: Path, backbone: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Load the backbone's weights; none may be missing, of another shape or left over."""
+    ours = {
+        name.removeprefix(BACKBONE): weight.float()
+        for name, weight in weights.items()
+        if name.startswith(BACKBONE) and not name.endswith(OLD_BUFFERS)
+    }
+    try:
+        found = backbone.load_state_dict(ours, strict=False)
+    except RuntimeError:  # it lists every weight of another shape
+        why = "its weights have other shapes than its base_config"
+        raise UserError(f"{folder} does not load: {why}") from None
+    wrong = [*found.missing_keys, *found.unexpected_keys]
+    if wrong:
+        names = ", ".join(wrong[:3])
+        raise UserError(f"{folder} lacks or adds {len(wrong)} backbone weights ({names})")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint: safetensors or `.bin`, in one file or several.
+
+    Raises UserError if there are none.
     """
-    cumulative = (logits.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
-    targets = uniforms.double().unsqueeze(1) * cumulative[:, -1:]
-    return (
-        torch.searchsorted(cumulative, targets, right=True)
-        .squeeze(1)
-        .clamp(max=logits.shape[1] - 1)
-    )
+    names: list[str] = [name for name in SINGLE_FILES if (folder / name).exists()][:1]
+    for index in () if names else INDEXES:
+        parts = read_json(folder / index)
+        if parts is not None:
+            names = sorted(set(parts["weight_map"].values()))
+            break
+    if not names:
+        raise UserError(f"{folder} holds no weights: neither {' nor '.join(SINGLE_FILES)}")
+    found: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / name
+        if name.endswith(".safetensors"):
+            found |= load_file(path)
+        else:
+            found |= torch.load(path, map_location="cpu", weights_only=True)
+    return found

@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 SHARDS = "shards"
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.functional import sequence_logprobs
-from stages.learning.models import head_scalars, model_inputs, read_logits
+from stages.learning.passes import head_scalars, model_inputs, read_logits
 from stages.learning.vocabulary import Reading
 from stages.posts.ragged import pad_left, pad_right
 from stages.settings.families import SHARING

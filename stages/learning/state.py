@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stages.finished import stage_folder
+from stages.learning.batches import Order, stream_seed
 from stages.learning.checkpoints import (
     RECORDS,
     checkpoints,
@@ -35,12 +36,12 @@ from stages.learning.checkpoints import (
     remove_leftovers,
     seal,
 )
-from stages.learning.loop import NonFiniteError, Order, stream_seed
+from stages.learning.loop import NonFiniteError
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.runs import Run
-from stages.settings.config import UserError
+from stages.settings.checks import UserError
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stages import functional
 from stages.rl.episodes import Episodes, Rollout
-from stages.settings.config import Ppo
+from stages.settings.ppo import Ppo
 
 
 def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, ppo: Ppo) -> Tensor:

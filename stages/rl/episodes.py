@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
-from stages.learning.loop import gather_rows, global_sum
+from stages.learning.batches import gather_rows, global_sum
 from stages.posts.text_metrics import copied_title_words, distinct
 from stages.runs import Run
-from stages.settings.config import Ppo
+from stages.settings.ppo import Ppo
 
 SAMPLES_LOGGED = 8
 DIGITS = 4  # of a token's numbers in samples.jsonl

@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
+from stages.learning.batches import batch_rows, chunks, global_sum, local_share
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
-from stages.learning.loop import batch_rows, chunks, global_sum, local_share
 from stages.learning.state import State
 from stages.learning.vocabulary import LEARNED, MEASURED, LogprobFormula, Reading
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
-from stages.settings.config import Ppo
+from stages.settings.ppo import Ppo
 
 
 @dataclass(frozen=True, kw_only=True)

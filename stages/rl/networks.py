@@ -14,13 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.finished import read_manifest
+from stages.learning.batches import stream
 from stages.learning.heads import head_name, in_float32, shift_scores
-from stages.learning.loop import make_optimizer, stream, use_gradient_checkpointing
+from stages.learning.loop import make_optimizer, use_gradient_checkpointing
 from stages.learning.lora import WithoutAdapter, adapt
-from stages.learning.models import PolicyAndCritic, load_policy, load_reward_model, new_reward_model
+from stages.learning.models import load_policy, load_reward_model, new_reward_model
+from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
 from stages.runs import Run
-from stages.settings.config import Ppo
+from stages.settings.ppo import Ppo
 
 
 @dataclass(frozen=True, kw_only=True)

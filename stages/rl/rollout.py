@@ -13,13 +13,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.loop import Sampling, global_sum, local_share, sampling_noise
-from stages.learning.models import (
-    response_logprobs,
-    response_values,
-    sample,
-    score_responses,
-)
+from stages.learning.batches import global_sum, local_share
+from stages.learning.passes import response_logprobs, response_values, score_responses
+from stages.learning.sampling import Sampling, sample, sampling_noise
 from stages.learning.sharding import gathered
 from stages.learning.vocabulary import LogprobFormula
 from stages.posts.ragged import pad_left

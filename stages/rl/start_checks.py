@@ -15,13 +15,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from stages.learning.models import score_responses
+from stages.learning.passes import score_responses
 from stages.learning.vocabulary import Reading
 from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Models
 from stages.running.files import write_json
-from stages.settings.config import Config, UserError
+from stages.settings.checks import UserError
+from stages.settings.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
