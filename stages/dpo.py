@@ -29,7 +29,7 @@ from stages.learning.batches import (
     local_share,
     synchronized_last,
 )
-from stages.learning.fitting import in_memory
+from stages.learning.learner import Learner, in_memory
 from stages.learning.loop import (
     cosine_rate,
     make_accelerator,
@@ -90,9 +90,12 @@ def train_dpo(config: Config) -> None:
         policy, optimizer = prepare(accelerator, policy, optimizer)
         state = State(
             run=run,
-            accelerator=accelerator,
-            trained=policy,
-            optimizer=optimizer,
+            learner=Learner(
+                accelerator=accelerator,
+                trained=policy,
+                optimizer=optimizer,
+                microbatch_size=config.memory.microbatch_size,
+            ),
             updates=config.dpo.epochs * len(splits["train"]) // config.dpo.batch_size,
             order=Order(
                 rows=len(splits["train"]),
@@ -130,7 +133,7 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     for update in state.remaining("dpo"):
         warmup_fraction = config.optimizer.warmup_fraction
         rate = dpo.learning_rate * cosine_rate(update, state.updates, warmup_fraction)
-        set_learning_rate(state.optimizer, rate)
+        set_learning_rate(state.learner.optimizer, rate)
         rows, started = state.order.batch(update), time.monotonic()
         with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
             stats = take_step(state, train, reference, rows)
@@ -147,7 +150,8 @@ def take_step(
 
     Shapes: reference [pairs of the split, 2], as `split_logprobs` returns it.
     """
-    accelerator, policy, config = state.accelerator, state.trained, state.run.config
+    learner, config = state.learner, state.run.config
+    accelerator, policy = learner.accelerator, learner.trained
     policy.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
@@ -175,12 +179,12 @@ def take_step(
             summed = {key: summed.get(key, 0.0) + one for key, one in sums.items()}
         return summed
 
-    summed = in_memory(state, gradients, least=2)
+    summed = in_memory(learner, gradients, least=2)
     totals = global_sum(accelerator, *summed.values())
     stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
     refuse_non_finite("dpo", stats)
-    state.optimizer.step()
-    state.optimizer.zero_grad()
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
     return stats
 
 

@@ -26,7 +26,7 @@ from stages.learning.batches import (
     stream,
     synchronized_last,
 )
-from stages.learning.fitting import in_memory
+from stages.learning.learner import Learner, in_memory
 from stages.learning.loop import (
     cosine_rate,
     make_accelerator,
@@ -78,9 +78,12 @@ def train_reward_model(config: Config) -> None:
         updates = config.rm.epochs * len(train) // config.rm.batch_size
         state = State(
             run=run,
-            accelerator=accelerator,
-            trained=reward_model,
-            optimizer=optimizer,
+            learner=Learner(
+                accelerator=accelerator,
+                trained=reward_model,
+                optimizer=optimizer,
+                microbatch_size=config.memory.microbatch_size,
+            ),
             updates=updates,
             order=order,
             dropout=config.rm.dropout,
@@ -108,7 +111,7 @@ def train_reward_model(config: Config) -> None:
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
-    accelerator, reward_model = state.accelerator, state.trained
+    learner, accelerator, reward_model = state.learner, state.accelerator, state.learner.trained
     reward_model.train()
     mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
@@ -124,10 +127,10 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
             correct = correct + (chosen > rejected).sum()
         return loss_sum, correct
 
-    loss_sum, correct = global_sum(accelerator, *in_memory(state, gradients, least=2))
+    loss_sum, correct = global_sum(accelerator, *in_memory(learner, gradients, least=2))
     refuse_non_finite("rm", {"loss/train": loss_sum})
-    state.optimizer.step()
-    state.optimizer.zero_grad()
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
     return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
 
 

@@ -25,7 +25,7 @@ from stages.learning.batches import (
     parts_by_length,
     synchronized_last,
 )
-from stages.learning.fitting import in_memory
+from stages.learning.learner import Learner, in_memory
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import (
     cosine_rate,
@@ -67,9 +67,12 @@ def train_sft(config: Config) -> None:
         updates = config.sft.epochs * len(train) // config.sft.batch_size
         state = State(
             run=run,
-            accelerator=accelerator,
-            trained=policy,
-            optimizer=optimizer,
+            learner=Learner(
+                accelerator=accelerator,
+                trained=policy,
+                optimizer=optimizer,
+                microbatch_size=config.memory.microbatch_size,
+            ),
             updates=updates,
             order=order,
             dropout=config.sft.dropout,
@@ -100,7 +103,8 @@ def train_sft(config: Config) -> None:
 
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     """One optimizer step on a global batch; returns its mean loss, nats per token."""
-    accelerator, policy, config = state.accelerator, state.trained, state.run.config
+    learner, config = state.learner, state.run.config
+    accelerator, policy = learner.accelerator, learner.trained
     policy.train()
     mine = local_share(rows, accelerator)
     (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
@@ -115,10 +119,10 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
             accelerator.backward(summed * accelerator.num_processes / count)
         return total
 
-    (loss,) = global_sum(accelerator, in_memory(state, gradients))
+    (loss,) = global_sum(accelerator, in_memory(learner, gradients))
     refuse_non_finite("sft", {"loss/train": loss})
-    state.optimizer.step()
-    state.optimizer.zero_grad()
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
     return loss / count
 
 
@@ -145,7 +149,7 @@ def validation_loss(
 def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: TokenizedSplit) -> None:
     """Save first, then measure ROUGE on the validation split, then close the stage."""
     run, accelerator, config = state.run, state.accelerator, state.run.config
-    policy = keep_model(accelerator, state.trained, tokenizer, run.partial / "model").eval()
+    policy = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model").eval()
     sampling = Sampling(
         seed=config.seed,
         purpose="sft validation",

@@ -162,11 +162,9 @@ def reward_model(policy_folder):
 @pytest.fixture
 def before_ppo(policy, reward_model, tokenizer):
     """The networks as PPO finds them; critic and reward model, policy and reference are one."""
-    from stages.learning.passes import PolicyAndCritic
-    from stages.rl.networks import Models
+    from stages.rl.networks import Networks
 
-    return Models(
-        trained=PolicyAndCritic(policy, reward_model),
+    return Networks(
         policy=policy,
         critic=reward_model,
         ref_policy=policy,
@@ -176,6 +174,25 @@ def before_ppo(policy, reward_model, tokenizer):
     )
 
 
+def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any) -> Any:
+    """A learner of a policy's networks in one process; `trained` is their module, not wrapped."""
+    from accelerate import Accelerator
+
+    from stages.learning.passes import PolicyAndCritic
+    from stages.rl.networks import PolicyLearner
+
+    given = {
+        "accelerator": Accelerator(cpu=True),
+        "networks": networks,
+        "optimizer": optimizer,
+        "microbatch_size": config.memory.microbatch_size,
+        "forward_batch_size": config.memory.forward_batch_size,
+    }
+    if "trained" not in others:
+        given["trained"] = PolicyAndCritic(networks.policy, networks.critic)
+    return PolicyLearner(**given | others)
+
+
 def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) -> Any:
     """A training loop's state about networks of a test, in one process, with no run on disk."""
     from types import SimpleNamespace
@@ -183,13 +200,19 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
     from accelerate import Accelerator
 
     from stages.learning.batches import Order
+    from stages.learning.learner import Learner
     from stages.learning.state import State
 
+    learner = Learner(
+        accelerator=others.pop("accelerator", None) or Accelerator(cpu=True),
+        trained=network,
+        optimizer=optimizer,
+        microbatch_size=config.memory.microbatch_size,
+        update=others.pop("update", 0),
+    )
     given = {
         "run": SimpleNamespace(config=config),
-        "accelerator": Accelerator(cpu=True),
-        "trained": network,
-        "optimizer": optimizer,
+        "learner": learner,
         "updates": 10,
         "order": Order(rows=1, batch_size=1, seed=config.seed, purpose="test"),
         "kl_coef": config.ppo.kl_coef,
@@ -197,28 +220,32 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
     return State(**given | others)
 
 
-def ppo_state(
-    config: Any, models: Any, queries: Any, optimizer: Any = None, update: int = 0
-) -> Any:
-    """The same for PPO, about to make its rollout of an update."""
+def rolled_out(
+    config: Any, learner: Any, queries: Any, update: int = 0
+) -> tuple[Any, dict[str, float]]:
+    """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
     from stages.learning.batches import Order
+    from stages.learning.sampling import Sampling
+    from stages.rl.credit import credit, shape
+    from stages.rl.metrics import describe
+    from stages.rl.rollout import measure, sample_responses, score
 
-    size = config.ppo.batch_size
+    ppo, size = config.ppo, config.ppo.batch_size
     order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
-    return state_of(config, models.trained, optimizer, order=order, update=update)
-
-
-def rolled_out(state: Any, models: Any, queries: Any) -> tuple[Any, dict[str, float]]:
-    """Steps 1 to 5 of PPO's update: the rollout, and what is reported of it."""
-    from stages import ppo
-    from stages.rl.credit import credit
-    from stages.rl.episodes import describe
-
-    episodes, metrics = ppo.collect_episodes(state, models, queries)
-    settings, pad_id = state.run.config.ppo, models.pad_id
-    rollout = credit(state.accelerator, episodes, settings, pad_id, state.kl_coef)
-    about = describe(state.accelerator, rollout, settings, models.eos_id, state.kl_coef)
-    return rollout, about | metrics
+    sampling = Sampling(
+        seed=config.seed,
+        purpose="ppo",
+        step=update,
+        length=config.data.max_summary_tokens,
+        temperature=ppo.temperature,
+        forward_batch_size=config.memory.forward_batch_size,
+    )
+    batch = [queries[row] for row in order.batch(update)]
+    episodes = sample_responses(learner, batch, sampling, ppo)
+    episodes = score(learner, measure(learner, episodes, ppo), ppo)
+    shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.kl_coef, ppo.score_at)
+    rollout = credit(learner.accelerator, shaped, ppo)
+    return rollout, describe(learner, rollout, ppo, ppo.kl_coef)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from reports import ablations_page
 from reports.parts import compared, page
 from reports.parts.blocks import escape
 from stages.finished import stage_folder
-from stages.rl.credit import credit
+from stages.rl.credit import credit, shape
 from stages.rl.episodes import Episodes
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -318,11 +318,16 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
         logprobs=noise[0],
         ref_logprobs=noise[1],
         values=noise[2],
+        sampled_logprobs=noise[0],
+        sampler_gaps=torch.zeros(3),
         scores=noise[2][0, :3],
     )
     moved = replace(plain, values=noise[2] + shift, scores=plain.scores + shift)
     config = replace(make_config("tiny").ppo, whiten_advantages=False, **changes)
     process = Accelerator(cpu=True)
-    before, after = (credit(process, x, config, pad, config.kl_coef) for x in (plain, moved))
+    before, after = (
+        credit(process, shape(x, config, pad, config.kl_coef, config.score_at), config)
+        for x in (plain, moved)
+    )
     distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
     assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))

@@ -50,10 +50,10 @@ def linear_state(tmp_path: Path, network: Any = None, **others: Any) -> state.St
 
 def train(loop: state.State, stop: int = 99) -> None:
     for update in loop.remaining("test"):
-        loss = loop.trained(torch.full((1, 4), update + 1.0)).square().sum()
+        loss = loop.learner.trained(torch.full((1, 4), update + 1.0)).square().sum()
         loop.accelerator.backward(loss)
-        loop.optimizer.step()
-        loop.optimizer.zero_grad()
+        loop.learner.optimizer.step()
+        loop.learner.optimizer.zero_grad()
         loop.kl_coef = update + 0.1
         loop.run.log(update + 1, loss=loss.item())
         if update + 1 == stop:
@@ -67,7 +67,7 @@ def killed_at(tmp_path: Path, stop: int) -> Path:
 
 
 def flat(loop: state.State) -> list[float]:
-    return torch.cat([one.detach().flatten() for one in loop.trained.parameters()]).tolist()
+    return torch.cat([one.detach().flatten() for one in loop.learner.trained.parameters()]).tolist()
 
 
 def damage_truncated(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_was_loaded_is_compared_with_what_was_saved(tmp_path):
 
     def load_and_spoil(folder: str) -> None:
         load(folder)
-        again.optimizer.state_dict()["state"][0]["exp_avg"][0] += 1
+        again.learner.optimizer.state_dict()["state"][0]["exp_avg"][0] += 1
 
     again.accelerator.load_state = load_and_spoil
     with pytest.raises(UserError, match=r"1 things differ.*optimizer 0 exp_avg\)"):
@@ -178,12 +178,12 @@ def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):
     def learn(loop: state.State, updates: int) -> torch.Tensor:
         tokens = torch.arange(12).view(2, 6)
         for update in loop.remaining("test"):
-            loop.accelerator.backward(loop.trained(input_ids=tokens, labels=tokens).loss)
-            loop.optimizer.step()
-            loop.optimizer.zero_grad()
+            loop.accelerator.backward(loop.learner.trained(input_ids=tokens, labels=tokens).loss)
+            loop.learner.optimizer.step()
+            loop.learner.optimizer.zero_grad()
             if update + 1 == updates:
                 break
-        return torch.cat([one.detach().flatten() for one in loop.trained.parameters()])
+        return torch.cat([one.detach().flatten() for one in loop.learner.trained.parameters()])
 
     (tmp_path / "whole").mkdir()
     expected = learn(linear_state(tmp_path / "whole", copy.deepcopy(start)), 6)
@@ -191,7 +191,7 @@ def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):
     again = linear_state(tmp_path, LlamaForCausalLM(settings))
     again.load()
     assert again.update == 3
-    model = again.accelerator.unwrap_model(again.trained)
+    model = again.accelerator.unwrap_model(again.learner.trained)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(learn(again, 6), expected)
 

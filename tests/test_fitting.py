@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from stages import base, sft
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
-from stages.learning.fitting import in_memory
+from stages.learning.learner import in_memory
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
@@ -84,7 +84,7 @@ def test_a_step_that_ran_out_of_memory_gives_the_weights_of_one_that_fitted(
     assert (weights[0] - start).abs().max() > 1e-4
     assert (weights[0] - weights[1]).abs().max() < 1e-5
     assert loop.run.noted[0] == {"update": 1, "from": 8, "to": 4}
-    assert loop.microbatch_size == loop.run.noted[-1]["to"]
+    assert loop.learner.microbatch_size == loop.run.noted[-1]["to"]
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "out of memory in update 1: microbatches of 4, not 8, from here on"
     assert len(said) == len(loop.run.noted)
@@ -101,7 +101,7 @@ def test_what_was_added_before_the_failure_does_not_count(policy):
             raise torch.OutOfMemoryError
         return size
 
-    assert in_memory(loop, gradients) == 2
+    assert in_memory(loop.learner, gradients) == 2
     assert torch.equal(weight.grad, torch.full_like(weight, 3.0))
     assert [one["to"] for one in loop.run.noted] == [4, 2]
 
@@ -118,7 +118,7 @@ def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not(poli
         return size
 
     with pytest.raises(RuntimeError, match="shapes"):
-        in_memory(loop, gradients)
+        in_memory(loop.learner, gradients)
     assert [one["to"] for one in loop.run.noted] == [4]
 
 
@@ -131,17 +131,18 @@ def test_the_smallest_microbatch_that_does_not_fit_is_an_error_with_a_mend(polic
     for least in (1, 2):
         loop = state(policy, optimizer)
         with pytest.raises(UserError, match=rf"the smallest microbatches, of {least}: try"):
-            in_memory(loop, out_of_memory, least)
+            in_memory(loop.learner, out_of_memory, least)
 
 
 def test_where_the_result_depends_on_the_microbatch_it_is_not_halved(policy):
     optimizer = make_optimizer(policy.parameters(), 1e-3, make_config("tiny").optimizer)
-    loop = state(policy, optimizer, "ppo", **{"ppo.loss_mean": "microbatches"})
+    loop = state(policy, optimizer)
+    loop.learner.fixed_by = "ppo.loss_mean=microbatches"
     with pytest.raises(UserError, match=r"of 8: set memory\.microbatch_size=4 \(they are not"):
-        in_memory(loop, out_of_memory)
+        in_memory(loop.learner, out_of_memory)
     assert not loop.run.noted
-    in_sft = state(policy, optimizer, "sft", **{"ppo.loss_mean": "microbatches"})
-    assert in_memory(in_sft, lambda size: size if size < 8 else out_of_memory(size)) == 4
+    loop.learner.fixed_by = ""
+    assert in_memory(loop.learner, lambda size: size if size < 8 else out_of_memory(size)) == 4
 
 
 @pytest.fixture(scope="module")

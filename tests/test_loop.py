@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learning import loop
+from stages.learning import batches
 from stages.learning.batches import (
     batch_rows,
     check_batch,
@@ -108,7 +108,7 @@ def test_what_is_shared_out_is_gathered_in_its_order(monkeypatch, rows, count):
     shares = [local_share(range(rows), process) for process in processes]
     assert sorted(chain(*shares)) == list(range(rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    monkeypatch.setattr(loop, "gather_object", lambda mine: list(shares))
+    monkeypatch.setattr(batches, "gather_object", lambda mine: list(shares))
     for process, share in zip(processes, shares, strict=True):
         assert gather_rows(process, share) == list(range(rows))
 

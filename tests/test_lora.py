@@ -16,11 +16,11 @@ from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import response_logprobs, token_scalars
 from stages.posts.ragged import load_split
-from stages.rl import networks
+from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Lora, UserError, settings_hash
-from tests.conftest import ppo_state, rolled_out, state_of
+from tests.conftest import rolled_out, state_of
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)
@@ -290,13 +290,12 @@ def ppo_updates(study, microbatch_size):
     config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
     run = runs.Run(config, "ppo")
     tokenizer = load_tokenizer(study / "sft" / "model")
-    models, optimizer = networks.load_models(run, accelerator, tokenizer)
+    learner = ppo.load_learner(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
-        state = ppo_state(config, models, queries, optimizer, update)
-        rollout, _ = rolled_out(state, models, queries)
-        ppo.optimize(state, rollout, models.pad_id, update)
-    return models, rollout
+        rollout, _ = rolled_out(config, learner, queries, update)
+        optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
+    return learner.networks, rollout
 
 
 def flat(model):

@@ -32,7 +32,7 @@ from stages.learning.passes import (
     token_scalars,
 )
 from stages.learning.sampling import draw, sample
-from stages.learning.vocabulary import Reading
+from stages.learning.vocabulary import LogitStatistics
 from stages.settings.config import UserError
 from tests.conftest import close
 
@@ -224,7 +224,7 @@ def test_policy_and_critic_give_what_each_gives_alone(policy, reward_model):
     tokens, mask = random_tokens(2, 8), torch.ones(2, 8).bool()
     both = PolicyAndCritic(policy, reward_model)
     with torch.no_grad():
-        logprobs, _ = both("policy", tokens, mask, 3, Reading(temperature=0.7))
+        logprobs, _ = both("policy", tokens, mask, 3, LogitStatistics(temperature=0.7))
         values = both("critic", tokens, mask, 3)
     assert torch.equal(logprobs, response_logprobs(policy, tokens, mask, 3, 0.7))
     assert torch.equal(values, response_values(reward_model, tokens, mask, 3))

@@ -17,14 +17,13 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForTokenClassification
 
-from stages.learning.batches import Order
 from stages.learning.heads import in_float32, reset_head
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import make_ragged
-from stages.ppo import optimize
-from stages.rl.networks import Models
+from stages.rl.networks import Networks
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
-from tests.conftest import rolled_out, state_of
+from tests.conftest import learner_of, rolled_out
 
 EOS, PAD, LENGTH, RATE, SEED = 0, 7, 6, 0.05, 44413
 QUERIES = [[1, 2, 3], [4, 5], [6, 1, 2, 4], [3], [2, 6], [5, 5, 1]]
@@ -167,8 +166,7 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     critic, ours = copy.deepcopy(reward_model), copy.deepcopy(policy)
-    models = Models(
-        trained=accelerator.prepare(PolicyAndCritic(ours, critic)),
+    models = Networks(
         policy=ours,
         critic=critic,
         ref_policy=reference,
@@ -177,20 +175,14 @@ def test_an_update_under_compat_paper_is_the_papers(networks, precision, toleran
         pad_id=PAD,
     )
     config = make_config("tiny", name="mine", overrides=SETTINGS)
-    optimizer = torch.optim.SGD(models.trained.parameters(), lr=RATE)
-    ragged = make_ragged(QUERIES)
-    state = state_of(
-        config,
-        models.trained,
-        optimizer,
-        accelerator=accelerator,
-        order=Order(rows=len(QUERIES), batch_size=len(QUERIES), seed=SEED, purpose="ppo"),
-    )
-    rollout, _ = rolled_out(state, models, ragged)
+    trained = accelerator.prepare(PolicyAndCritic(ours, critic))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=RATE)
+    learner = learner_of(models, config, optimizer, trained=trained, accelerator=accelerator)
+    rollout, _ = rolled_out(config, learner, make_ragged(QUERIES))
     ended = (rollout.responses == EOS).any(dim=1)
     assert ended.any(), "this seed has to show an EOS"
     assert not ended.all(), "this seed has to show a response without one"
-    optimize(state, rollout, PAD, seed=9)
+    optimize(learner, rollout, config.ppo, 9, config.ppo.kl_coef)
 
     queries = [row[row != PAD].tolist() for row in rollout.queries]
     # The cache would hold the weights of before the first step.

@@ -16,13 +16,13 @@ from stages.learning.batches import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import TokenizedSplit, make_ragged
-from stages.ppo import optimize
 from stages.rl.episodes import Rollout
 from stages.rl.loss import Pretraining
-from stages.rl.networks import parameter_groups
+from stages.rl.networks import Networks, parameter_groups
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
-from stages.settings.config import Config, Optimizer, Ppo
-from tests.conftest import state_of
+from stages.settings.config import Optimizer, Ppo
+from tests.conftest import learner_of
 
 RATE = 2e-3
 PLAIN: dict[str, Any] = {
@@ -77,6 +77,8 @@ def make_rollout(seed: int, pad_id: int, kl_in_loss: bool) -> Rollout:
         ref_logprobs=torch.where(mask & kl_in_loss, -3.3 + 0.3 * noise(), nan),
         values=torch.where(value_mask, 0.2 * noise(), nan),
         scores=noise()[:, 0] * nan,
+        sampled_logprobs=torch.full(shape, nan),
+        sampler_gaps=torch.full(shape[:1], nan),
         response_mask=mask,
         value_mask=value_mask,
         rewards=torch.full(shape, nan),
@@ -103,6 +105,8 @@ def policy_term(logits, token, rollout: Rollout, row: int, t: int, ppo: Ppo) -> 
 
 def value_term(value, rollout: Rollout, row: int, t: int, ppo: Ppo) -> torch.Tensor:
     """One position's value loss."""
+    assert rollout.values is not None
+    assert rollout.returns is not None
     old, target = rollout.values[row, t], rollout.returns[row, t]
     if not ppo.clip_values:
         return (value - target) ** 2 / 2
@@ -206,15 +210,26 @@ def texts_to_mix_in(update: int, ppo: Ppo) -> Pretraining | None:
     return Pretraining(
         split=TokenizedSplit(columns=columns, rows=[{}] * len(TEXTS)),
         loss_on_query=False,
+        coef=ppo.ptx_coef,
         batch_size=4 // ppo.num_minibatches,
         seed=5,
         first_step=update * 3 * ppo.num_minibatches,
     )
 
 
-def settings_with(ppo: Ppo, microbatch_size: int) -> Config:
+def trained_by(trained, optimizer, ppo: Ppo, microbatch_size: int, pad_id: int):
+    """A learner of a policy and a critic that samples and scores nothing."""
+    networks = Networks(
+        policy=trained.policy,
+        critic=trained.critic,
+        ref_policy=trained.policy,
+        reward_model=trained.critic,
+        eos_id=0,
+        pad_id=pad_id,
+    )
     config = make_config("tiny")
-    return replace(config, ppo=ppo, memory=replace(config.memory, microbatch_size=microbatch_size))
+    config = replace(config, memory=replace(config.memory, microbatch_size=microbatch_size))
+    return learner_of(networks, config, optimizer, trained=trained)
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 3])
@@ -235,9 +250,9 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
     ]
     for update in range(2):
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
-        state = state_of(settings_with(ppo, microbatch_size), ours, optimizer)
+        learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
         ptx = texts_to_mix_in(update, ppo) if ppo.ptx_coef else None
-        optimize(state, rollout, pad_id, update, ptx)
+        optimize(learner, rollout, ppo, update, ppo.kl_coef, ptx)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
     pairs = zip(ours.parameters(), hand.parameters(), strict=True)
     assert max((one - two).abs().max().item() for one, two in pairs) < 1e-6
@@ -254,7 +269,7 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     optimizer = make_optimizer(networks.parameters(), RATE, Optimizer())
     pad_id = tokenizer.pad_token_id
     rollout = make_rollout(1, pad_id, kl_in_loss=False)
-    state = state_of(settings_with(ppo, 4), networks, optimizer)
-    stats = optimize(state, rollout, pad_id, 1)
+    learner = trained_by(networks, optimizer, ppo, 4, pad_id)
+    stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from stages.functional import truncate_after
-from stages.learning import models
+from stages.learning import sampling
 from stages.learning.passes import response_logprobs
-from stages.learning.sampling import ReservedLayer, sample, sampler_cache
+from stages.learning.sampling import ENDED_SHARE, ReservedLayer, sample, sampler_cache
 from tests.conftest import close
 from tests.test_families import CONFIGS
 
@@ -38,8 +38,8 @@ def test_samples_are_those_of_the_librarys_cache_with_every_row_to_the_end(famil
     policy, (queries, uniforms) = policy_of(family), prompts()
     responses, logprobs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
     with monkeypatch.context() as patch:
-        patch.setattr(models, "sampler_cache", lambda config, room: DynamicCache(config=config))
-        patch.setattr(models, "ENDED_SHARE", 2.0)  # nobody leaves
+        patch.setattr(sampling, "sampler_cache", lambda config, room: DynamicCache(config=config))
+        patch.setattr(sampling, "ENDED_SHARE", 2.0)  # nobody leaves
         whole, theirs = sample(policy, queries, uniforms, 1.0, EOS, PAD)
     assert torch.equal(responses, truncate_after(whole, EOS, PAD))
     close(logprobs, torch.where(responses != PAD, theirs, 0.0), 1e-6)
@@ -67,7 +67,7 @@ def test_rows_that_have_ended_are_computed_no_more():
     responses, _ = sample(policy, queries, uniforms, 1.0, EOS, PAD)
     going = (responses != PAD).sum(dim=0).tolist()  # at each step, rows that had not ended before
     for computed, needed in zip(seen, going, strict=False):
-        assert needed <= computed < needed / (1 - models.ENDED_SHARE) + 1
+        assert needed <= computed < needed / (1 - ENDED_SHARE) + 1
     assert seen[-1] < ROWS
 
 

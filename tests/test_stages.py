@@ -23,14 +23,15 @@ from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy, load_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import load_split
-from stages.rl import networks
 from stages.rl.episodes import Rollout
+from stages.rl.networks import PolicyLearner
+from stages.rl.update import optimize, take_step
 from stages.running.files import read_lines
 from stages.runs import Run
 from stages.settings import config
 from stages.settings.command_line import make_config
 from stages.settings.stages import SHARED_STAGES
-from tests.conftest import ppo_state, rolled_out, state_of
+from tests.conftest import rolled_out
 
 MINI = """
     base.hidden_size=64 base.num_layers=2
@@ -242,13 +243,12 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = Run(settings, "ppo")
-    models, optimizer = networks.load_models(run, accelerator, tokenizer)
+    learner = ppo.load_learner(run, accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
-        state = ppo_state(settings, models, queries, optimizer, update)
-        episodes, _ = rolled_out(state, models, queries)
-        ppo.optimize(state, episodes, models.pad_id, update)
-    return torch.cat([one.detach().flatten() for one in models.trained.parameters()])
+        rollout, _ = rolled_out(settings, learner, queries, update)
+        optimize(learner, rollout, settings.ppo, update, settings.ppo.kl_coef)
+    return torch.cat([weight.detach().flatten() for weight in learner.trained.parameters()])
 
 
 def test_batch_sizes_in_memory_change_no_weight(study):
@@ -268,11 +268,11 @@ def test_batch_sizes_in_memory_change_no_weight(study):
     assert (whole - start).abs().max() > 1e-4
 
 
-def networks_of(study: Path, **changes: Any) -> tuple[networks.Models, Any]:
+def learner_from(study: Path, **changes: Any) -> PolicyLearner:
     settings = mini_config()
     settings = replace(settings, ppo=replace(settings.ppo, **changes))
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    return networks.load_models(Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
+    return ppo.load_learner(Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
 
 
 def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):
@@ -282,13 +282,14 @@ def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bi
     )
     assert abs(raw - normalized) > 0.01
     for wanted, expected in ((True, normalized), (False, raw)):
-        models, _ = networks_of(study, reward_normalization=wanted)
+        models = learner_from(study, reward_normalization=wanted).networks
         for network in (models.critic, models.reward_model):
             assert network.classifier.bias.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_critic_from_the_sft_model_has_its_backbone_and_a_new_head(study):
-    models, optimizer = networks_of(study, critic_init="sft", critic_learning_rate=3e-3)
+    learner = learner_from(study, critic_init="sft", critic_learning_rate=3e-3)
+    models, optimizer = learner.networks, learner.optimizer
     sft_model = load_policy(study / "sft" / "model")
     pairs = zip(
         models.critic.base_model.parameters(), sft_model.base_model.parameters(), strict=True
@@ -301,7 +302,7 @@ def test_a_critic_from_the_sft_model_has_its_backbone_and_a_new_head(study):
 
 
 def test_dropout_is_in_the_trained_networks_alone(study):
-    models, _ = networks_of(study, dropout=0.2)
+    models = learner_from(study, dropout=0.2).networks
     for network, expected in (
         (models.policy, 0.2),
         (models.critic, 0.2),
@@ -333,22 +334,20 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
 
 
-def first_rollout(study: Path) -> tuple[networks.Models, Rollout, config.Config]:
+def first_rollout(study: Path) -> tuple[PolicyLearner, Rollout, config.Config]:
     settings = mini_config()
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    models, _ = networks.load_models(Run(settings, "ppo"), accelerator, tokenizer)
+    learner = ppo.load_learner(Run(settings, "ppo"), accelerator, tokenizer)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    state = ppo_state(settings, models, queries)
-    return models, rolled_out(state, models, queries)[0], settings
+    return learner, rolled_out(settings, learner, queries)[0], settings
 
 
 def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
-    models, episodes, settings = first_rollout(study)
-    optimizer = make_optimizer(models.trained.parameters(), 0.0, settings.optimizer)
-    settings = mini_config(microbatch_size=7)
-    state = state_of(settings, models.trained, optimizer)
-    stats = ppo.take_step(state, episodes, models.pad_id)
+    learner, episodes, settings = first_rollout(study)
+    learner.optimizer = make_optimizer(learner.trained.parameters(), 0.0, settings.optimizer)
+    learner.microbatch_size = 7
+    stats = take_step(learner, episodes, settings.ppo, settings.ppo.kl_coef)
     assert stats["val/ratio"] == pytest.approx(1, abs=1e-5)
     assert stats["policy/clipfrac_avg"] == 0
     assert stats["policy/approxkl_avg"] == pytest.approx(0, abs=1e-9)
@@ -356,10 +355,11 @@ def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
 
 
 def test_at_the_start_the_critic_at_eos_is_the_score(study):
-    models, episodes, _ = first_rollout(study)
+    learner, episodes, _ = first_rollout(study)
     after_eos = episodes.response_mask.sum(dim=1)
-    ended = (episodes.responses == models.eos_id).any(dim=1) & (after_eos < 28)
+    ended = (episodes.responses == learner.networks.eos_id).any(dim=1) & (after_eos < 28)
     assert ended.any()
+    assert episodes.values is not None
     critic = episodes.values[ended].gather(1, after_eos[ended].unsqueeze(1)).squeeze(1)
     assert torch.allclose(critic, episodes.scores[ended], atol=1e-4)
 

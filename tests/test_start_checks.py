@@ -8,17 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages import functional, normalize, ppo
+from stages import functional, normalize
 from stages.learning.loop import NonFiniteError, refuse_non_finite
 from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
+from stages.learning.state import saving_a_broken_batch
 from stages.posts.ragged import make_ragged, pad_left, pad_right
 from stages.rl import start_checks
-from stages.rl.episodes import Rollout
-from stages.rl.rollout import measure
+from stages.rl.episodes import Rollout, Sampled
+from stages.rl.rollout import measure, score
+from stages.rl.update import optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
-from tests.conftest import ppo_state, rolled_out, state_of
+from tests.conftest import learner_of, rolled_out, state_of
 
 BOUNDS = start_checks.BOUNDS["float32"]
 
@@ -36,8 +38,10 @@ def start(before_ppo):
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
     responses = pad_right(rows, pad_id, length=5)
-    with torch.no_grad():
-        episodes = measure(before_ppo, queries, responses, Ppo().temperature)
+    learner = learner_of(before_ppo, make_config("tiny"))
+    unknown = torch.zeros(responses.shape)
+    sampled = Sampled(queries=queries, responses=responses, sampled_logprobs=unknown)
+    episodes = score(learner, measure(learner, sampled, Ppo()), Ppo(eos_trick="off"))
     mask, value_mask = functional.response_masks(responses, pad_id)
     extra = dict.fromkeys(("rewards", "advantages", "returns"), torch.zeros(responses.shape))
     return Rollout(**vars(episodes), response_mask=mask, value_mask=value_mask, **extra)
@@ -126,12 +130,12 @@ def test_known_answers_are_replayed_and_a_changed_model_is_caught(
         scores = score_responses(reward_model, start.queries, start.responses, pad_id)
     path = tmp_path / "known.json"
     start_checks.save_known_answers(path, queries, responses, scores)
-    start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, BOUNDS)
+    start_checks.replay_known_answers(reward_model, path, 0.0, pad_id, BOUNDS)
     bias = reward_model.classifier.bias
     try:
         bias.data += 0.1
         with pytest.raises(UserError, match=r"saved with.*0\.1.*fault: normalize"):
-            start_checks.replay_known_answers(reward_model, path, 0.0, tokenizer, BOUNDS)
+            start_checks.replay_known_answers(reward_model, path, 0.0, pad_id, BOUNDS)
     finally:
         bias.data -= 0.1
 
@@ -155,18 +159,23 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
     made = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
     config = replace(made, ppo=replace(made.ppo, whiten_advantages=whitened))
     queries = make_ragged([[5, 6, 7], [8]])
-    rollout, _ = rolled_out(ppo_state(config, before_ppo, queries), before_ppo, queries)
+    learner = learner_of(before_ppo, config)
+    rollout, _ = rolled_out(config, learner, queries)
     rollout.returns[1, 0] = float("inf")
-    optimizer = torch.optim.SGD(before_ppo.trained.parameters(), lr=1.0)
-    before = [one.detach().clone() for one in before_ppo.trained.parameters()]
+    learner.optimizer = torch.optim.SGD(learner.trained.parameters(), lr=1.0)
+    before = [weight.detach().clone() for weight in learner.trained.parameters()]
     resume = tmp_path / "ppo.partial" / "resume"
     checkpoint = resume / "checkpoint-0000005"
     if not whitened:  # as good a case as any with a checkpoint to go back to
         checkpoint.mkdir(parents=True)
     run: Any = SimpleNamespace(folder=tmp_path / "ppo", resume=resume, config=config)
-    state = state_of(config, before_ppo.trained, optimizer, run=run, update=6)
-    with pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal:
-        ppo.learn(state, before_ppo, rollout, None)
+    learner.update = 6
+    state = state_of(config, learner.trained, run=run, learner=learner)
+    with (
+        pytest.raises(UserError, match=r"loss/value_avg.* not finite") as refusal,
+        saving_a_broken_batch(state, "sft", rollout.tensors),
+    ):
+        optimize(learner, rollout, config.ppo, 1, config.ppo.kl_coef)
     path = tmp_path / "ppo.failed0.safetensors"
     said = f"(update 7, its batch is in {path}; the last good weights are those in "
     assert said in str(refusal.value)
@@ -175,7 +184,7 @@ def test_a_broken_batch_is_saved_and_the_last_good_weights_are_named(
     saved = load_file(path)
     assert saved.keys() == vars(rollout).keys()
     assert all(torch.equal(saved[name], x) for name, x in vars(rollout).items())
-    assert all(map(torch.equal, before_ppo.trained.parameters(), before))
+    assert all(map(torch.equal, learner.trained.parameters(), before))
 
 
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from stages import ppo
 from stages.functional import (
     adapt_kl_coef,
     loss_weights,
@@ -20,22 +19,27 @@ from stages.functional import (
     value_losses,
     weighted_sum,
 )
-from stages.learning import models
+from stages.learning import passes, sampling
 from stages.learning.models import load_policy
 from stages.posts.ragged import make_ragged
 from stages.posts.text_metrics import copied_title_words, distinct
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
-from stages.rl.episodes import Episodes, describe
+from stages.rl.episodes import Episodes, Rollout
+from stages.rl.metrics import describe
+from stages.rl.update import check_episodes, steer_kl
 from stages.settings.command_line import make_config
 from stages.settings.config import Ppo, UserError
 from stages.settings.ppo import CHOICES, PAPER_QUIRKS
-from tests.conftest import close, ppo_state, rolled_out
+from tests.conftest import close, learner_of, rolled_out
 
 EOS, PAD = 0, 9
 RESPONSES = torch.tensor([[4, 5, EOS, PAD, PAD], [6, 7, 8, 6, 7], [EOS, PAD, PAD, PAD, PAD]])
 LENGTHS = [3, 5, 1]
 NAN = float("nan")
+DESCRIBED: Any = SimpleNamespace(
+    accelerator=Accelerator(cpu=True), networks=SimpleNamespace(eos_id=EOS)
+)
 
 
 # -- formulas --------------------------------------------------------------------------------------
@@ -116,8 +120,15 @@ def episodes() -> Episodes:
         logprobs=noise(),
         ref_logprobs=noise(),
         values=noise(),
+        sampled_logprobs=noise(),
+        sampler_gaps=torch.zeros(3),
         scores=torch.tensor([1.5, -1.0, 0.3]),
     )
+
+
+def credited(settings: Ppo) -> Rollout:
+    shaped = credit.shape(episodes(), settings, PAD, settings.kl_coef, settings.score_at)
+    return credit.credit(Accelerator(cpu=True), shaped, settings)
 
 
 def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
@@ -175,10 +186,12 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
 )
 def test_advantages_are_those_of_a_loop_over_tokens(changes):
     settings = Ppo(kl_coef=0.5, **changes)
-    rollout = credit.credit(Accelerator(cpu=True), episodes(), settings, PAD, settings.kl_coef)
+    rollout = credited(settings)
     for row, expected in enumerate(credit_by_hand(episodes(), settings)):
         close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
     raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False))
+    assert rollout.values is not None
+    assert rollout.returns is not None
     for row, expected in enumerate(raw):  # the critic's targets are never whitened
         returns = torch.tensor(expected) + rollout.values[row, : LENGTHS[row]]
         close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
@@ -211,8 +224,8 @@ def test_a_missing_eos_costs_what_the_setting_says(trick, expected):
 def test_the_reported_kl_is_the_one_that_is_trained_on():
     for kind in ("k1", "k2", "k3"):
         settings = Ppo(kl_estimator=kind, kl_coef=0.5, batch_size=3)
-        rollout = credit.credit(Accelerator(cpu=True), episodes(), settings, PAD, settings.kl_coef)
-        found = describe(Accelerator(cpu=True), rollout, settings, EOS, settings.kl_coef)
+        rollout = credited(settings)
+        found = describe(DESCRIBED, rollout, settings, settings.kl_coef)
         d = torch.where(rollout.response_mask, rollout.logprobs - rollout.ref_logprobs, 0.0)
         sums = {"k1": d.sum(), "k2": (d**2 / 2).sum(), "k3": ((-d).exp() - 1 + d).sum()}
         assert found["objective/kl"] == pytest.approx(sums[kind].item() / 3, abs=1e-5)
@@ -220,23 +233,20 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
         assert found["objective/kl_k3"] == pytest.approx(sums["k3"].item() / 3, abs=1e-5)
         assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
     in_loss = replace(settings, kl_in="loss")
-    assert (
-        describe(Accelerator(cpu=True), rollout, in_loss, EOS, 0.5)["objective/non_score_reward"]
-        == 0
-    )
+    assert describe(DESCRIBED, rollout, in_loss, 0.5)["objective/non_score_reward"] == 0
 
 
 def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
     adaptive = Ppo(kl_coef=0.1, kl_target=2.0, kl_horizon=1024, batch_size=512)
-    assert ppo.steer_kl(adaptive, 0.1, 2.2) == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
-    assert ppo.steer_kl(Ppo(kl_coef=0.1), 0.1, 2.2) == 0.1
+    assert steer_kl(adaptive, 0.1, 2.2) == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
+    assert steer_kl(Ppo(kl_coef=0.1), 0.1, 2.2) == 0.1
 
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
-    ppo.check_minibatches(Ppo(batch_size=12, num_minibatches=6), SimpleNamespace(num_processes=2))
+    check_episodes("ppo", Ppo(batch_size=12, num_minibatches=6), SimpleNamespace(num_processes=2))
     with pytest.raises(UserError, match=r"ppo\.batch_size is 12: it must divide by 2 processes"):
-        ppo.check_minibatches(
-            Ppo(batch_size=12, num_minibatches=4), SimpleNamespace(num_processes=2)
+        check_episodes(
+            "ppo", Ppo(batch_size=12, num_minibatches=4), SimpleNamespace(num_processes=2)
         )
 
 
@@ -247,7 +257,7 @@ def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
 def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
     monkeypatch, before_ppo, kept
 ):
-    real = models.sample
+    real = sampling.sample
 
     def off_by_a_quarter(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         responses, logprobs = real(*args)
@@ -258,8 +268,7 @@ def test_the_rollout_keeps_the_logprobs_asked_for_and_reports_the_mismatch(
         "tiny", name="mine", overrides=("ppo.batch_size=4", f"ppo.logprobs={kept}")
     )
     queries = make_ragged([[5, 6, 7], [8], [3, 4], [9, 9, 9, 9]])
-    state = ppo_state(config, before_ppo, queries)
-    rollout, metrics = rolled_out(state, before_ppo, queries)
+    rollout, metrics = rolled_out(config, learner_of(before_ppo, config), queries)
     gap = (rollout.logprobs - rollout.ref_logprobs)[rollout.response_mask]
     close(gap, torch.full_like(gap, 0.25 if kept == "sampled" else 0.0), 1e-4)
     assert metrics["val/sampler_mismatch"] == pytest.approx(0.25, abs=1e-4)
@@ -269,7 +278,7 @@ def test_position_ids_that_the_paper_does_not_pass_change_rounding_alone(policy)
     queries = torch.tensor([[PAD, PAD, PAD, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
     real = queries != PAD
     tokens = queries.masked_fill(~real, 0)
-    ours = models.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
+    ours = passes.response_logprobs(policy, tokens, real, response_length=2, temperature=1.0)
     papers = policy(input_ids=tokens, attention_mask=real.long()).logits[:, -3:-1]
     close(ours, token_logprobs(papers, tokens[:, -2:], 1.0), 1e-4)
 

@@ -12,7 +12,7 @@ from stages.learning.passes import response_statistics
 from stages.learning.vocabulary import (
     LEARNED,
     MEASURED,
-    Reading,
+    LogitStatistics,
     ReadingHead,
     TokenStatistics,
     give_reading_head,
@@ -67,7 +67,7 @@ def test_a_policy_reads_its_logits_as_one_that_holds_them_whole(family, about, f
     assert reading_head(chunked) is not None
     assert reading_head(whole) is None
     tokens = torch.randint(0, VOCABULARY, (2, 9))
-    row = tokens, torch.ones_like(tokens).bool(), 4, Reading(temperature=0.7, entropy=about)
+    row = tokens, torch.ones_like(tokens).bool(), 4, LogitStatistics(temperature=0.7, entropy=about)
     weights = torch.randn(2, 4, dtype=torch.float64)
     found = {}
     for model in (whole, chunked):
@@ -91,7 +91,7 @@ def test_under_bf16_logits_are_bf16_and_their_softmax_is_not(policy_folder):
     chunked = load_policy(policy_folder)
     whole = AutoModelForCausalLM.from_pretrained(policy_folder)
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
-    row = tokens, torch.ones_like(tokens).bool(), 3, Reading()
+    row = tokens, torch.ones_like(tokens).bool(), 3, LogitStatistics()
     grads = []
     for model in (chunked, whole):
         with torch.autocast("cpu", torch.bfloat16):
@@ -107,7 +107,9 @@ def test_a_frozen_output_layer_gets_no_gradient(policy_folder):
     policy = load_policy(policy_folder)
     policy.get_output_embeddings().requires_grad_(False)
     tokens = torch.tensor([[3, 4, 5, 6]])
-    logprobs, _ = response_statistics(policy, tokens, torch.ones_like(tokens).bool(), 2, Reading())
+    logprobs, _ = response_statistics(
+        policy, tokens, torch.ones_like(tokens).bool(), 2, LogitStatistics()
+    )
     logprobs.sum().backward()
     assert policy.get_output_embeddings().weight.grad is None
     assert policy.get_input_embeddings().weight.grad is not None

@@ -26,7 +26,8 @@ from stages.learning.loop import make_accelerator
 from stages.learning.models import new_reward_model
 from stages.learning.state import State
 from stages.posts.ragged import Ragged, make_ragged
-from stages.rl.episodes import Rollout, describe
+from stages.rl.episodes import Rollout
+from stages.rl.metrics import describe
 from stages.rl.networks import Models, load_models
 from stages.running.files import write_json
 from stages.running.machine import device_name

@@ -2,7 +2,7 @@
 
 loop          accelerator, optimizer, schedules, measuring row by row
 batches       which rows a step learns, and sums over all processes
-fitting       out of memory: smaller microbatches
+learner       networks, optimizer, accelerator, microbatches that fit into memory
 state         all that a loop must save to go on
 checkpoints   that state on disk
 sharding      several processes, and networks cut into a part for each

@@ -16,21 +16,22 @@ from transformers import (
 from stages.functional import entropy, first_true_index, token_logprobs
 from stages.learning.vocabulary import (
     LEARNED,
+    LogitStatistics,
     LogprobFormula,
-    Reading,
     reading,
     reading_head,
 )
 
 
 class PolicyAndCritic(nn.Module):
-    """Both networks in one module, so that one optimizer and one engine serve both (Huang et al.
-    2024, detail 22).
+    """The networks that learn in one module, so that one optimizer and one engine serve both (Huang
+    et al. 2024, detail 22). A stage may learn without a critic.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel) -> None:
+    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None = None) -> None:
         super().__init__()
-        self.policy, self.critic = policy, critic
+        self.policy = policy
+        self.critic: Any = critic
 
     def forward(self, network: str, *row: Any) -> Any:
         """`response_statistics` of the "policy", or `response_values` of the "critic".
@@ -60,7 +61,7 @@ def response_statistics(
     query_responses: Tensor,
     attention_mask: Tensor,
     response_length: int,
-    how: Reading,
+    statistics: LogitStatistics,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each response token, and the entropy of what might have stood there.
 
@@ -69,7 +70,7 @@ def response_statistics(
     length = query_responses.shape[1]
     before = torch.arange(length - response_length, length, device=query_responses.device) - 1
     inputs = model_inputs(query_responses, attention_mask)
-    return read_logits(policy, inputs, before, query_responses[:, -response_length:], how)
+    return read_logits(policy, inputs, before, query_responses[:, -response_length:], statistics)
 
 
 def response_logprobs(
@@ -81,12 +82,18 @@ def response_logprobs(
     formula: LogprobFormula = token_logprobs,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
-    how = Reading(temperature=temperature, formula=formula)
-    return response_statistics(policy, query_responses, attention_mask, response_length, how)[0]
+    statistics = LogitStatistics(temperature=temperature, formula=formula)
+    return response_statistics(
+        policy, query_responses, attention_mask, response_length, statistics
+    )[0]
 
 
 def read_logits(
-    policy: nn.Module, inputs: dict[str, Tensor], columns: Tensor, targets: Tensor, how: Reading
+    policy: nn.Module,
+    inputs: dict[str, Tensor],
+    columns: Tensor,
+    targets: Tensor,
+    statistics: LogitStatistics,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy at some columns of a forward pass.
 
@@ -94,17 +101,17 @@ def read_logits(
     no other columns, and where output layer and formula allow it, a chunk of them at a time.
     """
     head = reading_head(policy)
-    if head is not None and how.formula is token_logprobs:
-        with reading(head, targets, how):
+    if head is not None and statistics.formula is token_logprobs:
+        with reading(head, targets, statistics):
             output = policy(**inputs, logits_to_keep=columns, use_cache=False)
         logprobs, entropies = output.logits.unbind(-1)
-        return logprobs, entropies if how.entropy == LEARNED else entropies.detach()
+        return logprobs, entropies if statistics.entropy == LEARNED else entropies.detach()
     logits = policy(**inputs, logits_to_keep=columns, use_cache=False).logits
-    logprobs = how.formula(logits, targets, how.temperature)
-    if not how.entropy:
+    logprobs = statistics.formula(logits, targets, statistics.temperature)
+    if not statistics.entropy:
         return logprobs, torch.zeros_like(logprobs)
-    with torch.set_grad_enabled(how.entropy == LEARNED and torch.is_grad_enabled()):
-        return logprobs, entropy(logits / how.temperature)
+    with torch.set_grad_enabled(statistics.entropy == LEARNED and torch.is_grad_enabled()):
+        return logprobs, entropy(logits / statistics.temperature)
 
 
 def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

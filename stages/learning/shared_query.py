@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stages.functional import sequence_logprobs
 from stages.learning.passes import head_scalars, model_inputs, read_logits
-from stages.learning.vocabulary import Reading
+from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.settings.families import SHARING
 
@@ -83,7 +83,7 @@ def summary_logprobs(
     before = [column for start, end in bounds for column in (query_end, *range(start, end - 1))]
     tokens = rows.tokens[:, rows.starts[0] :]
     columns = torch.tensor(before, device=device)
-    logprobs, _ = read_logits(policy, rows.inputs, columns, tokens.clamp(min=0), Reading())
+    logprobs, _ = read_logits(policy, rows.inputs, columns, tokens.clamp(min=0), LogitStatistics())
     widths = [end - start for start, end in bounds]
     masks = torch.split(tokens != EMPTY, widths, dim=1)
     each = zip(torch.split(logprobs, widths, dim=1), masks, strict=True)

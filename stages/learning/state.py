@@ -1,6 +1,6 @@
 """State of a training loop: one object instead of many parameters, saved between two updates.
 
-It holds what changes from update to update (networks, optimizer, the next update, the KL
+It holds what changes from update to update (the learner with its networks, the next update, the KL
 coefficient) beside what does not (the run, the accelerator, the order of the data). Randomness
 depends on seed, purpose and update only, so no generator is saved. A loop that was killed goes on
 to exactly the same weights.
@@ -36,12 +36,15 @@ from stages.learning.checkpoints import (
     remove_leftovers,
     seal,
 )
+from stages.learning.learner import Learner
 from stages.learning.loop import NonFiniteError
+from stages.learning.sampling import Sampling
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.runs import Run
 from stages.settings.checks import UserError
+from stages.settings.ppo import PolicyGradient
 
 LEAST_RATIO = 20
 """Seconds of training for each second that saving takes: saving costs at most 5 % of the time."""
@@ -52,10 +55,7 @@ class State:
     """A training loop between two updates."""
 
     run: Run
-    accelerator: Accelerator
-    trained: nn.Module
-    """The networks that learn, as the accelerator has wrapped them."""
-    optimizer: Any
+    learner: Learner
     updates: int
     """Updates of the whole stage."""
     order: Order
@@ -64,11 +64,6 @@ class State:
     """PPO's coefficient in the next update, reward units per nat; an adaptive one changes."""
     dropout: float = 0.0
     """Probability. If it is above 0, torch's own generator is seeded before each update."""
-    update: int = 0
-    """The next update, counted from 0."""
-    microbatch_size: int = 0
-    """Sequences per forward and backward pass on one device; smaller than memory.microbatch_size
-    once that did not fit. 0: as the settings say."""
     saves: int = 0
     save_seconds: float = 0.0
     """Seconds that this process has spent on saving."""
@@ -76,7 +71,34 @@ class State:
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
 
     def __post_init__(self) -> None:
-        self.microbatch_size = self.microbatch_size or self.run.config.memory.microbatch_size
+        self.learner.note_halving = lambda halving: self.run.note_halving(halving)
+
+    @property
+    def update(self) -> int:
+        """The next update, counted from 0."""
+        return self.learner.update
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The learner's."""
+        return self.learner.accelerator
+
+    @property
+    def minibatch_seed(self) -> int:
+        """Of how this update's episodes are dealt into minibatches."""
+        return stream_seed(self.order.seed, f"{self.order.purpose} minibatches", self.update)
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How this update's responses are drawn."""
+        config = self.run.config
+        return Sampling(
+            seed=self.order.seed,
+            purpose=self.order.purpose,
+            step=self.update,
+            length=config.data.max_summary_tokens,
+            temperature=temperature,
+            forward_batch_size=config.memory.forward_batch_size,
+        )
 
     def remaining(self, label: str) -> Iterator[int]:
         """The updates that are still to do, with progress shown; an update counts when it is over.
@@ -92,7 +114,7 @@ class State:
                     purpose = f"{label} dropout {self.accelerator.process_index}"
                     torch.manual_seed(stream_seed(self.order.seed, purpose, update))
                 yield update
-                self.update = update + 1
+                self.learner.update = update + 1
                 number, due = self.agreed(stop_asked(), self.is_due())
                 if due or number or self.update == self.updates:
                     self.save()
@@ -139,15 +161,15 @@ class State:
             partial.mkdir(parents=True)
 
     def _write(self, partial: Path) -> None:
-        if is_sharded(self.trained):
-            save_parts(self.trained, self.optimizer, partial)
+        if is_sharded(self.learner.trained):
+            save_parts(self.learner.trained, self.learner.optimizer, partial)
         else:
             handle = self.accelerator.register_save_state_pre_hook(_without_wrapping)
             try:
                 self.accelerator.save_state(str(partial))
             finally:
                 handle.remove()
-        if self.run.main or is_sharded(self.trained):  # then all know the parts of all
+        if self.run.main or is_sharded(self.learner.trained):  # then all know the parts of all
             record = self._record()
         if self.run.main:
             write_json(partial / "state.json", record)
@@ -184,11 +206,11 @@ class State:
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the weights, of what the optimizer holds, and of the next rows to learn."""
-        model = self.accelerator.unwrap_model(self.trained)
+        model = self.accelerator.unwrap_model(self.learner.trained)
         rows = self.order.batch(self.update)
         next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
-        mine = fingerprints(model, self.optimizer)
+        mine = fingerprints(model, self.learner.optimizer)
         if not is_sharded(model):
             return plain | mine
         for index, one in enumerate(gather_object([mine])):
@@ -204,7 +226,7 @@ class State:
         folder, found = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
         fitted = [one["to"] for one in self.run.halvings]
-        self.microbatch_size = min([self.microbatch_size, *fitted])
+        self.learner.microbatch_size = min([self.learner.microbatch_size, *fitted])
         if self.run.main:
             found = [str(newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
@@ -215,7 +237,7 @@ class State:
         checkpoint = Path(found[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self._read(checkpoint, recorded["processes"])
-        self.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
+        self.learner.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
         refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
         self._cut_records(recorded["lengths"])
         if self.run.main:
@@ -225,14 +247,14 @@ class State:
         """Weights and optimizer. Raises UserError if the checkpoint is of another engine."""
         sharded = (checkpoint / SHARDS).is_dir()
         now = self.accelerator.num_processes
-        if sharded != is_sharded(self.trained) or (sharded and processes != now):
+        if sharded != is_sharded(self.learner.trained) or (sharded and processes != now):
             how = f"GPUS={processes} ENGINE=fsdp2" if sharded else "ENGINE=ddp or one process"
             raise UserError(
                 f"{checkpoint} was saved with {how}: go on with it, or remove {checkpoint.parent} "
                 "to start the stage over"
             )
         if sharded:
-            load_parts(self.trained, self.optimizer, checkpoint)
+            load_parts(self.learner.trained, self.learner.optimizer, checkpoint)
             return
         handle = self.accelerator.register_load_state_pre_hook(self._unwrapped)
         try:
@@ -290,3 +312,22 @@ def saving_a_broken_batch(
             f"{error} (update {state.update + 1}, its batch is in {path}; the last good weights "
             f"are those in {good})"
         ) from None
+
+
+def begin(
+    run: Run, learner: Learner, settings: PolicyGradient, rows: int, samples_per_query: int = 1
+) -> State:
+    """The loop of a policy-gradient stage, where it was left; queries come from a split of `rows`
+    rows.
+    """
+    queries = settings.batch_size // samples_per_query
+    state = State(
+        run=run,
+        learner=learner,
+        updates=settings.num_updates,
+        order=Order(rows=rows, batch_size=queries, seed=run.config.seed, purpose=run.stage),
+        kl_coef=settings.kl_coef,
+        dropout=settings.dropout,
+    )
+    state.load()
+    return state

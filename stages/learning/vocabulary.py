@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.functional import token_logprobs
+from stages.functional import paper_token_logprobs, token_logprobs
 from stages.settings.families import CHUNK, PLAIN_HEAD
 
 MEASURED, LEARNED = "measured", "learned"
@@ -24,9 +24,14 @@ MEASURED, LEARNED = "measured", "learned"
 LogprobFormula = Callable[[Tensor, Tensor, float], Tensor]
 
 
+def logprob_formula(dtype: str) -> LogprobFormula:
+    """The formula of log-probabilities whose log-softmax is in `float32` or `bf16`."""
+    return paper_token_logprobs if dtype == "bf16" else token_logprobs
+
+
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What is read of the logits of a pass, and how."""
+class LogitStatistics:
+    """What is read of the logits of a pass, and statistics."""
 
     temperature: float = 1.0
     formula: LogprobFormula = token_logprobs
@@ -38,7 +43,7 @@ class Reading:
 class ReadingHead(nn.Linear):
     """A causal LM's output layer that can give what is read of its logits in their place."""
 
-    reading: tuple[Tensor, Reading] | None = None
+    reading: tuple[Tensor, LogitStatistics] | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [B, T, H] -> logits [B, T, V]; while `reading`, [B, T, 2]: each target's
@@ -54,12 +59,12 @@ class ReadingHead(nn.Linear):
             return _read(hidden, weight.to(hidden.dtype), *self.reading)
 
 
-def _read(hidden: Tensor, weight: Tensor, targets: Tensor, how: Reading) -> Tensor:
+def _read(hidden: Tensor, weight: Tensor, targets: Tensor, statistics: LogitStatistics) -> Tensor:
     """Shapes: hidden [B, T, H], weight [V, H], targets [B, T] -> [B, T, 2]."""
     flat = (hidden.flatten(0, 1), weight, targets.flatten())
     apply: Any = TokenStatistics.apply
-    logprobs, entropies = apply(*flat, how.temperature, bool(how.entropy))
-    if how.entropy != LEARNED:
+    logprobs, entropies = apply(*flat, statistics.temperature, bool(statistics.entropy))
+    if statistics.entropy != LEARNED:
         entropies = entropies.detach()
     return torch.stack((logprobs, entropies), dim=-1).view(*targets.shape, 2)
 
@@ -77,9 +82,9 @@ def reading_head(model: nn.Module) -> ReadingHead | None:
 
 
 @contextmanager
-def reading(head: ReadingHead, targets: Tensor, how: Reading) -> Iterator[None]:
+def reading(head: ReadingHead, targets: Tensor, statistics: LogitStatistics) -> Iterator[None]:
     """While this lasts, the head gives what is read of its logits at the `targets`, [B, T]."""
-    head.reading = (targets, how)
+    head.reading = (targets, statistics)
     try:
         yield
     finally:

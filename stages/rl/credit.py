@@ -9,53 +9,58 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.rl.episodes import Episodes, Rollout
-from stages.settings.ppo import Ppo
+from stages.rl.episodes import Episodes, Rollout, Shaped
+from stages.settings.ppo import PolicyGradient, Ppo
 
 
-def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, ppo: Ppo) -> Tensor:
+def eos_trick(scores: Tensor, responses: Tensor, eos_id: int, settings: PolicyGradient) -> Tensor:
     """Scores [B] with what a missing EOS costs (detail 23; TRL subtracts)."""
-    if ppo.eos_trick == "off":
+    if settings.eos_trick == "off":
         return scores
-    replaced = ppo.eos_trick == "replace"
+    replaced = settings.eos_trick == "replace"
     formula = functional.penalize_missing_eos if replaced else functional.subtract_missing_eos
-    return formula(scores, responses, eos_id, ppo.missing_eos_penalty)
+    return formula(scores, responses, eos_id, settings.missing_eos_penalty)
+
+
+def shape(
+    episodes: Episodes,
+    settings: PolicyGradient,
+    pad_id: int,
+    kl_coef: float,
+    score_at: str = "after_eos",
+) -> Shaped:
+    """Step 4: -kl_coef * KL at every token, plus the score at the end.
+
+    kl_coef is this update's, in reward units per nat.
+    """
+    response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
+    kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs, settings.kl_estimator)
+    in_reward = kl_coef if settings.kl_in == "reward" else 0.0
+    return Shaped(
+        **vars(episodes),
+        response_mask=response_mask,
+        value_mask=value_mask,
+        rewards=functional.shape_rewards(kl, episodes.scores, response_mask, in_reward, score_at),
+    )
 
 
 @torch.no_grad()
-def credit(
-    accelerator: Accelerator, episodes: Episodes, ppo: Ppo, pad_id: int, kl_coef: float
-) -> Rollout:
-    """Steps 4 and 5: rewards, values that count, GAE, whitening.
+def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
+    """Step 5 by a critic: values that count, GAE, whitening.
 
-    kl_coef is this update's, in reward units per nat. Raises ValueError if there is no critic.
+    Raises ValueError if there is no critic.
     """
-    if episodes.values is None:
+    if shaped.values is None:
         raise ValueError("GAE needs a critic's values, and these episodes have none")
-    response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
-    kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs, ppo.kl_estimator)
-    rewards = functional.shape_rewards(  # 4. shape
-        kl, episodes.scores, response_mask, kl_coef if ppo.kl_in == "reward" else 0.0, ppo.score_at
-    )
+    rewards, mask = shaped.rewards, shaped.value_mask
     if ppo.whiten_rewards:
-        rewards = whiten(accelerator, rewards, value_mask, ppo, shift_mean=False)
-    values = torch.where(value_mask, episodes.values, 0.0)
-    advantages, returns = functional.gae(rewards, values, ppo.gamma, ppo.lam)  # 5. credit
+        rewards = whiten(accelerator, rewards, mask, ppo, shift_mean=False)
+    values = torch.where(mask, shaped.values, 0.0)
+    advantages, returns = functional.gae(rewards, values, ppo.gamma, ppo.lam)
     if ppo.whiten_advantages:
-        advantages = whiten(accelerator, advantages, response_mask, ppo, shift_mean=True)
-    return Rollout(
-        queries=episodes.queries,
-        responses=episodes.responses,
-        logprobs=episodes.logprobs,
-        ref_logprobs=episodes.ref_logprobs,
-        values=values,
-        scores=episodes.scores,
-        response_mask=response_mask,
-        value_mask=value_mask,
-        rewards=rewards,
-        advantages=advantages,
-        returns=returns,
-    )
+        advantages = whiten(accelerator, advantages, shaped.response_mask, ppo, shift_mean=True)
+    changed = {"rewards": rewards, "values": values}
+    return Rollout(**vars(shaped) | changed, advantages=advantages, returns=returns)
 
 
 def whiten(accelerator: Accelerator, x: Tensor, mask: Tensor, ppo: Ppo, shift_mean: bool) -> Tensor:

@@ -1,11 +1,11 @@
-"""What PPO's update descends: policy loss, value loss and what the settings add to them.
+"""What an update descends: policy loss, value loss and what the settings add to them.
 
 A minibatch is learned in microbatches. Each gives its part of the minibatch's loss, weighted by the
 tokens it holds, so that the parts add up to a mean over the minibatch on all devices.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from stages import functional
 from stages.learning.batches import batch_rows, chunks, global_sum, local_share
+from stages.learning.learner import Learner
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
-from stages.learning.state import State
-from stages.learning.vocabulary import LEARNED, MEASURED, LogprobFormula, Reading
+from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
-from stages.settings.ppo import Ppo
+from stages.settings.ppo import PolicyGradient, Ppo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Divisors:
     """What a minibatch's sums are divided by, over all devices."""
 
     policy: float
@@ -42,6 +42,8 @@ class Pretraining:
 
     split: TokenizedSplit
     loss_on_query: bool
+    coef: float
+    """Weight of the loss."""
     batch_size: int
     """Sequences per optimizer step, over all devices."""
     seed: int
@@ -49,27 +51,22 @@ class Pretraining:
     """Optimizer steps before this update."""
 
 
-def logprob_formula(ppo: Ppo) -> LogprobFormula:
-    """How log-probabilities are computed under these settings."""
-    if ppo.logprob_dtype == "bf16":
-        return functional.paper_token_logprobs
-    return functional.token_logprobs
-
-
-def count_terms(accelerator: Accelerator, minibatch: Rollout, ppo: Ppo, microbatches: int) -> Terms:
+def count_divisors(
+    accelerator: Accelerator, minibatch: Rollout, settings: PolicyGradient, microbatches: int
+) -> Divisors:
     """The divisors for a minibatch that this process learns in so many microbatches."""
     masks = minibatch.response_mask, minibatch.value_mask
-    if ppo.loss_mean == "microbatches":
+    if settings.loss_mean == "microbatches":
         weights: list[float | Tensor] = [microbatches, microbatches]
     else:
-        weights = [functional.loss_weights(mask, ppo.loss_mean).sum() for mask in masks]
+        weights = [functional.loss_weights(mask, settings.loss_mean).sum() for mask in masks]
     counts = [mask.sum() for mask in masks]
     policy, value, tokens, positions = global_sum(accelerator, *weights, *counts)
-    return Terms(policy=policy, value=value, tokens=tokens, positions=positions)
+    return Divisors(policy=policy, value=value, tokens=tokens, positions=positions)
 
 
 def split_minibatch(
-    minibatch: Rollout, ppo: Ppo, pad_id: int, size: int
+    minibatch: Rollout, settings: PolicyGradient, pad_id: int, size: int
 ) -> list[tuple[list[int], tuple[int, int]]]:
     """Rows of each microbatch, and its longest query and response: no more columns count.
 
@@ -80,7 +77,7 @@ def split_minibatch(
     responses = minibatch.response_mask.sum(dim=1).tolist()
     positions = minibatch.value_mask.sum(dim=1).tolist()
     rows = list(range(len(queries)))
-    if ppo.loss_mean != "microbatches":
+    if settings.loss_mean != "microbatches":
         rows.sort(key=lambda row: queries[row] + responses[row])
     return [
         (list(part), (max(queries[row] for row in part), max(positions[row] for row in part)))
@@ -89,9 +86,15 @@ def split_minibatch(
 
 
 def microbatch_losses(
-    state: State, part: Rollout, pad_id: int, terms: Terms
+    learner: Learner,
+    part: Rollout,
+    divisors: Divisors,
+    settings: PolicyGradient,
+    pad_id: int,
+    kl_coef: float,
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The policy's part of the minibatch's loss, then the critic's, each with its statistics.
+    """The policy's part of the minibatch's loss, then a critic's if it has returns to learn, each
+    with its statistics. kl_coef is this update's, reward units per nat.
 
     The two share no parameter. Whoever takes the first one's gradient before asking for the second
     holds the activations of one network at a time.
@@ -99,35 +102,40 @@ def microbatch_losses(
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id
     row = query_responses.masked_fill(~real, 0), real, part.responses.shape[1]
-    yield policy_loss(state, part, row, terms)
-    yield value_loss(state, part, row, terms)
+    statistics = LogitStatistics(
+        temperature=settings.temperature,
+        formula=logprob_formula(settings.logprob_dtype),
+        entropy=LEARNED if settings.entropy_coef else MEASURED,
+    )
+    new_logprobs, entropies = learner.trained("policy", *row, statistics)
+    yield policy_loss((new_logprobs, entropies), part, divisors, settings, kl_coef)
+    if part.returns is not None and isinstance(settings, Ppo):
+        yield value_loss(learner.trained("critic", *row), part, divisors, settings)
 
 
 def policy_loss(
-    state: State, part: Rollout, row: tuple[Tensor, Tensor, int], terms: Terms
+    new: tuple[Tensor, Tensor],
+    part: Rollout,
+    divisors: Divisors,
+    settings: PolicyGradient,
+    kl_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy loss, and KL and entropy if the settings put them into the loss.
 
-    `row` is what `response_statistics` takes: tokens, attention mask, length of a response.
+    `new`: log-probabilities and entropies of this step's pass, both [B, T] nats.
     """
-    ppo, mask = state.run.config.ppo, part.response_mask
-    how = Reading(
-        temperature=ppo.temperature,
-        formula=logprob_formula(ppo),
-        entropy=LEARNED if ppo.entropy_coef else MEASURED,
-    )
-    new_logprobs, entropies = state.trained("policy", *row, how)
+    (new_logprobs, entropies), mask = new, part.response_mask
     losses, clipped = functional.policy_losses(
-        new_logprobs, part.logprobs, part.advantages, mask, ppo.cliprange
+        new_logprobs, part.logprobs, part.advantages, mask, settings.cliprange or math.inf
     )
-    weights = functional.loss_weights(mask, ppo.loss_mean)
-    clipped_loss = functional.weighted_sum(losses, weights) / terms.policy
+    weights = functional.loss_weights(mask, settings.loss_mean)
+    clipped_loss = functional.weighted_sum(losses, weights) / divisors.policy
     loss = clipped_loss
-    if ppo.kl_in == "loss":
-        loss = loss + state.kl_coef * kl_loss(new_logprobs, part, ppo, weights) / terms.policy
-    if ppo.entropy_coef:
+    if settings.kl_in == "loss":
+        loss = loss + kl_coef * kl_loss(new_logprobs, part, settings, weights) / divisors.policy
+    if settings.entropy_coef:
         bonus = functional.weighted_sum(entropies, weights)
-        loss = loss - ppo.entropy_coef * bonus / terms.policy
+        loss = loss - settings.entropy_coef * bonus / divisors.policy
     with torch.no_grad():
         log_ratio = torch.where(mask, new_logprobs - part.logprobs, 0.0)
         by_token = {
@@ -138,60 +146,56 @@ def policy_loss(
         }
         stats = {"loss/policy_avg": clipped_loss.detach()}
         for key, x in by_token.items():
-            stats[key] = functional.weighted_sum(x, mask.float()) / terms.tokens
+            stats[key] = functional.weighted_sum(x, mask.float()) / divisors.tokens
     return loss, stats
 
 
 def value_loss(
-    state: State, part: Rollout, row: tuple[Tensor, Tensor, int], terms: Terms
+    new_values: Tensor, part: Rollout, divisors: Divisors, ppo: Ppo
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """vf_coef times the clipped value loss; `row` as in `policy_loss`."""
-    ppo, mask = state.run.config.ppo, part.value_mask
-    new_values = state.trained("critic", *row)
-    losses, clipped = functional.value_losses(
-        new_values,
-        part.values,
-        part.returns,
-        mask,
-        ppo.cliprange_value if ppo.clip_values else math.inf,
-    )
+    """vf_coef times the clipped value loss of this step's values, [B, T].
+
+    Raises ValueError if the rollout has no critic's values.
+    """
+    mask = part.value_mask
+    if part.values is None or part.returns is None:
+        raise ValueError("a value loss needs values and returns, and this rollout has none")
+    clip = ppo.cliprange_value if ppo.clip_values else math.inf
+    losses, clipped = functional.value_losses(new_values, part.values, part.returns, mask, clip)
     weights = functional.loss_weights(mask, ppo.loss_mean)
-    loss = functional.weighted_sum(losses, weights) / terms.value
-    share = functional.weighted_sum(clipped, mask.float()) / terms.positions
+    loss = functional.weighted_sum(losses, weights) / divisors.value
+    share = functional.weighted_sum(clipped, mask.float()) / divisors.positions
     return ppo.vf_coef * loss, {"loss/value_avg": loss.detach(), "val/clipfrac_avg": share}
 
 
-def kl_loss(new_logprobs: Tensor, part: Rollout, ppo: Ppo, weights: Tensor) -> Tensor:
+def kl_loss(
+    new_logprobs: Tensor, part: Rollout, settings: PolicyGradient, weights: Tensor
+) -> Tensor:
     """Weighted sum of KL(policy, ref_policy) as a term of the loss, [] nats."""
     mask = part.response_mask
     now, reference = (torch.where(mask, x, 0.0) for x in (new_logprobs, part.ref_logprobs))
     return functional.weighted_sum(
-        functional.kl_estimate(now, reference, ppo.kl_estimator), weights
+        functional.kl_estimate(now, reference, settings.kl_estimator), weights
     )
 
 
-def pretraining_step(state: State, ptx: Pretraining, step: int) -> float:
+def pretraining_step(learner: Learner, ptx: Pretraining, step: int) -> float:
     """Add the gradient of ptx_coef times the mean SFT loss; returns that loss, nats per token.
 
     Gradients do not travel between devices here, but with the step's last microbatch.
     """
-    accelerator, config = state.accelerator, state.run.config
-    policy = accelerator.unwrap_model(state.trained).policy
+    accelerator = learner.accelerator
+    policy = accelerator.unwrap_model(learner.trained).policy
     index = ptx.first_step + step
     rows = batch_rows(len(ptx.split), ptx.batch_size, index, ptx.seed, "ptx")
-    mine = local_share(rows, accelerator)
-    mine.sort(key=lambda row: sequence_length(ptx.split, row))
-    (count,) = global_sum(accelerator, counted_tokens(ptx.split, mine, ptx.loss_on_query))
+    share = local_share(rows, accelerator)
+    share.sort(key=lambda row: sequence_length(ptx.split, row))
+    (count,) = global_sum(accelerator, counted_tokens(ptx.split, share, ptx.loss_on_query))
     total = 0.0
-    for part in chunks(mine, state.microbatch_size):
-        with accelerator.no_sync(state.trained), accelerator.autocast():
+    for part in chunks(share, learner.microbatch_size):
+        with accelerator.no_sync(learner.trained), accelerator.autocast():
             summed = summed_loss(policy, ptx.split, part, ptx.loss_on_query, accelerator.device)
-            accelerator.backward(summed * config.ppo.ptx_coef * accelerator.num_processes / count)
+            accelerator.backward(summed * ptx.coef * accelerator.num_processes / count)
         total += summed.item()
     (total,) = global_sum(accelerator, total)
     return total / count
-
-
-def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of every statistic over some optimizer steps."""
-    return {key: sum(stats[key] for stats in history) / len(history) for key in history[0]}

@@ -1,11 +1,13 @@
-"""PPO's networks and their optimizer, as the settings switch them.
+"""The networks of a policy-gradient stage and their optimizer, as the settings switch them.
 
 Policy and ref_policy start as the SFT model, critic and reward model as the normalised reward model
-(Huang et al. 2024, detail 22). All four are in float32 without dropout unless a setting says
-otherwise. Under LoRA there are three: the ref_policy is the policy with its adapter off.
+(Huang et al. 2024, detail 22). All are in float32 without dropout unless a setting says otherwise.
+Under LoRA the ref_policy is the policy with its adapter off. A stage may learn without a critic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,24 +15,46 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stages.finished import read_manifest
 from stages.learning.batches import stream
 from stages.learning.heads import head_name, in_float32, shift_scores
+from stages.learning.learner import Learner
 from stages.learning.loop import make_optimizer, use_gradient_checkpointing
-from stages.learning.lora import WithoutAdapter, adapt
-from stages.learning.models import load_policy, load_reward_model, new_reward_model
+from stages.learning.lora import WithoutAdapter, adapter_layers
+from stages.learning.models import keep_model, load_policy, load_reward_model, new_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
-from stages.runs import Run
-from stages.settings.ppo import Ppo
+from stages.running.files import read_json
+from stages.settings.ppo import PolicyGradient, Ppo
+from stages.settings.sections import Memory, Optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models:
-    """Trained and frozen networks of a run, and the ids that their tokenizer gives EOS and PAD."""
+class Origins:
+    """What the networks of a policy-gradient stage start from."""
 
-    trained: nn.Module
-    """`PolicyAndCritic`, wrapped by the accelerator; `policy` and `critic` are its parts."""
+    policy: Path
+    """The SFT model, of policy and ref_policy."""
+    reward_model: Path
+    """The normalised reward model, of reward model and critic."""
+    score_shift: float = 0.0
+    """Added to every score: with detail 15 switched off, the mean that normalization took away."""
+    seed: int = 0
+    """Of a critic's new head."""
+    adapt: Callable[..., None] | None = None
+    """Called as adapt(network, part=name), it may put an adapter into `policy` and `critic`."""
+
+
+def score_shift(normalized: Path, settings: PolicyGradient) -> float:
+    """What reward_normalization=false adds back to every score of a finished `normalize` stage."""
+    if settings.reward_normalization:
+        return 0.0
+    return float((read_json(normalized / "manifest.json") or {})["results"]["mean_before"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Networks:
+    """Trained and frozen networks, and the ids that their tokenizer gives EOS and PAD."""
+
     policy: PreTrainedModel
     critic: Any
     """A model like the reward model, or None in a stage that learns without one."""
@@ -41,39 +65,64 @@ class Models:
     pad_id: int
 
 
-def load_models(
-    run: Run, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Models, Any]:
-    """Load the networks and the optimizer."""
-    ppo, memory = run.config.ppo, run.config.memory
-    sft = run.require("sft") / "model"
-    networks = PolicyAndCritic(load_policy(sft, ppo.dropout), load_critic(run))
-    adapt(networks.policy, run.config, "ppo", "policy")
-    adapt(networks.critic, run.config, "ppo", "critic")
-    use_gradient_checkpointing(networks.policy, memory)
-    use_gradient_checkpointing(networks.critic, memory)
-    groups = parameter_groups(networks, ppo)
-    optimizer = make_optimizer(groups, ppo.learning_rate, run.config.optimizer)
-    trained, optimizer = prepare(accelerator, networks, optimizer)
-    reward_model = place(accelerator, freeze(load_scorer(run), memory.frozen_dtype))
-    models = Models(
-        trained=trained,
-        policy=networks.policy,
-        critic=networks.critic,
-        ref_policy=load_reference(run, accelerator, networks.policy),
-        reward_model=reward_model,
+@dataclass(kw_only=True)
+class PolicyLearner(Learner):
+    """A learner whose `trained` is a `PolicyAndCritic` of these networks."""
+
+    networks: Networks
+    forward_batch_size: int
+    """Sequences per forward pass where nothing learns."""
+
+
+def make_learner(
+    accelerator: Accelerator,
+    networks: Networks,
+    settings: PolicyGradient,
+    optimizer: Optimizer,
+    memory: Memory,
+) -> PolicyLearner:
+    """A learner of whole networks: places them, and makes the optimizer of policy and critic."""
+    trained = PolicyAndCritic(networks.policy, networks.critic)
+    for network in trained.children():
+        use_gradient_checkpointing(network, memory)
+    stepper = make_optimizer(parameter_groups(trained, settings), settings.learning_rate, optimizer)
+    wrapped, stepper = prepare(accelerator, trained, stepper)
+    for frozen in (networks.reward_model, networks.ref_policy):
+        if not isinstance(frozen, WithoutAdapter):
+            place(accelerator, frozen)
+    return PolicyLearner(
+        accelerator=accelerator,
+        trained=wrapped,
+        optimizer=stepper,
+        networks=networks,
+        microbatch_size=memory.microbatch_size,
+        forward_batch_size=memory.forward_batch_size,
+        fixed_by="loss_mean=microbatches" if settings.loss_mean == "microbatches" else "",
+    )
+
+
+def load_networks(
+    origins: Origins,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: PolicyGradient,
+    frozen_dtype: str,
+) -> Networks:
+    """Load all networks. `frozen_dtype`, float32 or bf16, is that of those that do not learn."""
+    policy = load_policy(origins.policy, settings.dropout)
+    critic = load_critic(origins, settings) if isinstance(settings, Ppo) else None
+    for name, network in (("policy", policy), ("critic", critic)):
+        if network is not None and origins.adapt is not None:
+            origins.adapt(network, part=name)
+    adapted = any(adapter_layers(policy))
+    ref_policy = WithoutAdapter(policy) if adapted else load_policy(origins.policy)
+    return Networks(
+        policy=policy,
+        critic=critic,
+        ref_policy=ref_policy if adapted else freeze(ref_policy, frozen_dtype),
+        reward_model=freeze(load_scorer(origins), frozen_dtype),
         eos_id=tokenizer.eos_token_id,
         pad_id=tokenizer.pad_token_id,
     )
-    return models, optimizer
-
-
-def load_reference(run: Run, accelerator: Accelerator, policy: PreTrainedModel) -> nn.Module:
-    """The SFT model, frozen: a copy of its own, or the adapted policy with its adapter off."""
-    if "ppo" in run.config.lora.adapted_stages:
-        return WithoutAdapter(policy)
-    reference = load_policy(run.require("sft") / "model")
-    return place(accelerator, freeze(reference, run.config.memory.frozen_dtype))
 
 
 def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
@@ -85,49 +134,49 @@ def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def load_scorer(run: Run, dropout: float = 0.0) -> PreTrainedModel:
+def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
     """The normalised reward model. With detail 15 switched off, its arbitrary mean is put back."""
-    model = load_reward_model(run.require("normalize") / "model", dropout)
-    shift_scores(model, reward_shift(run))
+    model = load_reward_model(origins.reward_model, dropout)
+    shift_scores(model, origins.score_shift)
     return model
 
 
-def reward_shift(run: Run) -> float:
-    """What ppo.reward_normalization=false adds back to every score, reward units."""
-    if run.config.ppo.reward_normalization:
-        return 0.0
-    manifest = read_manifest(run.require("normalize")) or {}
-    return float(manifest["results"]["mean_before"])
-
-
-def load_critic(run: Run) -> PreTrainedModel:
+def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
     """The reward model, or the SFT model's backbone with a new head (detail 22 switched off)."""
-    ppo = run.config.ppo
     if ppo.critic_init == "reward_model":
-        return load_scorer(run, ppo.dropout)
-    generator = stream(run.config.seed, "critic head")
-    return new_reward_model(run.require("sft") / "model", generator, ppo.dropout)
+        return load_scorer(origins, ppo.dropout)
+    return new_reward_model(origins.policy, stream(origins.seed, "critic head"), ppo.dropout)
 
 
-def parameter_groups(networks: PolicyAndCritic, ppo: Ppo) -> list[dict[str, Any]]:
+def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list[dict[str, Any]]:
     """Policy and critic as two groups, so that each can have its own learning rate."""
-    scale = ppo.critic_learning_rate / ppo.learning_rate if ppo.critic_learning_rate else 1.0
-    return [
-        {"params": list(networks.policy.parameters()), "lr_scale": 1.0},
-        {"params": list(networks.critic.parameters()), "lr_scale": scale},
-    ]
+    groups = [{"params": list(trained.policy.parameters()), "lr_scale": 1.0}]
+    if trained.critic is not None and isinstance(settings, Ppo):
+        rate = settings.critic_learning_rate or settings.learning_rate
+        scale = rate / settings.learning_rate
+        groups.append({"params": list(trained.critic.parameters()), "lr_scale": scale})
+    return groups
 
 
-def clip_gradients(networks: PolicyAndCritic, ppo: Ppo) -> dict[str, float]:
+def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[str, float]:
     """Scale each network's gradient down to its largest allowed norm; returns the norms before."""
     norms = {}
-    for name, network, largest in (
-        ("policy", networks.policy, ppo.max_grad_norm),
-        ("critic", networks.critic, ppo.critic_max_grad_norm),
-    ):
-        trained = [one for one in network.parameters() if one.grad is not None]
-        norm = whole(torch.nn.utils.get_total_norm([one.grad for one in trained]))
+    for name, network in trained.named_children():
+        largest = settings.max_grad_norm
+        if name == "critic" and isinstance(settings, Ppo):
+            largest = settings.critic_max_grad_norm
+        learned = [weight for weight in network.parameters() if weight.grad is not None]
+        gradients = [weight.grad for weight in learned if weight.grad is not None]
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         if largest:
-            torch.nn.utils.clip_grads_with_norm_(trained, largest, norm)
+            torch.nn.utils.clip_grads_with_norm_(learned, largest, norm)
         norms[f"{name}/grad_norm"] = norm.item()
     return norms
+
+
+def save_networks(learner: PolicyLearner, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the policy to `model` and a critic to `critic`, as plain models."""
+    trained = learner.accelerator.unwrap_model(learner.trained)
+    names = {"policy": "model", "critic": "critic"}
+    for name, network in list(trained.named_children()):
+        keep_model(learner.accelerator, network, tokenizer, folder / names[name])

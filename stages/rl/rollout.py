@@ -6,112 +6,136 @@
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.batches import global_sum, local_share
+from stages.learning.batches import local_share
 from stages.learning.passes import response_logprobs, response_values, score_responses
 from stages.learning.sampling import Sampling, sample, sampling_noise
 from stages.learning.sharding import gathered
-from stages.learning.vocabulary import LogprobFormula
-from stages.posts.ragged import pad_left
-from stages.rl.episodes import Episodes, concatenate, trim_left
-from stages.rl.networks import Models
+from stages.learning.vocabulary import logprob_formula
+from stages.posts.ragged import Ragged, load_split, pad_left
+from stages.rl.credit import eos_trick
+from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
+from stages.rl.networks import PolicyLearner
+from stages.settings.ppo import PolicyGradient
+from stages.settings.sections import PPO_TRAIN
+
+
+def load_queries(data: Path) -> tuple[str, Ragged]:
+    """The split that queries are drawn from, and its queries: `ppo_train` where there is one.
+
+    Stiennon et al. 2020 had other posts for PPO; Huang et al. 2024 reuse those of SFT (detail 21).
+    """
+    name = PPO_TRAIN if (data / f"{PPO_TRAIN}.jsonl").exists() else "sft_train"
+    return name, load_split(data, name).columns["queries"]
 
 
 @torch.no_grad()
-def roll_out(
-    accelerator: Accelerator,
-    models: Models,
+def sample_responses(
+    learner: PolicyLearner,
     queries: Sequence[Tensor],
     sampling: Sampling,
-    formula: LogprobFormula = functional.token_logprobs,
-    keep_sampled: bool = False,
-) -> tuple[Episodes, dict[str, float]]:
-    """Episodes of this process's share of a global batch of queries, and the sampler's mismatch.
+    settings: PolicyGradient,
+    samples_per_query: int = 1,
+) -> Sampled:
+    """Step 1: this process's share of responses to a global batch of queries, shortest query first.
 
-    The policy's log-probabilities are recomputed by the training forward pass, so that the first
-    ratio is 1. `val/sampler_mismatch` is the mean distance between these and the sampler's, in nats
-    per token over all processes.
-    differs: Huang et al. 2024 keeps the sampler's (`keep_sampled`).
+    The responses to one query are neighbours. Neighbours in length share a forward pass, so that
+    little of it is padding.
     """
-    models.trained.eval()
-    eos_id, pad_id = models.eos_id, models.pad_id
-    parts, gaps = [], []
-    batch, uniforms = share_of_batch(accelerator, queries, sampling, pad_id)
-    for some, uniform in forward_passes(batch, uniforms, sampling.forward_batch_size, pad_id):
+    learner.trained.eval()
+    networks, accelerator = learner.networks, learner.accelerator
+    eos_id, pad_id = networks.eos_id, networks.pad_id
+    places = share_of_batch(accelerator, queries, samples_per_query)
+    rows = [place // samples_per_query for place in places]
+    batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
+    count = len(queries) * samples_per_query
+    noise = sampling_noise(sampling.seed, sampling.purpose, sampling.step, count, sampling.length)
+    uniforms = torch.split(noise[places].to(accelerator.device), learner.forward_batch_size)
+    formula, parts = logprob_formula(settings.logprob_dtype), []
+    for some, uniform in zip(
+        passes_of(batch, pad_id, learner.forward_batch_size), uniforms, strict=True
+    ):
         # A network's processes stop sampling at different tokens. Each autocast gives the bf16
         # copies of weights back when it ends, so sampling's do not stand beside the others'.
-        with gathered(models.policy), accelerator.autocast():
-            responses, sampled = sample(  # 1. sample
-                models.policy, some, uniform, sampling.temperature, eos_id, pad_id, formula
+        with gathered(networks.policy), accelerator.autocast():
+            responses, logprobs = sample(
+                networks.policy, some, uniform, settings.temperature, eos_id, pad_id, formula
             )
         responses = functional.truncate_after(responses, eos_id, pad_id)
-        with accelerator.autocast():
-            episodes = measure(models, some, responses, sampling.temperature, formula)
-        real = responses != pad_id
-        gaps.append(torch.where(real, (episodes.logprobs - sampled).abs(), 0.0).sum())
-        parts.append(replace(episodes, logprobs=sampled) if keep_sampled else episodes)
-    episodes = concatenate(parts, batch)
-    gap, tokens = global_sum(accelerator, sum(gaps), (episodes.responses != pad_id).sum())
-    return episodes, {"val/sampler_mismatch": gap / tokens}
+        parts.append(Sampled(queries=some, responses=responses, sampled_logprobs=logprobs))
+    return concatenate(parts, batch)
 
 
 def share_of_batch(
-    accelerator: Accelerator, queries: Sequence[Tensor], sampling: Sampling, pad_id: int
-) -> tuple[Tensor, Tensor]:
-    """This process's queries [B, Q], shortest first, and the noise of their tokens [B, T].
+    accelerator: Accelerator, queries: Sequence[Tensor], samples_per_query: int = 1
+) -> list[int]:
+    """This process's places in a global batch of responses, those of the shortest queries first.
 
-    Neighbours in length share a forward pass, so that little of it is padding. The noise belongs
-    to the place in the global batch: neither order nor process changes it.
+    The noise belongs to the place: neither order nor process changes it.
     """
-    noise = sampling_noise(
-        sampling.seed, sampling.purpose, sampling.step, len(queries), sampling.length
-    )
-    places = local_share(range(len(queries)), accelerator)
-    places.sort(key=lambda place: len(queries[place]))
-    batch = pad_left([queries[place] for place in places], pad_id)
-    return batch.to(accelerator.device), noise[places].to(accelerator.device)
+    rows = local_share(range(len(queries)), accelerator)
+    rows.sort(key=lambda row: len(queries[row]))
+    return [row * samples_per_query + sample for row in rows for sample in range(samples_per_query)]
 
 
-def forward_passes(
-    batch: Tensor, uniforms: Tensor, size: int, pad_id: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Queries and noise of at most `size` episodes at a time, without columns of padding only."""
-    for some, uniform in zip(torch.split(batch, size), torch.split(uniforms, size), strict=True):
-        yield trim_left(some, pad_id), uniform
+def passes_of(queries: Tensor, pad_id: int, size: int) -> Iterator[Tensor]:
+    """The queries of each forward pass, [b, q], without columns of padding only."""
+    return (trim_left(some, pad_id) for some in torch.split(queries, size))
 
 
-def measure(
-    models: Models,
-    queries: Tensor,
-    responses: Tensor,
-    temperature: float,
-    formula: LogprobFormula = functional.token_logprobs,
-) -> Episodes:
-    """Steps 2 and 3 for postprocessed responses.
+@torch.no_grad()
+def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) -> Measured:
+    """Step 2. The policy's log-probabilities are recomputed by the training forward pass, so that
+    the first ratio is 1.
 
-    Shapes: queries [B, Q] left-padded, responses [B, T].
+    differs: Huang et al. 2024 keeps the sampler's (`logprobs=sampled`).
     """
-    query_responses = torch.cat([queries, responses], dim=1)
-    mask, length = query_responses != models.pad_id, responses.shape[1]
-    tokens = query_responses.masked_fill(~mask, 0)
-    logprobs, ref_logprobs = (  # 2. measure
-        response_logprobs(policy, tokens, mask, length, temperature, formula)
-        for policy in (models.policy, models.ref_policy)
-    )
-    values = None
-    if models.critic is not None:
-        values = response_values(models.critic, tokens, mask, length)
-    return Episodes(
-        queries=queries,
-        responses=responses,
-        logprobs=logprobs,
-        ref_logprobs=ref_logprobs,
-        values=values,
-        scores=score_responses(models.reward_model, queries, responses, models.pad_id),  # 3. score
-    )
+    networks, parts = learner.networks, []
+    formula, pad_id = logprob_formula(settings.logprob_dtype), networks.pad_id
+    chunks = torch.split(sampled.responses, learner.forward_batch_size)
+    drawn = torch.split(sampled.sampled_logprobs, learner.forward_batch_size)
+    for some, responses, before in zip(
+        passes_of(sampled.queries, pad_id, learner.forward_batch_size), chunks, drawn, strict=True
+    ):
+        query_responses = torch.cat([some, responses], dim=1)
+        mask, length = query_responses != pad_id, responses.shape[1]
+        tokens = query_responses.masked_fill(~mask, 0)
+        with learner.accelerator.autocast():
+            logprobs, ref_logprobs = (
+                response_logprobs(policy, tokens, mask, length, settings.temperature, formula)
+                for policy in (networks.policy, networks.ref_policy)
+            )
+            values = None
+            if networks.critic is not None:
+                values = response_values(networks.critic, tokens, mask, length)
+        gaps = torch.where(responses != pad_id, (logprobs - before).abs(), 0.0).sum(dim=1)
+        part = Measured(
+            queries=some,
+            responses=responses,
+            sampled_logprobs=before,
+            logprobs=before if settings.logprobs == "sampled" else logprobs,
+            ref_logprobs=ref_logprobs,
+            values=values,
+            sampler_gaps=gaps,
+        )
+        parts.append(part)
+    return concatenate(parts, sampled.queries)
+
+
+@torch.no_grad()
+def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
+    """Step 3: the reward model's number for each whole response, and the EOS trick."""
+    networks, parts = learner.networks, []
+    chunks = torch.split(measured.responses, learner.forward_batch_size)
+    batches = passes_of(measured.queries, networks.pad_id, learner.forward_batch_size)
+    for some, responses in zip(batches, chunks, strict=True):
+        with learner.accelerator.autocast():
+            parts.append(score_responses(networks.reward_model, some, responses, networks.pad_id))
+    scores = eos_trick(torch.cat(parts), measured.responses, networks.eos_id, settings)
+    return Episodes(**vars(measured), scores=scores)

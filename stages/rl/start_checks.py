@@ -1,6 +1,6 @@
-"""What must hold before the first PPO update; if it does not, the stage at fault is named.
+"""What must hold before the first update; if it does not, the stage at fault is named.
 
-PPO fails silently: a reward on the wrong token or a policy that is not its own reference still
+RLHF fails silently: a reward on the wrong token or a policy that is not its own reference still
 trains. These checks cost one small batch and stop the run with a diagnosis before it costs a night.
 """
 
@@ -11,18 +11,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from stages.learning.passes import score_responses
-from stages.learning.vocabulary import Reading
+from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Rollout
-from stages.rl.networks import Models
+from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
 from stages.settings.checks import UserError
-from stages.settings.config import Config
+from stages.settings.ppo import PolicyGradient, Ppo
+from stages.settings.sections import Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,43 +53,43 @@ KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
 
 
-def precision(config: Config) -> str:
+def precision(settings: PolicyGradient, memory: Memory) -> str:
     """The key of BOUNDS for a run: bf16 as soon as anything that is compared is in bf16."""
-    chosen = config.memory.mixed_precision, config.memory.frozen_dtype, config.ppo.logprob_dtype
+    chosen = memory.mixed_precision, memory.frozen_dtype, settings.logprob_dtype
     return "bf16" if "bf16" in chosen else "float32"
 
 
 @torch.no_grad()
 def check_start(
-    accelerator: Accelerator,
-    models: Models,
+    learner: PolicyLearner,
     rollout: Rollout,
-    known: tuple[Path, float],
-    tokenizer: PreTrainedTokenizerBase,
-    config: Config,
+    origins: Origins,
+    settings: PolicyGradient,
+    memory: Memory,
 ) -> None:
     """All checks, on the first episodes of the first rollout and before anything is learned.
 
-    `known`: the file of known answers, and what was added to the scores since (reward units).
     Raises UserError that says what does not hold, by how much, and which stage is at fault.
     """
-    ppo = config.ppo
-    bounds = BOUNDS[precision(config)]
-    frozen_in_bf16 = config.memory.frozen_dtype == "bf16"
+    bounds, networks = BOUNDS[precision(settings, memory)], learner.networks
+    frozen_in_bf16 = memory.frozen_dtype == "bf16"
     # The known answers were saved in float32, so they are replayed in float32.
     known_bounds = BOUNDS["bf16 scores" if frozen_in_bf16 else "float32"]
-    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    first = torch.arange(min(config.memory.forward_batch_size, len(rollout.queries)))
+    eos_id, pad_id = networks.eos_id, networks.pad_id
+    first = torch.arange(min(memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
-    replay_known_answers(models.reward_model, *known, tokenizer, known_bounds)
-    with accelerator.autocast():
-        check_padding(models.reward_model, some.queries, some.responses, pad_id, bounds)
+    known = origins.reward_model.parent / KNOWN_ANSWERS
+    if known.exists():  # a reward model from elsewhere has none
+        shift = origins.score_shift
+        replay_known_answers(networks.reward_model, known, shift, pad_id, known_bounds)
+    with learner.accelerator.autocast():
+        check_padding(networks.reward_model, some.queries, some.responses, pad_id, bounds)
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
-        models.trained.train(mode=not ppo.dropout)
-        check_ratio(models.trained, some, ppo.temperature, pad_id, bounds)
-        if ppo.critic_init == "reward_model":
+        learner.trained.train(mode=not settings.dropout)
+        check_ratio(learner.trained, some, settings.temperature, pad_id, bounds)
+        if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds)
 
 
@@ -101,7 +100,9 @@ def check_ratio(
     query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
     real = query_responses != pad_id
     tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    new_logprobs, _ = trained("policy", tokens, real, length, Reading(temperature=temperature))
+    new_logprobs, _ = trained(
+        "policy", tokens, real, length, LogitStatistics(temperature=temperature)
+    )
     _require_small(
         (new_logprobs - rollout.logprobs)[rollout.response_mask],
         bounds,
@@ -125,6 +126,8 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds) -> None:
     after_eos = rollout.response_mask.sum(dim=1)
     last = rollout.responses.gather(1, (after_eos - 1).unsqueeze(1)).squeeze(1)
     ended = (last == eos_id) & (after_eos < rollout.responses.shape[1])
+    if rollout.values is None:
+        raise ValueError("these episodes have no critic's values")
     values = rollout.values.gather(1, after_eos.clamp(max=rollout.values.shape[1] - 1)[:, None])
     _require_small(
         (values.squeeze(1) - rollout.scores)[ended],
@@ -172,18 +175,16 @@ def save_known_answers(
 
 @torch.no_grad()
 def replay_known_answers(
-    reward_model: nn.Module,
-    path: Path,
-    shift: float,
-    tokenizer: PreTrainedTokenizerBase,
-    bounds: Bounds,
+    reward_model: nn.Module, known: Path, shift: float, pad_id: int, bounds: Bounds
 ) -> None:
     """The loaded reward model must give the scores that it was saved with, plus `shift`."""
-    answers = json.loads(path.read_text(encoding="utf-8"))
-    pad_id, device = tokenizer.pad_token_id, next(reward_model.parameters()).device
-    queries = pad_left([torch.tensor(one["query"]) for one in answers], pad_id).to(device)
-    responses = pad_right([torch.tensor(one["response"]) for one in answers], pad_id).to(device)
-    expected = torch.tensor([one["score"] + shift for one in answers], device=device)
+    answers = json.loads(known.read_text(encoding="utf-8"))
+    device = next(reward_model.parameters()).device
+    queries, responses = (
+        pad([torch.tensor(answer[column]) for answer in answers], pad_id).to(device)
+        for column, pad in (("query", pad_left), ("response", pad_right))
+    )
+    expected = torch.tensor([answer["score"] + shift for answer in answers], device=device)
     difference = score_responses(reward_model, queries, responses, pad_id) - expected
     _require_small(
         difference,

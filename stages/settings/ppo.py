@@ -1,8 +1,8 @@
-"""The settings of PPO; defaults are the paper's, names are TRL's. Standard library only.
+"""The settings of PPO, and those that its rivals share. Standard library only.
 
-Every detail that an ablation can turn has its switch here. In a few details the paper's code has
-quirks (`PAPER_QUIRKS`). There the defaults are what we hold to be right; `compat="paper"` sets the
-quirks.
+Defaults are the paper's, names are TRL's. Every detail that an ablation can turn has its switch
+here. In a few details the paper's code has quirks (`PAPER_QUIRKS`). There the defaults are what we
+hold to be right; `compat="paper"` sets the quirks.
 """
 
 from dataclasses import dataclass
@@ -30,20 +30,13 @@ PAPER_QUIRKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ppo:
-    """PPO (Huang et al. 2024, details 20 to 25 and section B.3); names as in TRL."""
-
-    compat: str = ""
-    """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
+class PolicyGradient:
+    """What PPO and its rivals have in common; names as in TRL."""
 
     learning_rate: float = 3e-6
     """Decays linearly; the last of N updates has learning_rate / N."""
-    critic_learning_rate: float = 0.0
-    """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
     max_grad_norm: float = 0.0
     """The policy's gradient is scaled down to this norm; 0: never, as in Huang et al. 2024."""
-    critic_max_grad_norm: float = 0.0
-    """The same for the critic's gradient."""
     total_episodes: int = 1_000_000
     """Episodes of the whole run."""
     batch_size: int = 512
@@ -71,26 +64,14 @@ class Ppo:
     logprob_dtype: str = "float32"
     """Precision of the log-softmax; Huang et al. 2024 has `bf16`."""
 
-    critic_init: str = "reward_model"
-    """`reward_model` (Huang et al. 2024, detail 22), or `sft`: its backbone with a new head."""
     reward_normalization: bool = True
-    """Whether reward model and critic start from the normalised reward model (Huang et al. 2024,
-    detail 15)."""
+    """Whether scores, and a critic that starts as the reward model, are normalised (Huang et al.
+    2024, detail 15)."""
     eos_trick: str = "replace"
     """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
     al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
     missing_eos_penalty: float = -1.0
     """Reward units."""
-    score_at: str = "after_eos"
-    """Where the score stands among the rewards: at `eos`, or one position after it (`after_eos`, as
-    in Huang et al. 2024)."""
-    whiten_rewards: bool = False
-    """Scale rewards to unit variance, without shifting the mean (Huang et al. 2024, detail 24)."""
-    whiten_advantages: bool = True
-    """Scale advantages to mean 0 and unit variance (Huang et al. 2024, detail 25)."""
-    whiten_over: str = "batch"
-    """`batch`: the global batch; `process`: each device apart, as in Huang et al. 2024."""
-
     kl_coef: float = 0.05
     """Weight of the KL penalty, reward units per nat."""
     kl_in: str = "reward"
@@ -103,18 +84,8 @@ class Ppo:
     kl_horizon: int = 10_000
     """Episodes over which the adaptive kl_coef reacts."""
 
-    gamma: float = 1.0
-    """Discount per token."""
-    lam: float = 0.95
-    """Lambda of GAE."""
     cliprange: float = 0.2
-    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange."""
-    vf_coef: float = 0.1
-    """Weight of the value loss."""
-    clip_values: bool = True
-    """Whether the value loss is clipped."""
-    cliprange_value: float = 0.2
-    """New values are clipped to this distance from the rollout's, reward units."""
+    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
     ptx_coef: float = 0.0
@@ -122,34 +93,25 @@ class Ppo:
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            one_of(self, "ppo", name, choices)
-        for name, value in self.quirks.items():
-            object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
+    def check(self, section: str) -> None:
+        """Raise UserError for a number out of range; `section` is how settings name it."""
+        for name in CHOICES.keys() & vars(self).keys():
+            one_of(self, section, name, CHOICES[name])
         counts = "total_episodes batch_size num_ppo_epochs num_minibatches kl_horizon samples_every"
-        positive(self, "ppo", *counts.split())
-        positive(self, "ppo", "learning_rate", "cliprange", "cliprange_value", "temperature")
-        at_least_0(self, "ppo", "critic_learning_rate", "max_grad_norm", "critic_max_grad_norm")
-        at_least_0(self, "ppo", "kl_coef", "vf_coef", "entropy_coef", "ptx_coef")
-        at_least_0(self, "ppo", "target_kl", "kl_target")
-        for name in ("gamma", "lam"):
-            in_range(self, "ppo", name, 0, 1)
-        in_range(self, "ppo", "dropout", 0, 0.9)
+        positive(self, section, *counts.split(), "learning_rate", "temperature")
+        at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
+        at_least_0(self, section, "cliprange", "entropy_coef", "ptx_coef")
+        in_range(self, section, "dropout", 0, 0.9)
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
             not k1_in_loss,
-            "ppo.kl_estimator",
-            "be k2 or k3 with ppo.kl_in=loss (k1's gradient is 0 on average)",
+            f"{section}.kl_estimator",
+            f"be k2 or k3 with {section}.kl_in=loss (k1's gradient is 0 on average)",
         )
-        require(self.total_episodes >= self.batch_size, "ppo.total_episodes", "fill one batch")
+        fills = self.total_episodes >= self.batch_size
+        require(fills, f"{section}.total_episodes", "fill one batch")
         divides = self.batch_size % self.num_minibatches == 0
-        require(divides, "ppo.batch_size", "divide by minibatches")
-
-    @property
-    def quirks(self) -> dict[str, str]:
-        """The settings that `compat` fixes."""
-        return PAPER_QUIRKS if self.compat == "paper" else {}
+        require(divides, f"{section}.batch_size", "divide by minibatches")
 
     @property
     def num_updates(self) -> int:
@@ -158,3 +120,52 @@ class Ppo:
         Episodes that do not fill a batch are left out, as in Huang et al. 2024.
         """
         return self.total_episodes // self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ppo(PolicyGradient):
+    """PPO (Huang et al. 2024, details 20 to 25 and section B.3): its critic, GAE and whitening."""
+
+    compat: str = ""
+    """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
+
+    critic_init: str = "reward_model"
+    """`reward_model` (Huang et al. 2024, detail 22), or `sft`: its backbone with a new head."""
+    critic_learning_rate: float = 0.0
+    """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
+    critic_max_grad_norm: float = 0.0
+    """As max_grad_norm, for the critic's gradient."""
+    score_at: str = "after_eos"
+    """Where the score stands among the rewards: at `eos`, or one position after it (`after_eos`, as
+    in Huang et al. 2024)."""
+    whiten_rewards: bool = False
+    """Scale rewards to unit variance, without shifting the mean (Huang et al. 2024, detail 24)."""
+    whiten_advantages: bool = True
+    """Scale advantages to mean 0 and unit variance (Huang et al. 2024, detail 25)."""
+    whiten_over: str = "batch"
+    """`batch`: the global batch; `process`: each device apart, as in Huang et al. 2024."""
+
+    gamma: float = 1.0
+    """Discount per token."""
+    lam: float = 0.95
+    """Lambda of GAE."""
+    vf_coef: float = 0.1
+    """Weight of the value loss."""
+    clip_values: bool = True
+    """Whether the value loss is clipped."""
+    cliprange_value: float = 0.2
+    """New values are clipped to this distance from the rollout's, reward units."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.quirks.items():
+            object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
+        self.check("ppo")
+        positive(self, "ppo", "cliprange", "cliprange_value")
+        at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm", "vf_coef")
+        for name in ("gamma", "lam"):
+            in_range(self, "ppo", name, 0, 1)
+
+    @property
+    def quirks(self) -> dict[str, str]:
+        """The settings that `compat` fixes."""
+        return PAPER_QUIRKS if self.compat == "paper" else {}

@@ -1,0 +1,85 @@
+"""Networks that learn, and microbatches of them that fit into memory.
+
+When memory is short the microbatch is halved, and the step's gradients are computed again. A loss
+is weighted by tokens or pairs over the whole batch, so smaller microbatches give the same gradient
+up to rounding. An optimizer step is never repeated: it may have been half done.
+
+One process goes on at once. Several cannot: while one is out of memory, the others wait in a
+collective call for it. So the launch ends, and starts again from its last checkpoint with the
+smaller microbatch.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from stages.settings.checks import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """What an optimizer step needs, and nothing else: no run, no settings, no files."""
+
+    accelerator: Accelerator
+    trained: Any
+    """The networks that learn, a module as the accelerator has wrapped it."""
+    optimizer: Any
+    microbatch_size: int
+    """Sequences per forward and backward pass on one device; halved when memory is short."""
+    fixed_by: str = ""
+    """The setting by which the result depends on that size, which then is never halved."""
+    update: int = 0
+    """The next update, counted from 0."""
+    note_halving: Callable[[dict[str, int]], None] | None = None
+    """Is told of each size that did not fit: `update` (from 1), `from`, `to`."""
+
+
+def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -> T:
+    """What `gradients` returns when it is called with a size of microbatches that fits.
+
+    It must start from no gradients, and take no optimizer step. `least` is the smallest size. The
+    smaller size stays. Raises UserError if even the smallest does not fit, or if the result depends
+    on the size.
+    """
+    while True:
+        try:
+            return gradients(learner.microbatch_size)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # outside this block the failed pass is no longer held by its error
+        learner.optimizer.zero_grad()
+        _halve(learner, least)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory was short. cuBLAS, which takes some of its own, says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
+
+
+def _halve(learner: Learner, least: int) -> None:
+    size, update = learner.microbatch_size, learner.update + 1
+    half = max(least, size // 2)
+    if learner.fixed_by:
+        raise UserError(
+            f"out of memory in microbatches of {size}: set memory.microbatch_size={half} (they are "
+            f"not halved, because with {learner.fixed_by} the result depends on their size)"
+        )
+    if size <= least:
+        raise UserError(
+            f"out of memory in the smallest microbatches, of {size}: try "
+            "memory.gradient_checkpointing=true, lora.rank=16, or GPUS= with ENGINE=fsdp2"
+        )
+    if learner.note_halving is not None:
+        learner.note_halving({"update": update, "from": size, "to": half})
+    line = f"out of memory in update {update}: microbatches of {half}, not {size}, from here on"
+    if learner.accelerator.num_processes > 1:
+        raise UserError(f"{line}; all processes start again from the last checkpoint")
+    print(line, file=sys.stderr, flush=True)
+    learner.microbatch_size = half

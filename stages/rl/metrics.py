@@ -1,0 +1,145 @@
+"""What is reported of an update: means over its episodes, samples by token, results at the end."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from stages import functional
+from stages.learning.batches import gather_rows, global_sum
+from stages.posts.text_metrics import copied_title_words, distinct
+from stages.rl.episodes import Rollout
+from stages.rl.networks import PolicyLearner
+from stages.settings.ppo import PolicyGradient
+
+SAMPLES_LOGGED = 8
+DIGITS = 4  # of a token's numbers in samples.jsonl
+LONGEST_PIECE = 4  # bytes of a character, so at most as many tokens spell one
+FINAL_SHARE = 0.05  # the results average over this share of the updates, the last ones
+
+
+@torch.no_grad()
+def describe(
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+) -> dict[str, float]:
+    """What the rollout looked like: means over all episodes of the batch; names as in TRL.
+
+    KL and entropy are in nats per episode; only real tokens enter a sum. `objective/kl` is the
+    estimate that is trained on (kl_estimator); kl_coef is this update's, reward units per nat.
+    `val/sampler_mismatch` is in nats per token.
+    """
+    accelerator = learner.accelerator
+
+    def per_episode(x: Tensor) -> Tensor:
+        return torch.where(rollout.response_mask, x, 0.0).sum(dim=1)
+
+    def kl(kind: str) -> Tensor:
+        return per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs, kind))
+
+    trained_on = kl(settings.kl_estimator)
+    in_reward = settings.kl_in == "reward"
+    penalty = -kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
+    columns = {
+        "objective/kl": trained_on,
+        "objective/kl_k1": kl("k1"),
+        "objective/kl_k3": kl("k3"),
+        "objective/entropy": per_episode(-rollout.logprobs),
+        "objective/non_score_reward": penalty,
+        "objective/rlhf_reward": rollout.scores + penalty,
+        "objective/scores": rollout.scores,
+        "policy/eos_rate": (rollout.responses == learner.networks.eos_id).any(dim=1),
+        "policy/response_length": rollout.response_mask.sum(dim=1),
+        "val/sampler_mismatch": rollout.sampler_gaps,
+    }
+    sums = global_sum(accelerator, *(column.sum() for column in columns.values()))
+    means = {key: value / settings.batch_size for key, value in zip(columns, sums, strict=True)}
+    means["val/sampler_mismatch"] /= means["policy/response_length"]
+    means["val/num_eos_tokens"] = means["policy/eos_rate"] * settings.batch_size
+    means["objective/kl_coef"] = kl_coef
+    if rollout.values is not None and rollout.returns is not None:
+        everything = (rollout.values, rollout.returns, rollout.value_mask)
+        explained = functional.explained_variance(*(accelerator.gather(x) for x in everything))
+        means["val/explained_variance"] = explained.item()
+    return means
+
+
+def describe_texts(
+    learner: PolicyLearner, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """What the batch's texts look like: words copied from titles, and how varied they are."""
+    decode = partial(tokenizer.batch_decode, skip_special_tokens=True)
+    pairs = list(zip(decode(rollout.queries), decode(rollout.responses), strict=True))
+    everything = gather_rows(learner.accelerator, pairs)
+    texts = [response for _, response in everything]
+    copied = [copied_title_words(*pair) for pair in everything]
+    return {
+        "text/copied_title_words": sum(copied) / len(copied),
+        "text/distinct_1": distinct(texts, 1),
+        "text/distinct_2": distinct(texts, 2),
+    }
+
+
+def samples(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, update: int
+) -> Iterator[dict[str, Any]]:
+    """A few episodes of an update, spread over the query lengths, as rows of samples.jsonl."""
+    count = min(SAMPLES_LOGGED, len(rollout.queries))
+    kl = functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs)
+    episode_kl = torch.where(rollout.response_mask, kl, 0.0).sum(dim=1)
+    for row in torch.linspace(0, len(rollout.queries) - 1, count).long().tolist():
+        response = rollout.responses[row][rollout.response_mask[row]]
+        yield {
+            "step": update,
+            "query": tokenizer.decode(rollout.queries[row], skip_special_tokens=True),
+            "response": tokenizer.decode(response),
+            "score": rollout.scores[row].item(),
+            "kl": episode_kl[row].item(),
+            "tokens": token_texts(tokenizer, response.tolist()),
+            **token_numbers(rollout, row),
+        }
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """The text of each token; a character that several tokens spell stands with the last."""
+    texts, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        piece: str = tokenizer.decode(tokens[start:end])
+        if "\ufffd" in piece and end - start < LONGEST_PIECE and end < len(tokens):
+            texts.append("")
+        else:
+            texts.append(piece)
+            start = end
+    return texts
+
+
+def token_numbers(rollout: Rollout, row: int) -> dict[str, list[float]]:
+    """An episode's numbers by token, rounded.
+
+    `log_ratios` (nats, policy - ref_policy) and `advantages` have one number a token. `values` (the
+    critic on the text before the token, if there is one) and `rewards`, in reward units, have one
+    more where the response ends before the limit: there the score stands after EOS.
+    """
+    counted, valued = rollout.response_mask[row], rollout.value_mask[row]
+    numbers = {
+        "log_ratios": (rollout.logprobs - rollout.ref_logprobs)[row][counted],
+        "values": None if rollout.values is None else rollout.values[row][valued],
+        "advantages": rollout.advantages[row][counted],
+        "rewards": rollout.rewards[row][valued],
+    }
+    return {
+        name: [float(f"{value:.{DIGITS}g}") for value in column.tolist()]
+        for name, column in numbers.items()
+        if column is not None
+    }
+
+
+def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> dict[str, float]:
+    """The stage's results: means over the last updates."""
+    last = history[-max(1, round(FINAL_SHARE * len(history))) :]
+    keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
+    keys += " text/copied_title_words text/distinct_2"
+    means = {key: sum(metrics[key] for metrics in last) / len(last) for key in keys.split()}
+    return means | {"updates": len(history), "episodes": len(history) * settings.batch_size}

@@ -1,0 +1,143 @@
+"""Step 6 of an update: passes over the rollout, minibatches, optimizer steps."""
+
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from stages import functional
+from stages.learning.batches import global_sum, synchronized_last
+from stages.learning.learner import in_memory
+from stages.learning.loop import linear_rate, refuse_non_finite, set_learning_rate
+from stages.posts.ragged import TokenizedSplit
+from stages.rl.episodes import Rollout
+from stages.rl.loss import (
+    Pretraining,
+    count_divisors,
+    microbatch_losses,
+    pretraining_step,
+    split_minibatch,
+)
+from stages.rl.networks import PolicyLearner, clip_gradients
+from stages.settings.checks import UserError
+from stages.settings.ppo import PolicyGradient
+
+
+def check_episodes(
+    section: str, settings: PolicyGradient, accelerator: Accelerator, samples_per_query: int = 1
+) -> None:
+    """Raise UserError if a process cannot deal its episodes into minibatches of equal size, or the
+    batch into whole groups of samples. `section` is how settings name it.
+    """
+    size, processes = settings.batch_size, accelerator.num_processes
+    if size % (processes * settings.num_minibatches) or size % (processes * samples_per_query):
+        samples = f" and {section}.samples_per_query={samples_per_query}"
+        raise UserError(
+            f"{section}.batch_size is {size}: it must divide by {processes} processes times "
+            f"{section}.num_minibatches={settings.num_minibatches}"
+            + (samples if samples_per_query > 1 else "")
+        )
+
+
+def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
+    """Set and return the learning rate of the learner's next update, which decays linearly."""
+    rate = settings.learning_rate * linear_rate(learner.update, settings.num_updates)
+    set_learning_rate(learner.optimizer, rate)
+    return rate
+
+
+def make_pretraining(
+    settings: PolicyGradient, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
+) -> Pretraining:
+    """The pretraining mix of one update: as many references as there are episodes."""
+    return Pretraining(
+        split=train,
+        loss_on_query=loss_on_query,
+        coef=settings.ptx_coef,
+        batch_size=settings.batch_size // settings.num_minibatches,
+        seed=seed,
+        first_step=update * settings.num_ppo_epochs * settings.num_minibatches,
+    )
+
+
+def optimize(
+    learner: PolicyLearner,
+    rollout: Rollout,
+    settings: PolicyGradient,
+    seed: int,
+    kl_coef: float,
+    ptx: Pretraining | None = None,
+) -> dict[str, float]:
+    """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
+
+    The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
+    dealt into minibatches. An epoch that moved the policy by more than target_kl is the last one.
+    kl_coef is this update's, reward units per nat. Raises NonFiniteError before a step that is not
+    finite.
+    """
+    learner.trained.train()
+    generator = torch.Generator().manual_seed(seed)
+    history: list[dict[str, float]] = []
+    for _ in range(settings.num_ppo_epochs):
+        order = torch.randperm(len(rollout.queries), generator=generator)
+        for rows in order.to(rollout.queries.device).chunk(settings.num_minibatches):
+            minibatch, step = rollout.rows(rows), len(history)
+            history.append(take_step(learner, minibatch, settings, kl_coef, ptx, step))
+        epoch = mean_statistics(history[-settings.num_minibatches :])
+        if settings.target_kl and epoch["policy/approxkl_avg"] > settings.target_kl:
+            break
+    epochs = len(history) / settings.num_minibatches
+    return mean_statistics(history) | {"policy/epochs": epochs}
+
+
+def take_step(
+    learner: PolicyLearner,
+    minibatch: Rollout,
+    settings: PolicyGradient,
+    kl_coef: float,
+    ptx: Pretraining | None = None,
+    step: int = 0,
+) -> dict[str, float]:
+    """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold.
+
+    `step` counts the optimizer steps of this update.
+    """
+    accelerator, pad_id = learner.accelerator, learner.networks.pad_id
+
+    def gradients(size: int) -> dict[str, float]:
+        stats: dict[str, float] = {}
+        if ptx is not None:
+            stats["loss/ptx"] = pretraining_step(learner, ptx, step)
+        parts = split_minibatch(minibatch, settings, pad_id, size)
+        divisors = count_divisors(accelerator, minibatch, settings, len(parts))
+        summed: dict[str, Tensor | float] = {}
+        for part, longest in synchronized_last(accelerator, learner.trained, parts):
+            rows = torch.tensor(part, device=minibatch.queries.device)
+            microbatch = minibatch.rows(rows).trimmed(*longest)
+            losses = microbatch_losses(learner, microbatch, divisors, settings, pad_id, kl_coef)
+            for loss, sums in losses:
+                # Devices average their gradients; the global mean needs their sum.
+                accelerator.backward(loss * accelerator.num_processes)
+                summed |= {key: summed.get(key, 0.0) + x.double() for key, x in sums.items()}
+        return stats | dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+
+    stats = in_memory(learner, gradients)
+    stats |= clip_gradients(accelerator.unwrap_model(learner.trained), settings)
+    refuse_non_finite("ppo", stats)
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+    return stats
+
+
+def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of every statistic over some optimizer steps."""
+    return {key: sum(stats[key] for stats in history) / len(history) for key in history[0]}
+
+
+def steer_kl(settings: PolicyGradient, kl_coef: float, kl: float) -> float:
+    """The kl_coef of the next update, reward units per nat; it changes only if it is adaptive."""
+    if not settings.kl_target:
+        return kl_coef
+    size, horizon = settings.batch_size, settings.kl_horizon
+    return functional.adapt_kl_coef(kl_coef, kl, settings.kl_target, size, horizon)
