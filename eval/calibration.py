@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import config_with_cap, make_judge, read_policies
 from eval.judges.both_orders import judge_both_orders
-from eval.judges.protocol import Remembering, Row
+from eval.judges.protocol import Row
 from eval.outputs import labelled_rows
 from eval.rates.correction import (
     Corrected,
@@ -74,7 +74,7 @@ def calibrate(config: Config) -> dict[str, Any]:
         kept = len(whole_lines(run.partial / "judgements.jsonl")[0])
         started = time.monotonic()
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
-        kept += judge.remembered if isinstance(judge, Remembering) else 0
+        kept += judge.remembered
         asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
         answered = with_answers(pairs, judgements)
         shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]

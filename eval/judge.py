@@ -16,8 +16,8 @@ from typing import Any
 
 from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
-from eval.judges.openai.judge import OpenAIJudge
-from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row, Scoring
+from eval.judges.openai.server_judge import OpenAIJudge
+from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row
 from stages.running.files import read_lines
 from stages.running.start import run_stage
 from stages.runs import open_stage, write_rows
@@ -38,9 +38,9 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
         results = summarize(judge.about, judgements)
-        if isinstance(judge, Scoring):
-            write_rows(run, "gold_scores.jsonl", judge.scores_of(policies))
-            results["gold"] = judge.facts
+        if scores := judge.scores_of(policies):
+            write_rows(run, "gold_scores.jsonl", scores)
+            results["gold"] = judge.facts()
         run.finish(results)
     return results
 

@@ -59,7 +59,7 @@ class Side:
         return f"{self.name}-{self.seed}-{self.policy}"
 
 
-def compare(
+def judge_sides(
     a: str,
     b: str,
     overrides: Sequence[str] = (),
@@ -293,7 +293,7 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     try:
         with ended_by_signal(f"make versus A={args.a} B={args.b}"):
-            config, results = compare(args.a, args.b, args.overrides, args.max_cost, args.judge)
+            config, results = judge_sides(args.a, args.b, args.overrides, args.max_cost, args.judge)
     except UserError as error:
         fail(error)
     print("\n".join(summary_of(results)))

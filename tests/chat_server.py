@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from eval.judge import make_judge
-from eval.judges.protocol import Reply
+from eval.judges.protocol import Comparison, Reply
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 
@@ -75,4 +75,6 @@ def llm_config(server: Any, **changes):
 
 
 def ask(server: SimpleNamespace, **changes) -> Reply:
-    return make_judge(llm_config(server, **changes), {}).compare("p", "the post", "one", "two")
+    return make_judge(llm_config(server, **changes), {}).reply(
+        Comparison("p", "the post", "one", "two")
+    )

@@ -16,6 +16,7 @@ from eval.calibration import (
     sample_pairs,
     with_answers,
 )
+from eval.judges import protocol
 from eval.judges.protocol import About, Reply
 from reports import calibration_page
 from reports.judges_page import find_calibrations
@@ -96,7 +97,7 @@ def test_agreement_and_kappa_are_counted():
     json.dumps(found, allow_nan=False)
 
 
-class Chance:
+class Chance(protocol.Judge):
     """A judge who takes the first more often than not, and else throws a coin."""
 
     about = About(kind="chance", name="chance", is_llm=False, note="for tests")
@@ -105,8 +106,8 @@ class Chance:
         self.first = first
         self.rng = random.Random(1)
 
-    def compare(self, post_id, query, first, second):
-        assert post_id.startswith("toy")
+    def reply(self, comparison):
+        assert comparison.post_id.startswith("toy")
         return Reply(choice="A" if self.rng.random() < self.first else "B", text="")
 
 

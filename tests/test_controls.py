@@ -7,6 +7,7 @@ import pytest
 from eval import controls
 from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
 from eval.controls import control_rows, describe, judge_controls, outcome, print_summary
+from eval.judges import protocol
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from reports.sections import judge as judge_page
@@ -121,12 +122,14 @@ def test_in_the_built_in_world_no_new_control_beats_a_right_reference():
     assert better["repeated"] == better["padded"] == better["swapped"] == 0
 
 
-class TopicThenLength:
+class TopicThenLength(protocol.Judge):
     """The text with a third of its content words in the post, then the longer one."""
 
     about = About(kind="topic", name="topic, then length", is_llm=False, note="for tests")
 
-    def compare(self, post_id, query, first, second):
+    def reply(self, comparison):
+        _, query, first, second = comparison
+
         def on_topic(text):
             words = content(text)
             return 3 * len(words & content(query)) >= len(words)
@@ -141,7 +144,7 @@ def outcome_of(judge, posts):
     for name, of_name in rows.items():
         for row in of_name:
             for order in VERDICTS:
-                reply = judge_pair(judge, *comparison_of(row, order))
+                reply = judge_pair(judge, comparison_of(row, order))
                 judgements.append(judgement(judge.about, name, row, order, reply))
     return outcome(judgements, rows)
 
@@ -162,7 +165,7 @@ def test_a_judge_of_topic_and_length_passed_all_of_the_old_controls_and_fails_th
         assert len(row["summary"].split()) >= LONGER * len(row["reference"].split())
 
 
-class Rule:
+class Rule(protocol.Judge):
     """A judge that chooses by a rule of its own."""
 
     about = About(kind="rule", name="a rule", is_llm=False, note="for tests")
@@ -171,9 +174,9 @@ class Rule:
         self.rule = rule
         self.asked = 0
 
-    def compare(self, post_id, query, first, second):
+    def reply(self, comparison):
         self.asked += 1
-        return Reply(choice=self.rule(first, second), text="")
+        return Reply(choice=self.rule(comparison.first, comparison.second), text="")
 
 
 def finish_summaries(config, posts=40):

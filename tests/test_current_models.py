@@ -13,7 +13,7 @@ import pytest
 
 from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
-from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -135,7 +135,7 @@ def test_a_server_that_refuses_an_effort_is_asked_without_it():
 
     with serving(answer) as server:
         judge = make_judge(llm_config(server), {})
-        assert judge.compare("p", "the post", "one", "two").choice == "A"
+        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
         assert [("response_format" in one, "temperature" in one) for one in server.requests] == [
             (True, True),
             (True, True),

@@ -17,7 +17,7 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison
 from eval.rates.scores import proxy_and_gold
-from eval.versus import compare
+from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates
 from reports.run_page import write_report
 from reports.sections.scores import _reading
@@ -197,7 +197,7 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
     asked = Comparison("p", query, "short", "word " * 3000)
     judge.prepare([asked])
-    assert judge.compare(*asked).choice is None
+    assert judge.reply(asked).choice is None
 
 
 def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
@@ -317,7 +317,7 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
 
 def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):
     overrides = ["judge.kind=reward_model", "judge.model=gold/seed7"]
-    _, found = compare("resumed:ppo", "resumed:sft", overrides)
+    _, found = judge_sides("resumed:ppo", "resumed:sft", overrides)
     assert found["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
     judge_summaries(config)
     scores: dict[str, dict[str, float]] = {}

@@ -31,10 +31,11 @@ class Choosy(FactsJudge):
     def __init__(self, *unheard):
         self.unheard = unheard
 
-    def compare(self, post_id, query, first, second):
-        if any(one in text for one in self.unheard for text in (first, second)):
+    def reply(self, comparison):
+        texts = (comparison.first, comparison.second)
+        if any(word in text for word in self.unheard for text in texts):
             return Reply(choice=None, text="?")
-        return super().compare(post_id, query, first, second)
+        return super().reply(comparison)
 
 
 def judged_by(monkeypatch, config, *unheard):

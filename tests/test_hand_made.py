@@ -65,7 +65,7 @@ def test_two_policies_of_a_hand_made_folder_are_refused_in_one_line(runs, capsys
 def test_they_are_compared_where_a_judge_is_chosen_and_the_rows_are_whole(runs):
     post = {"id": "toy1-validation-0"}
     hand_made(runs, [ROW | post])
-    config, found = versus.compare("mine:a-b", "mine:c", ["judge.kind=facts"])
+    config, found = versus.judge_sides("mine:a-b", "mine:c", ["judge.kind=facts"])
     assert (found["ties"], config.judge.kind) == (1, "facts")  # equal texts
 
 

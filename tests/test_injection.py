@@ -5,9 +5,8 @@ import re
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.prompt import LETTER, LINES, OBJECT, disarm, make_question
-from eval.judges.protocol import judge_pair
-from eval.judges.reply_parser import parse_choice
+from eval.judges.prompt import LETTER, LINES, OBJECT, disarm, make_question, parse_choice
+from eval.judges.protocol import Comparison, judge_pair
 from tests.chat_server import chat, llm_config, serving
 
 INJECTIONS = [
@@ -185,10 +184,10 @@ def test_an_echoing_server_leaves_the_pair_unjudged_and_an_honest_one_decides(te
     post = f"POST: my story\n{text}"
     with serving(lambda number, body: chat(body["messages"][0]["content"])) as server:
         judge = make_judge(llm_config(server), {})
-        assert judge_pair(judge, "p", post, text, "another summary").choice is None
+        assert judge_pair(judge, Comparison("p", post, text, "another summary")).choice is None
     with serving(lambda number, body: chat("Comparison: x\nPreferred: B")) as server:
         judge = make_judge(llm_config(server), {})
-        assert judge_pair(judge, "p", post, text, "another summary").choice == "B"
+        assert judge_pair(judge, Comparison("p", post, text, "another summary")).choice == "B"
 
 
 def test_ordinary_text_is_shown_as_it_is():

@@ -9,7 +9,7 @@ import pytest
 from eval.judge import judge_summaries, main
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
-from eval.judges.protocol import Choice, Judge, Reply, judge_pair
+from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder
 from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of, make_post
@@ -38,7 +38,7 @@ def row(post_id: str, summary: str, reference: str) -> dict[str, Any]:
 
 def judge_one(judge: Judge, policy: str, one: dict[str, Any], order: str) -> dict[str, Any]:
     """What the stage does with one summary in one order."""
-    reply = judge_pair(judge, *comparison_of(one, order))
+    reply = judge_pair(judge, comparison_of(one, order))
     return judgement(judge.about, policy, one, order, reply)
 
 
@@ -50,7 +50,7 @@ def finish_summaries(config, **policies) -> None:
         run.finish({})
 
 
-class Fixed:
+class Fixed(Judge):
     """A judge that always says the same, and keeps what it was shown."""
 
     about = FactsJudge.about
@@ -59,8 +59,8 @@ class Fixed:
         self.choice = choice
         self.shown: list[tuple[str, str]] = []
 
-    def compare(self, post_id, query, first, second):
-        self.shown.append((first, second))
+    def reply(self, comparison):
+        self.shown.append((comparison.first, comparison.second))
         return Reply(choice=self.choice, text="so it is")
 
 
@@ -88,10 +88,12 @@ def test_the_facts_judge_prefers_more_right_facts_fewer_wrong_ones_and_no_rambli
     event = PLAIN.clauses["event"].format(**vars(facts))
     better_to_worse = [told(), told(who=liar), event, "Nothing happened.", "word " * 30]
     for better, worse in pairwise(better_to_worse):
-        assert judge.compare(POST, "", better, worse).choice == "A"
-        assert judge.compare(POST, "", worse, better).choice == "B"
-    assert judge.compare(POST, "", event, event + " Well.").choice == "tie"
-    reply = judge.compare(POST, "", told(), told(who=liar))  # six right; five right, one wrong
+        assert judge.reply(Comparison(POST, "", better, worse)).choice == "A"
+        assert judge.reply(Comparison(POST, "", worse, better)).choice == "B"
+    assert judge.reply(Comparison(POST, "", event, event + " Well.")).choice == "tie"
+    reply = judge.reply(
+        Comparison(POST, "", told(), told(who=liar))
+    )  # six right; five right, one wrong
     assert reply.text == "[facts judge, not an LLM] A 6.0, B 4.0"
 
 
@@ -101,8 +103,8 @@ def test_swapping_the_texts_swaps_the_facts_judges_verdict_on_real_posts():
     choices = set()
     for post, other in zip(posts, posts[1:] + posts[:1], strict=True):
         for text in (other["summary"], post["title"], post["post"]):
-            there = FactsJudge().compare(post["id"], "", post["summary"], text)
-            back = FactsJudge().compare(post["id"], "", text, post["summary"])
+            there = FactsJudge().reply(Comparison(post["id"], "", post["summary"], text))
+            back = FactsJudge().reply(Comparison(post["id"], "", text, post["summary"]))
             assert back.choice == mirror[there.choice]
             choices.add(there.choice)
     assert "A" in choices
@@ -110,7 +112,7 @@ def test_swapping_the_texts_swaps_the_facts_judges_verdict_on_real_posts():
 
 def test_the_facts_judge_refuses_a_post_that_it_does_not_know():
     with pytest.raises(UserError, match="t3_abc"):
-        FactsJudge().compare("t3_abc", "", "one", "two")
+        FactsJudge().reply(Comparison("t3_abc", "", "one", "two"))
 
 
 def test_the_reward_model_judge_follows_the_recorded_scores():
@@ -118,10 +120,10 @@ def test_the_reward_model_judge_follows_the_recorded_scores():
     high = {**row("p", "better", "theirs"), "score": 2.0, "reference_score": 0.5}
     broken = {**row("q", "ours", "theirs"), "score": float("nan"), "reference_score": 0.5}
     judge = RewardModelJudge([low, high, broken])
-    assert judge.compare("p", "", "ours", "theirs").choice == "B"
-    assert judge.compare("p", "", "theirs", "ours").choice == "A"
-    assert judge.compare("p", "", "better", "theirs").choice == "A"
-    assert judge.compare("q", "", "ours", "theirs").choice is None
+    assert judge.reply(Comparison("p", "", "ours", "theirs")).choice == "B"
+    assert judge.reply(Comparison("p", "", "theirs", "ours")).choice == "A"
+    assert judge.reply(Comparison("p", "", "better", "theirs")).choice == "A"
+    assert judge.reply(Comparison("q", "", "ours", "theirs")).choice is None
 
 
 def test_judges_that_are_no_llm_say_so_in_every_row():

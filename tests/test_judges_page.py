@@ -8,6 +8,7 @@ import pytest
 
 from eval import calibration
 from eval.calibration import calibrate
+from eval.judges import protocol
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Choice, Reply
 from reports import judges_page
@@ -31,13 +32,13 @@ WORLD = tuple(f"world.{name}={size}" for name, size in SIZES.items())
 PAID = Judge(kind="openai", model="another", input_price=1.0, output_price=2.0)
 
 
-class Longest:
+class Longest(protocol.Judge):
     """A judge behind a server that reads length alone; each reply has 500 and 50 tokens."""
 
     about = About(kind="openai", name="another", is_llm=True, note="")
 
-    def compare(self, post_id, query, first, second):
-        a, b = len(first.split()), len(second.split())
+    def reply(self, comparison):
+        a, b = len(comparison.first.split()), len(comparison.second.split())
         choice: Choice = "A" if a > b else "B" if b > a else "tie"
         return Reply(choice=choice, text="", prompt_tokens=500, completion_tokens=50)
 

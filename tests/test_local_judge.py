@@ -58,7 +58,7 @@ def test_the_choice_is_the_more_probable_letter_and_the_confidence_its_share(jud
         sum(float(shares[one]) for one in judge.tokenizer.convert_tokens_to_ids(names) if one)
         for names in (["A"], ["B"])
     )
-    reply = judge.compare("p", "a post", "one", "two")
+    reply = judge.reply(Comparison("p", "a post", "one", "two"))
     assert reply.choice == ("A" if a > b else "B")
     assert reply.confidence == pytest.approx(max(a, b) / (a + b), rel=1e-4)
     assert reply.prompt_tokens == ids.shape[1]
@@ -68,14 +68,14 @@ def test_the_choice_is_the_more_probable_letter_and_the_confidence_its_share(jud
 def test_a_batch_of_different_lengths_judges_as_each_alone_does(judge, chat_folder):
     pairs = [Comparison("p", "post " * k, "one", "two " * k) for k in range(1, 8)]
     together = list(judge_all(judge, pairs, 2))
-    alone = [LocalJudge(str(chat_folder), batch_size=1).compare(*one) for one in pairs]
+    alone = [LocalJudge(str(chat_folder), batch_size=1).reply(one) for one in pairs]
     assert [one.choice for one in together] == [one.choice for one in alone]
     for one, other in zip(together, alone, strict=True):
         assert one.confidence == pytest.approx(other.confidence, rel=1e-4)
 
 
 def test_what_does_not_fit_the_model_is_unjudged_and_says_so(judge):
-    reply = judge.compare("p", "a long post " * 2000, "one", "two")
+    reply = judge.reply(Comparison("p", "a long post " * 2000, "one", "two"))
     assert reply.choice is None
     assert "the model takes 4096" in reply.text
 

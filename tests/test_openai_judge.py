@@ -69,7 +69,7 @@ def refusing(number, body):
 def test_what_a_server_refuses_is_left_out_and_remembered():
     with serving(refusing) as server:
         judge = make_judge(llm_config(server), {})
-        assert judge.compare("p", "the post", "one", "two").choice == "A"
+        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
         assert len(server.requests) == 5
         assert set(server.requests[-1]) == {"model", "messages", "max_completion_tokens"}
         assert "its own temperature" in judge.about.note
@@ -77,7 +77,7 @@ def test_what_a_server_refuses_is_left_out_and_remembered():
         ask(server)
         assert len(server.requests) == 5  # a new process knows the dialect, and so the reply
         again = make_judge(llm_config(server), {})
-        again.compare("p", "another post", "one", "two")
+        again.reply(Comparison("p", "another post", "one", "two"))
         assert len(server.requests) == 6
         assert again.about == judge.about
 

@@ -66,10 +66,10 @@ def test_a_slip_is_asked_for_again_and_a_change_of_the_model_stops():
     moved = chat("Preferred: B", model="other")
     with serving(lambda number, body: replies.get(number, moved)) as server:
         judge = make_judge(llm_config(server, max_retries=8), {})
-        assert [judge.compare(*one).choice for one in QUESTIONS[:2]] == ["A", "A"]
+        assert [judge.reply(one).choice for one in QUESTIONS[:2]] == ["A", "A"]
         assert len(server.requests) == 3
         with pytest.raises(UserError, match=r"the reply is other's.*judge.accept_model=other"):
-            judge.compare(*QUESTIONS[2])
+            judge.reply(QUESTIONS[2])
     assert len(server.requests) == 3 + MOST_OTHER_NAMES
 
 
@@ -77,5 +77,5 @@ def test_a_server_that_names_no_model_can_be_accepted_and_nothing_else_is_advise
     with serving(lambda number, body: chat(GOOD, model="")) as server:
         judge = make_judge(llm_config(server), {})
         with pytest.raises(UserError, match=r"judge\.accept_model='\*'") as stop:
-            judge.compare(*QUESTIONS[0])
+            judge.reply(QUESTIONS[0])
     assert "judge.model=" not in str(stop.value)

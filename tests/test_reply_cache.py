@@ -15,7 +15,7 @@ from eval.controls import judge_controls
 from eval.judge import judge_summaries, main, make_judge
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from stages.settings.config import Judge, UserError
@@ -44,7 +44,7 @@ def test_what_was_answered_is_not_paid_for_again():
         assert len(server.requests) == 1
         ask(server, temperature=1.0)
         ask(server, structured="off")
-        make_judge(llm_config(server), {}).compare("p", "the post", "two", "one")
+        make_judge(llm_config(server), {}).reply(Comparison("p", "the post", "two", "one"))
         assert len(server.requests) == 4
         with pytest.raises(UserError, match="judge-2024"):
             ask(server, model="other", max_retries=0)
@@ -101,8 +101,8 @@ def test_a_failed_try_is_no_reply(runs):
     answers = [chat(GOOD), (500, {}), (200, "oops"), chat("", model="other"), chat(""), chat("B")]
     with serving(lambda number, body: answers[number]) as server:
         judge = make_judge(llm_config(server), {})
-        judge.compare("p", "a post before", "one", "two")
-        judge.compare("p", "the post", "one", "two")
+        judge.reply(Comparison("p", "a post before", "one", "two"))
+        judge.reply(Comparison("p", "the post", "one", "two"))
     assert rows(runs, "SELECT text FROM replies ORDER BY rowid") == [(GOOD,), ("B",)]
     outcomes = [one for (one,) in rows(runs, "SELECT outcome FROM tries ORDER BY id")][1:]
     words = ("500", "no chat completion", "other's", "empty", "reply")
@@ -132,7 +132,7 @@ def test_a_strange_reply_is_kept_or_tried_again(runs, reply, said):
 WRITER = """
 import sys
 from pathlib import Path
-from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.openai.cache import COLUMNS, ReplyCache
 cache, who = ReplyCache(Path(sys.argv[1])), sys.argv[2]
 for k in range(100):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from eval.judges.prompt import parse_choice
 from eval.judges.protocol import Choice
-from eval.judges.reply_parser import parse_choice
 
 REPLIES: dict[Choice | None, str] = {
     "A": r"""A | "A" | "A". | **A** | Summary A | Preferred: A | Preferred: <A> | Preferred:\nA

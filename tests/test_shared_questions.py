@@ -14,7 +14,7 @@ import pytest
 
 from eval.judge import make_judge
 from eval.judges.openai.cache import ReplyCache, is_alive, me
-from eval.judges.openai.judge import OpenAIJudge
+from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.finished import read_manifest
 from stages.runs import open_stage
@@ -34,7 +34,7 @@ def test_posts_answered_by_a_schema_are_not_paid_for_again_after_a_plain_run():
             list(judge_all(judge, QUESTIONS, 2))
             assert len(server.requests) == requests, form
         new = make_judge(llm_config(server), {})
-        new.compare("p", "a new post", "one", "two")
+        new.reply(Comparison("p", "a new post", "one", "two"))
         assert "response_format" in server.requests[-1]
 
 

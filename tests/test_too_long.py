@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from eval.judge import judge_summaries, make_judge
-from eval.judges.openai.dialect import Dialect, about_a_post, refusal_of
+from eval.judges.openai.replies import Dialect, about_a_post, refusal_of
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from tests.chat_server import GOOD, chat, llm_config, serving
@@ -121,7 +121,7 @@ def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
 
     with serving(answer) as server:
         judge = make_judge(llm_config(server, reasoning_effort="low"), {})
-        assert judge.compare("p", "the post", "one", "two").choice == "A"
+        assert judge.reply(Comparison("p", "the post", "one", "two")).choice == "A"
     assert [one["max_tokens"] for one in server.requests] == [100 + 4096, 100]
 
 

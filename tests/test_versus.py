@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from eval.judges.protocol import About, Reply
-from eval.versus import compare, main, read_side, summary_of, versus_config
+from eval.judges.protocol import About, Judge, Reply
+from eval.versus import judge_sides, main, read_side, summary_of, versus_config
 from reports import versus_page
 from reports.parts import page
 from reports.parts.page import PUBLIC
@@ -63,10 +63,10 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
 def test_swapping_the_sides_mirrors_the_result_across_seeds(runs):
     summarise(1, ppo=["event", "feeling"])
     summarise(2, ppo=["event", "ask"], sft=["event"])
-    _, there = compare("tiny/1:ppo", "tiny/2:sft")
-    _, back = compare("tiny/2:sft", "tiny/1:ppo")
+    _, there = judge_sides("tiny/1:ppo", "tiny/2:sft")
+    _, back = judge_sides("tiny/2:sft", "tiny/1:ppo")
     assert there["estimate"] == 1 - back["estimate"] == 1.0
-    _, even = compare("tiny/1", "tiny/2")  # one more fact each
+    _, even = judge_sides("tiny/1", "tiny/2")  # one more fact each
     assert (even["estimate"], even["ties"], even["p_value"]) == (0.5, 40, 1.0)
 
 
@@ -95,11 +95,11 @@ def test_sides_that_cannot_be_compared_are_refused_in_one_line(runs, capsys, a, 
 
 def test_the_judge_is_the_runs_own_unless_set(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
-    config, found = compare("tiny/1:sft", "tiny/1:ppo", ["judge.kind=reward_model"])
+    config, found = judge_sides("tiny/1:sft", "tiny/1:ppo", ["judge.kind=reward_model"])
     assert config.judge.kind == found["judge"]["kind"] == "reward_model"
     assert found["estimate"] == 1.0  # the recorded score is the number of clauses
     with pytest.raises(UserError, match="versus takes judge"):
-        compare("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
+        judge_sides("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
 
 
 ALPHA = ("judge.kind=openai", "judge.model=alpha@1", "judge.base_url=http://127.0.0.1:1/v1")
@@ -140,17 +140,17 @@ def test_another_model_is_never_asked_at_the_server_of_the_recorded_one(runs):
 
 
 def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, monkeypatch):
-    class Half:
+    class Half(Judge):
         about = About(kind="facts", name="half", is_llm=False, note="for tests")
         asked = 0
 
-        def compare(self, post_id, query, first, second):
+        def judge_sides(self, post_id, query, first, second):
             self.asked += 1
             return Reply(choice=None if self.asked % 4 == 1 else "tie", text="")
 
     summarise(1, ppo=["event"], sft=["event", "ask"])
     monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: Half())
-    _, found = compare("tiny/1:sft", "tiny/1")
+    _, found = judge_sides("tiny/1:sft", "tiny/1")
     left = found["unjudged"]  # each post of them has one verdict
     assert found["statistics"]["unjudged"] == pytest.approx(left / 2)
     bounds = [(1 - left) / 2, (1 - left) / 2 + left]
@@ -166,10 +166,10 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
 ):
     """Whichever judge was set for the comparison: its controls go with it."""
 
-    class First:
+    class First(Judge):
         about = About(kind="facts", name="who takes the first", is_llm=False, note="for tests")
 
-        def compare(self, post_id, query, first, second):
+        def judge_sides(self, post_id, query, first, second):
             return Reply(choice="A", text="")
 
     summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])
@@ -217,7 +217,7 @@ def test_scores_of_two_reward_models_are_not_compared(runs):
         text = path.read_text().replace('"inputs": {}', f'"inputs": {{"normalize": "{mark}"}}')
         path.write_text(text)
     with pytest.raises(UserError, match="two reward models"):
-        compare("tiny/1", "tiny/2", ["judge.kind=reward_model"])
+        judge_sides("tiny/1", "tiny/2", ["judge.kind=reward_model"])
 
 
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):
@@ -229,7 +229,7 @@ def test_a_page_without_a_comparison_names_the_command(runs, capsys):
 
 def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
-    _, found = compare("tiny/1:sft", "tiny/1")
+    _, found = judge_sides("tiny/1:sft", "tiny/1")
     sure = found | {"low": 0.503, "high": 0.831, "p_value": 0.04}
     assert " is preferred to " in versus_page.verdict(sure)
     assert "cannot be told apart" in versus_page.verdict(sure | {"p_value": 0.289})
@@ -237,7 +237,7 @@ def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
 
 def test_too_many_unjudged_posts_give_no_rate(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
-    _, found = compare("tiny/1:sft", "tiny/1")
+    _, found = judge_sides("tiny/1:sft", "tiny/1")
     assert "cannot be told apart" not in versus_page.verdict(found)
     unjudged = found | {"unjudged": 0.05}
     assert "more than 2.0%, so no rate is given" in versus_page.verdict(unjudged)

@@ -2,8 +2,7 @@
 
 protocol      what a judge is and what it says
 both_orders   each pair asked twice, and kept
-prompt        the question to an LLM
-reply_parser  what its reply prefers
+prompt        the question to an LLM, and what its reply prefers
 offline       judges that are no LLM
 gold          another run's reward model
 local         a chat model in this process

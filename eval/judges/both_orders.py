@@ -9,7 +9,6 @@ from eval.judges.protocol import (
     About,
     Comparison,
     Judge,
-    Keeping,
     Reply,
     Row,
     judge_all,
@@ -60,8 +59,7 @@ def _judge_tasks(
     if not todo:
         return judgements
     before = [*beside, *asked[:done]]
-    if isinstance(judge, Keeping):
-        judge.keep_in(run.resume)
+    judge.keep_in(run.resume)
     with closing(judge_all(judge, asked[done:], run.config.judge.concurrency, before)) as replies:
         for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
             run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from eval.judges.offline import higher
-from eval.judges.protocol import About, Comparison, Reply, Row
+from eval.judges.protocol import About, Comparison, Judge, Reply, Row
 from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
@@ -154,12 +154,11 @@ def trained_posts(config: Config) -> set[str] | None:
     return {row["id"] for row in read_lines(path) if in_half(row["id"], made.rm.pairs)}
 
 
-class GoldJudge:
+class GoldJudge(Judge):
     """It prefers what the gold reward model gives the higher score."""
 
     def __init__(self, config: Config) -> None:
         self.gold = find_gold(config)
-        self.about = self.gold.about
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
@@ -173,6 +172,10 @@ class GoldJudge:
         self.scores: dict[Text, float] = {}
 
     @property
+    def about(self) -> About:
+        """Who judges, and how far it can be believed."""
+        return self.gold.about
+
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of the model."""
         found = asdict(self.gold) | {"folder": self.gold.folder.name}
@@ -239,12 +242,13 @@ class GoldJudge:
         words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
         return tokens, [*words, self.tokenizer.eos_token_id]
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie; a text that is too long is not judged.
 
         The texts were scored by `prepare`.
         """
-        a, b = self.scores[query, first], self.scores[query, second]
+        texts = (comparison.first, comparison.second)
+        a, b = (self.scores[comparison.query, text] for text in texts)
         text = f"[gold reward model {self.gold.label}, not an LLM] A {a:.4f}, B {b:.4f}"
         return Reply(choice=higher(a, b), text=text)
 

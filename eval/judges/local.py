@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from eval.judges.offline import higher
 from eval.judges.prompt import LETTER, Question, make_question
-from eval.judges.protocol import About, Choice, Comparison, Reply
+from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
 from stages.running.progress import progress
@@ -22,7 +23,7 @@ LETTERS: tuple[Choice, Choice] = ("A", "B")
 PLACE = "QUESTION-5f0c2a9d"
 
 
-class LocalJudge:
+class LocalJudge(Judge):
     """A chat model, from a folder or the hub, on this machine's GPU where it has one."""
 
     def __init__(self, source: str, batch_size: int, axis: str = "overall") -> None:
@@ -42,52 +43,54 @@ class LocalJudge:
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.known: dict[Comparison, Reply] = {}
         self.source, self.axis = source, axis
-        name = source if axis == "overall" else f"{source}, {axis} alone"
+
+    @property
+    def about(self) -> About:
+        """The model, and the axis that it is asked about if it is only one."""
+        name = self.source if self.axis == "overall" else f"{self.source}, {self.axis} alone"
         note = "LLM in this process: the more probable of the answers A and B, not sampled"
-        self.about = About(kind="local", name=name, is_llm=True, note=note)
+        return About(kind="local", name=name, is_llm=True, note=note)
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Judge them all, in batches of texts of similar length, which pad the least.
 
         It costs nothing, so questions asked `beside` do not matter.
         """
-        todo = sorted(set(comparisons) - set(self.known), key=lambda one: sum(map(len, one)))
+        todo = sorted(set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts)))
         starts = range(0, len(todo), self.batch_size)
         batches = [todo[start : start + self.batch_size] for start in starts]
         for some in progress(batches, "judge local, batches", len(batches)):
             self.known |= self._judge(some)
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """The more probable letter, with its share of both as confidence.
 
         A prompt that is longer than the model's context is not judged.
         """
-        one = Comparison(post_id, query, first, second)
         with self.lock:
-            if one not in self.known:
-                self.known |= self._judge([one])
-            return self.known[one]
+            if comparison not in self.known:
+                self.known |= self._judge([comparison])
+            return self.known[comparison]
 
     def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
-        found, fitting = {}, []
-        for one in comparisons:
-            question = make_question(one.query, one.first, one.second, LETTER, self.axis)
+        replies, fitting = {}, []
+        for comparison in comparisons:
+            _, query, first, second = comparison
+            question = make_question(query, first, second, LETTER, self.axis)
             tokens = encode(self.tokenizer, question.prompt)
             if self.longest is not None and len(tokens) > self.longest:
                 text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"
-                found[one] = self._reply(None, text, question, 0)
+                replies[comparison] = self._reply(None, text, question, 0)
             else:
-                fitting.append((one, question, tokens))
+                fitting.append((comparison, question, tokens))
         if fitting:
             shares = self._letter_shares([tokens for _, _, tokens in fitting])
-            for (one, question, tokens), (a, b) in zip(fitting, shares, strict=True):
-                choice: Choice | None = "A" if a > b else "B" if b > a else "tie"
-                if not a + b > 0:
-                    choice = None
+            for (comparison, question, tokens), (a, b) in zip(fitting, shares, strict=True):
+                choice = higher(a, b) if a + b > 0 else None
                 text = f"[probabilities] A {a:.6f}, B {b:.6f}"
                 confidence = max(a, b) / (a + b) if choice else None
-                found[one] = self._reply(choice, text, question, len(tokens), confidence)
-        return found
+                replies[comparison] = self._reply(choice, text, question, len(tokens), confidence)
+        return replies
 
     def _reply(
         self,
@@ -129,8 +132,8 @@ def letter_ids(tokenizer: PreTrainedTokenizerBase, letter: str) -> list[int]:
     Raises UserError where the tokenizer has no token for it.
     """
     texts = (letter, f" {letter}")
-    found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    ids = sorted({one[0] for one in found if len(one) == 1})
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    ids = sorted({tokens[0] for tokens in encoded if len(tokens) == 1})
     if not ids:
         raise UserError(f"judge.model: its tokenizer has no token {letter!r}: choose another model")
     return ids

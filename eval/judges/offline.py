@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from eval.judges.protocol import About, Choice, Reply, Row
+from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
 from stages.posts.toy import facts_of, score_summary
 from stages.settings.checks import UserError
 
 
-class FactsJudge:
+class FactsJudge(Judge):
     """The built-in world's judge: it knows what each post states and counts. Not an LLM."""
 
     about = About(
@@ -18,18 +18,18 @@ class FactsJudge:
         "minus a price for words beyond a complete summary",
     )
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
         try:
-            facts = facts_of(post_id)
+            facts = facts_of(comparison.post_id)
         except ValueError as error:
             raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
-        scores = score_summary(first, facts), score_summary(second, facts)
+        scores = [score_summary(text, facts) for text in (comparison.first, comparison.second)]
         text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
         return Reply(choice=higher(*scores), text=text)
 
 
-class RewardModelJudge:
+class RewardModelJudge(Judge):
     """The run's own reward model: it prefers what it gave the higher score. Not an LLM."""
 
     about = About(
@@ -50,9 +50,10 @@ class RewardModelJudge:
             self.scores.setdefault((row["id"], row["summary"]), row["score"])
             self.scores.setdefault((row["id"], row["reference"]), row["reference_score"])
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie; a score that is not a number judges nothing."""
-        scores = self.scores[post_id, first], self.scores[post_id, second]
+        texts = (comparison.first, comparison.second)
+        scores = [self.scores[comparison.post_id, text] for text in texts]
         text = f"[reward model of this run, not an LLM] A {scores[0]:.4f}, B {scores[1]:.4f}"
         return Reply(choice=higher(*scores), text=text)
 

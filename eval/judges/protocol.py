@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 SECONDS_TO_FINISH = 2.0
 """How long a judge that is stopped waits for replies that are under way."""
@@ -52,8 +52,6 @@ class Reply:
     prompt_hash: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    asked: bool = True
-    """False where the texts are identical, a tie without a call."""
 
 
 class Comparison(NamedTuple):
@@ -64,49 +62,42 @@ class Comparison(NamedTuple):
     first: str
     second: str
 
+    @property
+    def is_identical(self) -> bool:
+        """Whether the texts differ in nothing but white space."""
+        return self.first.split() == self.second.split()
 
-class Judge(Protocol):
-    """Whoever can say which of two summaries of a post is better; called from many threads."""
+
+class Judge:
+    """Whoever can say which of two summaries of a post is better; asked from many threads.
+
+    Every judge has `about` and `reply`. The other methods do nothing here: a judge defines those
+    that it needs.
+    """
+
+    remembered = 0
+    """Questions that kept replies answered when `prepare` was called."""
 
     @property
     def about(self) -> About:
         """Who this is."""
+        raise NotImplementedError
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """Compare the summary shown first (A) with the one shown second (B)."""
+        raise NotImplementedError
 
+    def keep_in(self, folder: Path) -> None:
+        """Called before `prepare`, with a folder that is removed when the stage has finished.
 
-@runtime_checkable
-class Preparing(Protocol):
-    """A judge that wants to know beforehand all that it will be asked."""
+        A judge that computes for long keeps its finished parts there.
+        """
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
-        """Called once, before the first `compare`, to name a price or to work in batches.
+        """Called once, before the first `reply`, with all questions: to name a price, or to batch.
 
         `beside` was asked before and falls under the same cap on the cost.
         """
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A judge that keeps its replies, so that not every question is asked anew."""
-
-    @property
-    def remembered(self) -> int:
-        """Questions that kept replies answered when it was told what it will be asked."""
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A judge that computes for long, so that its finished parts must outlast an interruption."""
-
-    def keep_in(self, folder: Path) -> None:
-        """Called before `prepare`, with a folder that is removed when the stage has finished."""
-
-
-@runtime_checkable
-class Stopping(Protocol):
-    """A judge that waits for others, so that it must be told when to stop and when all is asked."""
 
     def stop(self) -> None:
         """Ask nothing more; what is under way may still end."""
@@ -114,25 +105,21 @@ class Stopping(Protocol):
     def finish(self) -> None:
         """Called once after the last comparison, to say what it took."""
 
-
-@runtime_checkable
-class Scoring(Protocol):
-    """A judge that gives each text a number, and says so beside its verdicts."""
-
-    @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the judge's model, as plain data."""
+        """What is known of a reward model that judges, as plain data."""
+        return {}
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """Rows `policy`, `id`, `score`, `reference_score`, in the judge's own unit."""
+        """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
+        return []
 
 
-def judge_pair(judge: Judge, post_id: str, query: str, first: str, second: str) -> Reply:
+def judge_pair(judge: Judge, comparison: Comparison) -> Reply:
     """The judge's reply; texts that differ in nothing but white space tie without a call."""
-    if first.split() == second.split():
+    if comparison.is_identical:
         text = f"[not asked: {judge.about.name}] the texts are identical"
-        return Reply(choice="tie", text=text, asked=False)
-    return judge.compare(post_id, query, first, second)
+        return Reply(choice="tie", text=text)
+    return judge.reply(comparison)
 
 
 def judge_all(
@@ -147,9 +134,7 @@ def judge_all(
     or closing the iterator, waits for calls under way for `SECONDS_TO_FINISH` and leaves them.
     `beside` is what was asked before under the same cap on the cost.
     """
-    if isinstance(judge, Preparing):
-        asked = [one for one in comparisons if one.first.split() != one.second.split()]
-        judge.prepare(asked, beside)
+    judge.prepare([pair for pair in comparisons if not pair.is_identical], beside)
     calls = Calls(judge, comparisons, concurrency)
     patience = 0.0
     try:
@@ -163,8 +148,7 @@ def judge_all(
         raise
     finally:
         calls.end(patience)
-    if isinstance(judge, Stopping):
-        judge.finish()
+    judge.finish()
 
 
 class Calls:
@@ -176,25 +160,25 @@ class Calls:
         self.todo = deque(zip(self.futures, comparisons, strict=True))
         count = min(threads, len(comparisons))
         self.threads = [Thread(target=self._work, daemon=True) for _ in range(count)]
-        for one in self.threads:
-            one.start()
+        for thread in self.threads:
+            thread.start()
 
     def _work(self) -> None:
         while True:
             try:
-                future, one = self.todo.popleft()
+                future, comparison = self.todo.popleft()
             except IndexError:
                 return
             try:
-                future.set_result(judge_pair(self.judge, *one))
+                future.set_result(judge_pair(self.judge, comparison))
             except BaseException as error:  # whoever waits for the reply gets it
                 future.set_exception(error)
 
     def end(self, patience: float) -> None:
         """Cancel what is pending; wait `patience` seconds for calls under way."""
         self.todo.clear()
-        if isinstance(self.judge, Stopping) and patience:
+        if patience:
             self.judge.stop()
         deadline = monotonic() + patience
-        for one in self.threads:
-            one.join(None if patience == float("inf") else max(0.0, deadline - monotonic()))
+        for thread in self.threads:
+            thread.join(None if patience == float("inf") else max(0.0, deadline - monotonic()))

@@ -19,14 +19,16 @@ from typing import Any, NamedTuple
 
 from eval.judges.openai.budget import Bill, Budget, Price
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.dialect import Dialect, about_a_post, refusal_of
 from eval.judges.openai.replies import (
+    Dialect,
     OtherModelError,
     Pace,
     PassingError,
+    about_a_post,
     is_accepted,
     read_reply,
     reasoned,
+    refusal_of,
     retry_after_of,
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question

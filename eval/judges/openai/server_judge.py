@@ -16,9 +16,8 @@ from eval.judges.openai.budget import price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, DialectError, PostError, Request, StoppedError
 from eval.judges.openai.replies import is_accepted
-from eval.judges.prompt import Question
-from eval.judges.protocol import About, Choice, Comparison, Reply, Row
-from eval.judges.reply_parser import parse_choice
+from eval.judges.prompt import Question, parse_choice
+from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
 from stages.running.progress import folded, told
 from stages.settings.checks import UserError
 from stages.settings.judge import Judge as JudgeSettings
@@ -28,7 +27,7 @@ MOST_NAMED = 5
 """Posts that one line names."""
 
 
-class OpenAIJudge:
+class OpenAIJudge(Judge):
     """An LLM behind an OpenAI-compatible server."""
 
     def __init__(self, judge: JudgeSettings, cache: Path, instead: str) -> None:
@@ -45,7 +44,6 @@ class OpenAIJudge:
         self.locks: dict[str, Lock] = defaultdict(Lock)
         self.unjudged: dict[str, str] = {}
         """Why the server will not judge a post, by the post's id."""
-        self.remembered = 0
 
     @property
     def about(self) -> About:
@@ -69,11 +67,11 @@ class OpenAIJudge:
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
-        requests = [self.chat.request(one) for one in (*comparisons, *beside)]
-        account = {key for one in requests for key in (one.key, *one.other_keys)}
+        requests = list(map(self.chat.request, (*comparisons, *beside)))
+        account = {key for request in requests for key in (request.key, *request.other_keys)}
         self.chat.budget.spent = self.cache.spent(account)
         todo = self._missing(comparisons)
-        known = len({one.key for one in requests[: len(comparisons)]})
+        known = len({request.key for request in requests[: len(comparisons)]})
         self.remembered = known - len(todo)
         print(self._estimate(known, todo), flush=True)
         if todo and self.chat.confirmed is None:
@@ -81,23 +79,22 @@ class OpenAIJudge:
 
     def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[Request, int]]:
         """The requests to send next, each once, with their budgets."""
-        requests = {one.key: one for one in map(self.chat.request, comparisons)}
-        found = [(one, self.next_budget(one)) for one in requests.values()]
-        return [(one, tokens) for one, tokens in found if tokens is not None]
+        requests = {request.key: request for request in map(self.chat.request, comparisons)}
+        budgets = [(request, self.next_budget(request)) for request in requests.values()]
+        return [(request, tokens) for request, tokens in budgets if tokens is not None]
 
     def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
         """Ask one missing question by itself: the shortest, which is too long for no model."""
-        for one in sorted(comparisons, key=lambda one: sum(map(len, one))):
-            if self.next_budget(self.chat.request(one)) is not None:
-                self.compare(*one)
+        for comparison in sorted(comparisons, key=lambda texts: sum(map(len, texts))):
+            if self.next_budget(self.chat.request(comparison)) is not None:
+                self.reply(comparison)
                 return
 
-    def compare(self, post_id: str, query: str, first: str, second: str) -> Reply:
+    def reply(self, comparison: Comparison) -> Reply:
         """Ask; ask again with twice the budget where the reply is cut off or says nothing.
 
         Raises UserError where the judge cannot be asked.
         """
-        comparison = Comparison(post_id, query, first, second)
         while True:
             request = self.chat.request(comparison)
             try:
@@ -105,7 +102,7 @@ class OpenAIJudge:
             except DialectError:
                 continue
             if request.key in self.chat.unanswerable:
-                self.unjudged[post_id] = self.chat.unanswerable[request.key]
+                self.unjudged[comparison.post_id] = self.chat.unanswerable[request.key]
             return self._best(request)
 
     def _see_through(self, request: Request) -> None:
@@ -173,7 +170,7 @@ class OpenAIJudge:
             )
         usable = [row for row in rows if choice_of(row, request.question)]
         row = usable[0] if usable else rows[-1]
-        names = {one.name for one in fields(Reply)} & set(row)
+        names = {field.name for field in fields(Reply)} & set(row)
         choice = choice_of(row, request.question)
         return Reply(choice=choice, **{name: row[name] for name in names})
 
@@ -185,9 +182,9 @@ class OpenAIJudge:
             return told(who, start if not todo else f"{start}; price unknown (judge.input_price)")
         written = usual_reply(self.settings, self.chat.reasons)
         usual = sum(
-            self.price.usually(self.chat.body(one, tokens), written) for one, tokens in todo
+            self.price.usually(self.chat.body(request, tokens), written) for request, tokens in todo
         )
-        worst = sum(self.chat.worst(one, tokens) for one, tokens in todo)
+        worst = sum(self.chat.worst(request, tokens) for request, tokens in todo)
         self.chat.bill.expected, self.chat.bill.estimate = len(todo), usual
         lines = [
             told(who, f"{start}; ${usd(self.chat.budget.spent)} spent before"),
