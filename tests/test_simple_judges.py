@@ -12,11 +12,11 @@ from eval.rates.simple_judges import (
     SIMPLE,
     beside_simple_judges,
     kappa_interval,
-    kappas,
     measured,
     not_beaten,
     paired_difference,
 )
+from eval.rates.strengths import kappas
 from stages.running.files import read_lines
 
 

@@ -5,9 +5,10 @@ stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,17 @@ class Interval:
     low: float
     high: float
     posts: int
+
+
+def as_plain(interval: Interval | None) -> dict[str, Any] | None:
+    """An interval as plain data; None stays None."""
+    return None if interval is None else asdict(interval)
+
+
+def post_numbers(posts: Sequence[str]) -> NDArray[np.int64]:
+    """Each post's id as a number, in the order of their first appearance."""
+    numbers = {post: number for number, post in enumerate(dict.fromkeys(posts))}
+    return np.array([numbers[post] for post in posts], dtype=np.int64)
 
 
 def mean_of_posts(
@@ -172,7 +184,7 @@ def sign_flip_p_value(differences: Floats, seed: int = 0, resamples: int = RESAM
 
     if len(differences) < 2:
         return 1.0  # of one post, both signs are as far from 0
-    found = permutation_test(
+    test = permutation_test(
         (differences,),
         lambda drawn, axis: np.abs(drawn.sum(axis=axis)),
         permutation_type="samples",
@@ -181,7 +193,7 @@ def sign_flip_p_value(differences: Floats, seed: int = 0, resamples: int = RESAM
         batch=DRAWS_AT_ONCE,
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:

@@ -6,7 +6,6 @@ with the labels more often than each of them may be no more than one of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ from numpy.typing import NDArray
 from eval.rates.formulas import (
     Floats,
     Interval,
+    as_plain,
     bootstrap,
     clustered_share,
-    cohens_kappa,
     mean_of_posts,
 )
 from eval.rates.length_control import word_count
+from eval.rates.strengths import cohen_over_posts
 from stages.posts.text_metrics import WORD
 
 Pair = Mapping[str, Any]
@@ -81,49 +81,54 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
     if not pairs:
         return {"kappa_interval": None, "prefers_longer": None, "simple": {}}
     answers = np.array([pair["answer"] for pair in pairs], dtype=float)
-    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
+    labels, posts = _labels_and_posts(pairs)
+    ours, simple = agreements(labels, answers), {}
+    for name, simple_judge in SIMPLE.items():
+        theirs = simple_judge(pairs)
+        difference = paired_difference(ours - agreements(labels, theirs), posts)
+        simple[name] = _agreement(labels, theirs, posts) | {"difference": as_plain(difference)}
     longer = SIMPLE["longest"](pairs)
-    unlike = longer != 0.5
-    decided = unlike & (answers != 0.5)
     return {
-        "kappa_interval": _plain(kappa_interval(labels, answers, posts)),
+        "kappa_interval": as_plain(kappa_interval(labels, answers, posts)),
         "prefers_longer": {
-            "judge": _share(answers == longer, decided, posts),
-            "labels": _share(labels == (longer == 1), unlike, posts),
+            "judge": _prefers_longer(answers, longer, posts),
+            "labels": _prefers_longer(labels.astype(float), longer, posts),
         },
-        "simple": {
-            name: _beside(labels, answers, other(pairs), posts) for name, other in SIMPLE.items()
-        },
+        "simple": simple,
     }
 
 
 def simple_judges_on(pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
     """Each simple judge's `agreement`, `kappa` and `prefers_longer` on all labelled pairs."""
+    labels, posts = _labels_and_posts(pairs)
+    longer, results = SIMPLE["longest"](pairs), {}
+    for name, simple_judge in SIMPLE.items():
+        answers = simple_judge(pairs)
+        prefers_longer = _prefers_longer(answers, longer, posts)
+        results[name] = _agreement(labels, answers, posts) | {"prefers_longer": prefers_longer}
+    return results
+
+
+def _labels_and_posts(pairs: Sequence[Pair]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     labels = np.array([pair["label"] for pair in pairs], dtype=bool)
-    posts = np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
-    longer = SIMPLE["longest"](pairs)
-    found = {}
-    for name, simple in SIMPLE.items():
-        answers = simple(pairs)
-        decided = (longer != 0.5) & (answers != 0.5)
-        found[name] = {
-            "agreement": _plain(clustered_share(agreements(labels, answers), posts)),
-            "kappa": _plain(kappa_interval(labels, answers, posts)),
-            "prefers_longer": _share(answers == longer, decided, posts),
-        }
-    return found
+    return labels, np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
 
 
-def _beside(
-    labels: NDArray[np.bool_], answers: Floats, other: Floats, posts: NDArray[np.int64]
+def _agreement(
+    labels: NDArray[np.bool_], answers: Floats, posts: NDArray[np.int64]
 ) -> dict[str, Any]:
-    theirs, ours = agreements(labels, other), agreements(labels, answers)
     return {
-        "agreement": _plain(clustered_share(theirs, posts)),
-        "kappa": _plain(kappa_interval(labels, other, posts)),
-        "difference": _plain(paired_difference(ours - theirs, posts)),
+        "agreement": as_plain(clustered_share(agreements(labels, answers), posts)),
+        "kappa": as_plain(kappa_interval(labels, answers, posts)),
     }
+
+
+def _prefers_longer(
+    answers: Floats, longer: Floats, posts: NDArray[np.int64]
+) -> dict[str, Any] | None:
+    """Of the answers and lengths that are no tie, the share for the longer text."""
+    decided = (longer != 0.5) & (answers != 0.5)
+    return as_plain(clustered_share((answers == longer)[decided].astype(float), posts[decided]))
 
 
 def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
@@ -154,57 +159,34 @@ def kappa_interval(
     decided = answers != 0.5
     if not decided.any():
         return None
-    said, true = answers[decided] > 0.5, labels[decided]
-    _, codes = np.unique(posts[decided], return_inverse=True)
-    cells = (said & true, said & ~true, ~said & true, ~said & ~true)
-    sums = [np.bincount(codes, cell.astype(float)) for cell in cells]
-    rows: Floats = np.column_stack(sums).astype(float)
-    estimate = cohens_kappa([str(one) for one in true], [str(one) for one in said]) or 0.0
-    low, high = bootstrap(rows, kappas)
-    return Interval(
-        estimate=estimate, low=min(low, estimate), high=max(high, estimate), posts=len(rows)
+    answer_names, label_names = (
+        np.where(for_first, "first", "second").tolist()
+        for for_first in (answers[decided] > 0.5, labels[decided])
     )
+    kappa = cohen_over_posts(answer_names, label_names, posts[decided])
+    none = Interval(estimate=0.0, low=0.0, high=0.0, posts=len(np.unique(posts[decided])))
+    return kappa or none
 
 
-def kappas(totals: Floats) -> Floats:
-    """Cohen's kappa [n] of tables [n, 4]: both yes, the judge alone, the label alone, both no.
+def not_beaten(results: Mapping[str, Any]) -> list[str]:
+    """What a judge does not clearly beat, in plain sentences.
 
-    0 where chance alone agrees always.
+    `results` are those of `beside_simple_judges`.
     """
-    both, judge, label, neither = totals.T
-    n = totals.sum(axis=1)
-    chance = ((both + judge) * (both + label) + (label + neither) * (judge + neither)) / n**2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = ((both + neither) / n - chance) / (1 - chance)
-    return np.where(chance < 1, found, 0.0)
-
-
-def not_beaten(found: Mapping[str, Any]) -> list[str]:
-    """What a judge does not clearly beat, in plain sentences; `found` as `beside_simple_judges`."""
-    said = []
-    for name, one in found["simple"].items():
-        more = one["difference"]
+    sentences = []
+    for name, simple in results["simple"].items():
+        more = simple["difference"]
         if more["low"] <= 0:
             points = ", ".join(f"{100 * more[key]:+.1f}" for key in ("low", "high"))
-            said.append(
+            sentences.append(
                 f"it does not clearly agree more often than {NAMES[name]}"
                 f" ({100 * more['estimate']:+.1f} points [{points}])"
             )
-    kappa = found["kappa_interval"]
+    kappa = results["kappa_interval"]
     if kappa is not None and kappa["low"] <= 0:
         bounds = f"[{kappa['low']:.2f}, {kappa['high']:.2f}]"
         what = (
             "may be 0" if kappa["high"] >= 0 else "is below 0: it says the opposite of the labels"
         )
-        said.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, {what}")
-    return said
-
-
-def _share(
-    agree: NDArray[np.bool_], counted: NDArray[np.bool_], posts: NDArray[np.int64]
-) -> dict[str, Any] | None:
-    return _plain(clustered_share(agree[counted].astype(float), posts[counted]))
-
-
-def _plain(found: Interval | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
+        sentences.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, {what}")
+    return sentences

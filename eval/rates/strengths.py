@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, Interval, Totals, Z, bootstrap, cohens_kappa
+from eval.rates.formulas import Floats, Interval, Totals, Z, bootstrap, cohens_kappa, post_numbers
 from eval.rates.logit import clustered_logit
 
 NO_BOUND = "it won, or lost, every comparison with those that can be placed"
@@ -39,28 +40,26 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     `base`; or whose verdicts are alike on every post.
     Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
     """
-    systems = list(dict.fromkeys(name for one in games for name in (one.first, one.second)))
+    systems = list(dict.fromkeys(name for game in games for name in game[:2]))
     placed = _connected(games, base)
     free = [name for name in systems if name in placed and name != base]
-    found: dict[str, dict[str, Any]] = {name: _none(NO_BOUND) for name in systems}
-    found[base] = {"estimate": 0.0, "low": 0.0, "high": 0.0}
-    rows = [one for one in games if {one.first, one.second} <= placed]
+    results: dict[str, dict[str, Any]] = {name: _none(NO_BOUND) for name in systems}
+    results[base] = {"estimate": 0.0, "low": 0.0, "high": 0.0}
+    rows = [game for game in games if {game.first, game.second} <= placed]
     if not free:
-        return found
+        return results
     design = np.zeros((len(rows), len(free)))
     columns = {name: column for column, name in enumerate(free)}
-    for number, one in enumerate(rows):
-        for name, sign in ((one.first, 1.0), (one.second, -1.0)):
+    for number, game in enumerate(rows):
+        for name, sign in ((game.first, 1.0), (game.second, -1.0)):
             if name in columns:
                 design[number, columns[name]] = sign
-    posts = {post: number for number, post in enumerate({one.post: 0 for one in rows})}
-    groups = np.array([posts[one.post] for one in rows], dtype=np.int64)
-    scores = np.array([one.score for one in rows])
-    fitted = clustered_logit(scores, design, groups)
+    scores = np.array([game.score for game in rows])
+    fitted = clustered_logit(scores, design, post_numbers([game.post for game in rows]))
     why = ALIKE if np.ptp(scores) == 0 else NO_FIT
     for name, column in columns.items():
-        found[name] = _none(why) if fitted is None else _bounds(fitted, column)
-    return found
+        results[name] = _none(why) if fitted is None else _bounds(fitted, column)
+    return results
 
 
 def _connected(games: Sequence[Game], base: str) -> set[str]:
@@ -68,12 +67,12 @@ def _connected(games: Sequence[Game], base: str) -> set[str]:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    names = list(dict.fromkeys([base, *(x for one in games for x in (one.first, one.second))]))
+    names = list(dict.fromkeys([base, *(name for game in games for name in game[:2])]))
     places = {name: place for place, name in enumerate(names)}
     won = np.zeros((len(names), len(names)))
-    for one in games:
-        won[places[one.first], places[one.second]] += one.score
-        won[places[one.second], places[one.first]] += 1 - one.score
+    for game in games:
+        won[places[game.first], places[game.second]] += game.score
+        won[places[game.second], places[game.first]] += 1 - game.score
     _, labels = connected_components(csr_array(won), directed=True, connection="strong")
     return {name for name in names if labels[places[name]] == labels[0]}
 
@@ -97,7 +96,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     from statsmodels.stats.multitest import multipletests
 
-    return [float(one) for one in multipletests(p_values, method="holm")[1]] if p_values else []
+    return list(map(float, multipletests(p_values, method="holm")[1])) if p_values else []
 
 
 def majority(verdicts: Sequence[str]) -> str:
@@ -105,7 +104,7 @@ def majority(verdicts: Sequence[str]) -> str:
 
     `unjudged` where half of the judges or more have no verdict.
     """
-    votes = Counter(one for one in verdicts if one != "unjudged")
+    votes = Counter(verdict for verdict in verdicts if verdict != "unjudged")
     if 2 * votes.total() <= len(verdicts):
         return "unjudged"
     verdict, count = votes.most_common(1)[0]
@@ -120,13 +119,15 @@ def fleiss(answers: Sequence[Sequence[str]]) -> float | None:
     """
     from statsmodels.stats.inter_rater import aggregate_raters, fleiss_kappa
 
-    if len({one for row in answers for one in row}) < 2:
+    if len({answer for row in answers for answer in row}) < 2:
         return None
     counts, _ = aggregate_raters(np.array(answers))
     return float(fleiss_kappa(counts))
 
 
-def cohen_over_posts(a: Sequence[str], b: Sequence[str], posts: Sequence[str]) -> Interval | None:
+def cohen_over_posts(
+    a: Sequence[str], b: Sequence[str], posts: Sequence[str] | NDArray[Any]
+) -> Interval | None:
     """Cohen's kappa of two judges' answers with a bootstrap over posts; None as `cohens_kappa`.
 
     Several answers about one post are drawn together.
@@ -138,13 +139,15 @@ def cohen_over_posts(a: Sequence[str], b: Sequence[str], posts: Sequence[str]) -
     k = len(kinds)
     cells = np.eye(k * k)[codes[: len(a)] * k + codes[len(a) :]]
 
-    def kappas(totals: Floats) -> Floats:
-        tables = totals.reshape(-1, k, k)
-        n = totals.sum(axis=1)
-        same = np.trace(tables, axis1=1, axis2=2) / n
-        return _beyond(same, (tables.sum(axis=2) * tables.sum(axis=1)).sum(axis=1) / n**2)
-
     return _over_posts(estimate, cells, posts, kappas)
+
+
+def kappas(totals: Floats) -> Floats:
+    """Cohen's kappa [n] of n tables, flat [n, k * k]; 0 where chance alone agrees always."""
+    k = int(np.sqrt(totals.shape[1]))
+    tables, n = totals.reshape(-1, k, k), totals.sum(axis=1)
+    same = np.trace(tables, axis1=1, axis2=2) / n
+    return _beyond(same, (tables.sum(axis=2) * tables.sum(axis=1)).sum(axis=1) / n**2)
 
 
 def fleiss_over_posts(answers: Sequence[Sequence[str]], posts: Sequence[str]) -> Interval | None:
@@ -157,12 +160,12 @@ def fleiss_over_posts(answers: Sequence[Sequence[str]], posts: Sequence[str]) ->
     counts = np.eye(len(kinds))[codes.reshape(-1, judges)].sum(axis=1)
     same = (counts * (counts - 1)).sum(axis=1) / (judges * (judges - 1))
 
-    def kappas(totals: Floats) -> Floats:
-        said = totals[:, 1:]
-        chance = ((said / said.sum(axis=1, keepdims=True)) ** 2).sum(axis=1)
-        return _beyond(totals[:, 0] / (said.sum(axis=1) / judges), chance)
+    def fleiss_kappas(totals: Floats) -> Floats:
+        given = totals[:, 1:]
+        chance = ((given / given.sum(axis=1, keepdims=True)) ** 2).sum(axis=1)
+        return _beyond(totals[:, 0] / (given.sum(axis=1) / judges), chance)
 
-    return _over_posts(estimate, np.column_stack([same, counts]), posts, kappas)
+    return _over_posts(estimate, np.column_stack([same, counts]), posts, fleiss_kappas)
 
 
 def _beyond(same: Floats, chance: Floats) -> Floats:
@@ -171,11 +174,13 @@ def _beyond(same: Floats, chance: Floats) -> Floats:
         return np.where(chance < 1, (same - chance) / (1 - chance), 0.0)
 
 
-def _over_posts(estimate: float, rows: Floats, posts: Sequence[str], kappas: Totals) -> Interval:
+def _over_posts(
+    estimate: float, rows: Floats, posts: Sequence[str] | NDArray[Any], statistic: Totals
+) -> Interval:
     _, codes = np.unique(posts, return_inverse=True)
     sums = np.zeros((int(codes.max()) + 1, rows.shape[1]))
     np.add.at(sums, codes, rows)
-    low, high = bootstrap(sums, kappas)
+    low, high = bootstrap(sums, statistic)
     return Interval(
         estimate=estimate, low=min(low, estimate), high=max(high, estimate), posts=len(sums)
     )

@@ -4,7 +4,6 @@ The table may hold both orders of each post (our evaluations) or one (published 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from math import log
 from typing import Any
 
@@ -14,17 +13,18 @@ from eval.rates.formulas import (
     FEW_POSTS,
     Floats,
     Interval,
+    as_plain,
     bootstrap,
     clustered_share,
     mean_of_posts,
     mean_of_two,
+    post_numbers,
 )
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
-from stages.settings import judge as judge_settings
+from stages.settings.judge import MOST_UNJUDGED as MOST_UNJUDGED
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more
-MOST_UNJUDGED = judge_settings.MOST_UNJUDGED
 
 
 def analyse(table: VerdictTable) -> dict[str, Any]:
@@ -49,12 +49,12 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
         "posts": len(np.unique(table.posts)),
         "unjudged": missing / n,
         "worst_case": [won / n, (won + missing) / n],
-        "raw": _plain(clustered_share(rows.outcomes, rows.posts)),
-        "order_balanced": _plain(order_balanced(table)),
-        "shown_first": _plain(clustered_share(first.outcomes, first.posts)),
-        "shown_second": _plain(clustered_share(second.outcomes, second.posts)),
-        "share_first": _plain(clustered_share(chose_first, decided.posts)),
-        "swap_consistency": _plain(swap_consistency(rows)),
+        "raw": as_plain(clustered_share(rows.outcomes, rows.posts)),
+        "order_balanced": as_plain(order_balanced(table)),
+        "shown_first": as_plain(clustered_share(first.outcomes, first.posts)),
+        "shown_second": as_plain(clustered_share(second.outcomes, second.posts)),
+        "share_first": as_plain(clustered_share(chose_first, decided.posts)),
+        "swap_consistency": as_plain(swap_consistency(rows)),
         "length_controlled": length_controlled(table),
         "length_bins": rates_by_length(table),
         "median_length_ratio": _median_ratio(table.log_ratios),
@@ -73,10 +73,6 @@ def leans(share_first: Mapping[str, Any]) -> bool:
     return surely and abs(share_first["estimate"] - 0.5) > FAR_FROM_EVEN
 
 
-def _plain(found: Interval | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
-
-
 def order_balanced(table: VerdictTable) -> Interval | None:
     """The mean of the rate when shown first and when shown second, with posts drawn anew.
 
@@ -85,8 +81,8 @@ def order_balanced(table: VerdictTable) -> Interval | None:
     two orders. None where an order has no judgement.
     """
     rows = table.judged()
-    sums, asked = _by_post(rows), _by_post(table)
-    if np.all((asked[:, 1] > 0) & (asked[:, 3] > 0)):
+    sums, questions = _by_post(rows), _by_post(table)
+    if np.all((questions[:, 1] > 0) & (questions[:, 3] > 0)):
         kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
         if 2 * len(kept) > len(sums):
             means = (kept[:, 0] / kept[:, 1] + kept[:, 2] / kept[:, 3]) / 2
@@ -135,21 +131,12 @@ def verdict_table(
     counted.
     """
     rows = list(judgements)
-    numbers = {post_id: number for number, post_id in enumerate(dict.fromkeys(map(_id, rows)))}
-    ratios = {
-        post_id: log(word_count(texts[post_id][0]) / word_count(texts[post_id][1]))
-        for post_id in numbers
-    }
-    same = {one: texts[one][0].split() == texts[one][1].split() for one in numbers}
+    pairs = [texts[row["id"]] for row in rows]
+    ratios = [log(word_count(ours) / word_count(theirs)) for ours, theirs in pairs]
     return VerdictTable(
-        posts=np.array([numbers[row["id"]] for row in rows], dtype=np.int64),
+        posts=post_numbers([row["id"] for row in rows]),
         outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
         shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
-        log_ratios=np.array([ratios[row["id"]] for row in rows], dtype=float),
-        asked=np.array([not same[row["id"]] for row in rows], dtype=bool),
+        log_ratios=np.array(ratios, dtype=float),
+        asked=np.array([ours.split() != theirs.split() for ours, theirs in pairs], dtype=bool),
     )
-
-
-def _id(row: dict[str, Any]) -> str:
-    post_id: str = row["id"]
-    return post_id
