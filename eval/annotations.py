@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from eval.calibration import LABELS, REFERENCE
-from eval.rates.formulas import clustered_share
+from eval.rates.formulas import as_plain, clustered_share
 from eval.rates.length_control import word_count
 from eval.rates.simple_judges import kappa_interval
 from eval.versus import Side, check_posts, read_side
@@ -94,21 +93,21 @@ def drawn(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
     if not unlike:
         raise UserError("there is no pair of two different texts to show: give other summaries")
     chosen = random.Random(f"annotate {seed}").sample(sorted(unlike), min(count, len(unlike)))
-    return [unlike[one] for one in chosen]
+    return [unlike[pair] for pair in chosen]
 
 
 def _differ(row: Row) -> bool:
-    first, second = (one["text"].split() for one in row["summaries"])
+    first, second = (summary["text"].split() for summary in row["summaries"])
     return first != second
 
 
 def pair_of(row: Row) -> Pair:
     """What names a pair, whichever summary is shown first."""
-    texts = ((one["policy"], one["text"].strip()) for one in row["summaries"])
+    texts = ((summary["policy"], summary["text"].strip()) for summary in row["summaries"])
     return row["info"]["id"], tuple(sorted(texts))
 
 
-# -- what people have said -------------------------------------------------------------------------
+# -- what people have answered ---------------------------------------------------------------------
 
 
 def read_annotations(folder: Path) -> list[Row]:
@@ -116,18 +115,18 @@ def read_annotations(folder: Path) -> list[Row]:
 
     Raises UserError where there is none, and where a row is not in the schema.
     """
-    found: dict[tuple[str, Pair], Row] = {}
+    verdicts: dict[tuple[str, Pair], Row] = {}
     for path in sorted(folder.glob(SAVED)):
         for where, row in _rows_of(path, "save it again"):
             check_comparison(where, row)
             if not isinstance(row.get("worker"), str) or not row["worker"]:
                 raise UserError(f"{where}: field worker is missing: say who judged")
             key = row["worker"], pair_of(row)
-            if key not in found or _time(row) >= _time(found[key]):
-                found[key] = row
-    if not found:
+            if key not in verdicts or _time(row) >= _time(verdicts[key]):
+                verdicts[key] = row
+    if not verdicts:
         raise UserError(f"{folder} holds no {SAVED}: put the files there that browsers have saved")
-    return list(found.values())
+    return list(verdicts.values())
 
 
 def _rows_of(path: Path, mend: str) -> list[Located]:
@@ -161,7 +160,7 @@ def describe(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _leanings(rows: Sequence[Row]) -> dict[str, Any]:
-    lengths = [[word_count(one["text"]) for one in row["summaries"]] for row in rows]
+    lengths = [[word_count(text["text"]) for text in row["summaries"]] for row in rows]
     choices = [row["choice"] for row in rows]
     longer = [
         (posts, float(words[choice] == max(words)))
@@ -179,11 +178,7 @@ def agreement(a: dict[Pair, Row], b: dict[Pair, Row]) -> dict[str, Any]:
     posts = np.unique([post for post, _ in both], return_inverse=True)[1]
     same = [(post, float(x == y)) for (post, _), x, y in zip(both, first, second, strict=True)]
     kappa = kappa_interval(np.array(first, dtype=bool), np.array(second, dtype=float), posts)
-    return {
-        "pairs": len(both),
-        "agreement": _share(same),
-        "kappa": None if kappa is None else asdict(kappa),
-    }
+    return {"pairs": len(both), "agreement": _share(same), "kappa": as_plain(kappa)}
 
 
 def _chosen(row: Row) -> bool:
@@ -199,8 +194,7 @@ def _posts(rows: Sequence[Row]) -> list[str]:
 def _share(values: Sequence[tuple[str, float]]) -> dict[str, Any] | None:
     """The mean of values in [0, 1], each with its post."""
     posts = np.unique([post for post, _ in values], return_inverse=True)[1]
-    found = clustered_share(np.array([value for _, value in values], dtype=float), posts)
-    return None if found is None else asdict(found)
+    return as_plain(clustered_share(np.array([value for _, value in values], dtype=float), posts))
 
 
 def write_comparisons(folder: Path, rows: Sequence[Row]) -> Path:
@@ -219,26 +213,28 @@ def write_comparisons(folder: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def lines_of(found: dict[str, Any]) -> list[str]:
+def lines_of(results: dict[str, Any]) -> list[str]:
     """The result for a terminal of 80 columns."""
     lines = []
-    for name, one in found["workers"].items():
-        lines.append(f"{name[:40]}: {one['verdicts']} verdicts")
-        lines.append(_line("  picks the first shown", one["share_first"]))
-        lines.append(_line("  prefers the longer text", one["prefers_longer"]))
-    for one in found["agreements"]:
-        lines.append(f"{' and '.join(name[:25] for name in one['workers'])}: {one['pairs']} pairs")
-        lines.append(_line("  same choice", one["agreement"]))
-        if one["kappa"]:
-            estimate, low, high = (one["kappa"][key] for key in ("estimate", "low", "high"))
+    for name, leanings in results["workers"].items():
+        lines.append(f"{name[:40]}: {leanings['verdicts']} verdicts")
+        lines.append(_line("  picks the first shown", leanings["share_first"]))
+        lines.append(_line("  prefers the longer text", leanings["prefers_longer"]))
+    for pair in results["agreements"]:
+        lines.append(
+            f"{' and '.join(name[:25] for name in pair['workers'])}: {pair['pairs']} pairs"
+        )
+        lines.append(_line("  same choice", pair["agreement"]))
+        if pair["kappa"]:
+            estimate, low, high = (pair["kappa"][key] for key in ("estimate", "low", "high"))
             lines.append(f"  {'Cohen kappa':28} {estimate:6.2f} [{low:.2f}, {high:.2f}]")
     return lines
 
 
-def _line(what: str, one: dict[str, Any] | None) -> str:
-    if one is None:
+def _line(what: str, share: dict[str, Any] | None) -> str:
+    if share is None:
         return f"{what:30} none"
-    rate, low, high = (100 * one[key] for key in ("estimate", "low", "high"))
+    rate, low, high = (100 * share[key] for key in ("estimate", "low", "high"))
     return f"{what:30} {rate:5.1f}% [{low:.1f}, {high:.1f}]"
 
 

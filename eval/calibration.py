@@ -18,7 +18,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import config_with_cap, make_judge, read_policies
@@ -33,8 +32,14 @@ from eval.rates.correction import (
     family_of,
     shift_of,
 )
-from eval.rates.formulas import clustered_share, cohens_kappa
-from eval.rates.simple_judges import NAMES, beside_simple_judges, measured, not_beaten
+from eval.rates.formulas import clustered_share, post_numbers
+from eval.rates.simple_judges import (
+    NAMES,
+    agreements,
+    beside_simple_judges,
+    measured,
+    not_beaten,
+)
 from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
@@ -124,15 +129,15 @@ def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]
     """
     rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
     drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
-    return [_pair(f"pair{number}", row) for number, row in sorted(drawn, key=lambda one: one[0])]
+    return [_pair(f"pair{number}", row) for number, row in sorted(drawn, key=lambda row: row[0])]
 
 
 def _pair(name: str, row: dict[str, Any]) -> Row:
-    policies = [one["policy"] for one in row["summaries"]]
-    one_reference = policies.count(REFERENCE) == 1
-    mine = 1 - policies.index(REFERENCE) if one_reference else 0
+    policies = [summary["policy"] for summary in row["summaries"]]
+    with_reference = policies.count(REFERENCE) == 1
+    place = 1 - policies.index(REFERENCE) if with_reference else 0
     query = format_post(row["info"])
-    summary, reference = (row["summaries"][one]["text"].strip() for one in (mine, 1 - mine))
+    summary, reference = (row["summaries"][k]["text"].strip() for k in (place, 1 - place))
     return {
         "id": name,
         "post": row["info"]["id"],
@@ -140,9 +145,9 @@ def _pair(name: str, row: dict[str, Any]) -> Row:
         "summary": summary,
         "reference": reference,
         **measured(query, summary, reference),
-        "with_reference": one_reference,
+        "with_reference": with_reference,
         "family": family_of(policies, REFERENCE),
-        "label": row["choice"] == mine,
+        "label": row["choice"] == place,
         "strength": label_strength(row),
     }
 
@@ -159,8 +164,8 @@ def with_answers(pairs: Sequence[Row], judgements: Sequence[Row]) -> list[Row]:
 def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
 
-    `agreement` counts a tie (also one between the orders) half; `agreement_decided` and `kappa`
-    leave ties out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
+    `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
+    out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
     has both for each family of policies.
     A judge that says nothing usable has no agreement (None), and is flagged for that. What else
@@ -169,50 +174,33 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     judged = [pair for pair in pairs if pair["answer"] is not None]
     decided = [pair for pair in judged if pair["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
-    found = {
+    errors = error_pairs(judged)
+    results = {
         "pairs": len(pairs),
         "judged": len(judged),
         "ties": len(judged) - len(decided),
         "agreement": _agreement(judged),
         "agreement_decided": _agreement(decided),
-        "kappa": _kappa(decided),
-        "sensitivity": _agreement([pair for pair in error_pairs(judged) if pair["label"]]),
-        "specificity": _agreement([pair for pair in error_pairs(judged) if not pair["label"]]),
-        "with_reference": all(pair["with_reference"] for pair in error_pairs(judged)),
-        "error_pairs": len(error_pairs(judged)),
+        "sensitivity": _agreement([pair for pair in errors if pair["label"]]),
+        "specificity": _agreement([pair for pair in errors if not pair["label"]]),
+        "with_reference": all(pair["with_reference"] for pair in errors),
+        "error_pairs": len(errors),
         "by_family": errors_by_family(known_errors(pairs)),
         "by_strength": _by_strength(judged),
         "statistics": analyse(verdict_table(judgements, texts)),
         "human_ceiling": list(HUMAN_CEILING),
         **beside_simple_judges(judged),
     }
-    return found | {"flags": flags(found)}
-
-
-def agreement_of(pair: Row) -> float:
-    """How far the judge agrees with the label of a pair, in [0, 1]; a tie is 1/2."""
-    answer: float = pair["answer"]
-    return answer if pair["label"] else 1 - answer
+    return results | {"flags": flags(results)}
 
 
 def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
-    values = np.array([agreement_of(pair) for pair in pairs], dtype=float)
-    found = clustered_share(values, _post_numbers(pairs))
-    return None if found is None else asdict(found) | {"pairs": len(pairs)}
-
-
-def _post_numbers(pairs: Sequence[Row]) -> NDArray[np.int64]:
-    """The post of each pair, as a number."""
-    posts = {post: number for number, post in enumerate({pair["post"]: 0 for pair in pairs})}
-    return np.array([posts[pair["post"]] for pair in pairs], dtype=np.int64)
-
-
-def _kappa(decided: Sequence[Row]) -> float | None:
-    if not decided:
-        return None
-    labels = ["summary" if pair["label"] else "other" for pair in decided]
-    answers = ["summary" if pair["answer"] > 0.5 else "other" for pair in decided]
-    return cohens_kappa(labels, answers)
+    """How far the judge agrees with the labels, in [0, 1]; a tie is 1/2."""
+    labels = np.array([pair["label"] for pair in pairs], dtype=bool)
+    answers = np.array([pair["answer"] for pair in pairs], dtype=float)
+    posts = post_numbers([pair["post"] for pair in pairs])
+    share = clustered_share(agreements(labels, answers), posts)
+    return None if share is None else asdict(share) | {"pairs": len(pairs)}
 
 
 def _by_strength(pairs: Sequence[Row]) -> dict[str, Any]:
@@ -225,49 +213,46 @@ def _by_strength(pairs: Sequence[Row]) -> dict[str, Any]:
 
 def error_pairs(judged: Sequence[Row]) -> list[Row]:
     """The pairs on which errors are counted: those with a reference, or all where these are few."""
-    mine = [pair for pair in judged if pair["with_reference"]]
-    return mine if len(mine) >= FEWEST_WITH_REFERENCE else list(judged)
+    pairs = [pair for pair in judged if pair["with_reference"]]
+    return pairs if len(pairs) >= FEWEST_WITH_REFERENCE else list(judged)
 
 
-def flags(found: dict[str, Any]) -> list[str]:
+def flags(results: dict[str, Any]) -> list[str]:
     """Reasons not to trust this judge, in plain sentences; empty where there are none."""
-    said = []
-    agreement, statistics = found["agreement"], found["statistics"]
+    reasons = []
+    agreement, statistics = results["agreement"], results["statistics"]
     if agreement is None:
-        said.append("no pair has a verdict in both orders")
+        reasons.append("no pair has a verdict in both orders")
     elif agreement["low"] <= LEAST_AGREEMENT:
-        said.append(
+        reasons.append(
             f"it agrees with the labels on {_percent(agreement)}, which is not clearly more than"
             f" {LEAST_AGREEMENT:.0%}"
         )
-    said += not_beaten(found)
+    reasons += not_beaten(results)
     first = statistics["share_first"]
     if first and leans(first):
-        said.append(f"it prefers the text shown first in {_percent(first)} of its choices")
+        reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
-        said.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
+        reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
     same = statistics["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:
-        said.append(f"its verdict survives a swap of the order in only {_percent(same)}")
-    return said
+        reasons.append(f"its verdict survives a swap of the order in only {_percent(same)}")
+    return reasons
 
 
-def _percent(found: dict[str, Any]) -> str:
-    estimate, low, high = (100 * found[key] for key in ("estimate", "low", "high"))
+def _percent(share: dict[str, Any]) -> str:
+    estimate, low, high = (100 * share[key] for key in ("estimate", "low", "high"))
     return f"{estimate:.1f}% [{low:.1f}, {high:.1f}]"
 
 
 def known_errors(pairs: Sequence[Row]) -> Labelled:
-    """The labelled pairs on which the judge's errors are counted, as columns.
-
-    A record that was made before families were kept is one family.
-    """
+    """The labelled pairs on which the judge's errors are counted, as columns."""
     known = error_pairs([pair for pair in pairs if pair["answer"] is not None])
     return Labelled(
         labels=np.array([pair["label"] for pair in known], dtype=bool),
         answers=np.array([pair["answer"] for pair in known], dtype=float),
-        posts=_post_numbers(known),
-        families=np.array([pair.get("family", "") for pair in known], dtype=str),
+        posts=post_numbers([pair["post"] for pair in known]),
+        families=np.array([pair["family"] for pair in known], dtype=str),
     )
 
 
@@ -283,13 +268,14 @@ def correct(scores: Sequence[float], pairs: Sequence[Row]) -> Corrected | None:
 def print_summary(results: dict[str, Any]) -> None:
     """The result in some lines of at most 80 columns."""
     low, high = HUMAN_CEILING
-    kappa = "none" if results["kappa"] is None else f"{results['kappa']:.2f}"
+    kappa = results["kappa_interval"]
+    value = f"{kappa['estimate']:.2f}" if kappa else "none"
     print(f"judge {results['judge']['name']} on {results['pairs']} labelled pairs"[:80])
     agreement = _percent(results["agreement"]) if results["agreement"] else "none"
     print(f"  agreement {agreement}, people {low:.0%} to {high:.0%}")
-    print(f"  Cohen's kappa {kappa}, {results['ties']} ties, {results['judged']} judged")
-    for name, one in results["simple"].items():
-        print(f"  beside {NAMES[name]}, {_percent(one['agreement'])}"[:80])
+    print(f"  Cohen's kappa {value}, {results['ties']} ties, {results['judged']} judged")
+    for name, simple in results["simple"].items():
+        print(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}"[:80])
     for flag in results["flags"]:
         print("\n".join(folded(f"  FLAGGED: {flag}")))
 

@@ -102,9 +102,9 @@ def control_texts(post: Row, others: Sequence[Row]) -> dict[str, str]:
     """
     reference: str = post["reference"]
     words = reference.split()
-    found = parse_post(post["query"]) or {"title": "", "post": post["query"]}
-    title, body = found["title"], found["post"]
-    unlike = (one["reference"] for one in others if one["reference"].split() != words)
+    fields = parse_post(post["query"]) or {"title": "", "post": post["query"]}
+    title, body = fields["title"], fields["post"]
+    unlike = (row["reference"] for row in others if row["reference"].split() != words)
     filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]
     other = swapped(reference, f"{title} {body} {reference}")
     return {
@@ -129,17 +129,17 @@ def contradicted(reference: str, title: str, body: str) -> str:
     so that it is about the matter; of several, it is the one that shares most with the reference.
     """
     main = content(f"{reference} {title}")
-    short = (one for one in sentences_of(body) if len(one.split()) <= MOST_WORDS)
-    sentences = [one for one in short if content(one) & main]
-    sentences.sort(key=lambda one: -len(content(one) & content(reference)))
+    short = (text for text in sentences_of(body) if len(text.split()) <= MOST_WORDS)
+    sentences = [text for text in short if content(text) & main]
+    sentences.sort(key=lambda text: -len(content(text) & content(reference)))
     ways: tuple[Callable[[str], str], ...] = (
         negated,
-        lambda one: swapped(one, f"{title} {body} {reference}"),
+        lambda text: swapped(text, f"{title} {body} {reference}"),
     )
     for way in ways:
-        for one in sentences:
-            opposite = way(one)
-            if opposite not in ("", one):
+        for sentence in sentences:
+            opposite = way(sentence)
+            if opposite not in ("", sentence):
                 return f"{_ended(reference)} {_ended(opposite)}"
     return ""
 
@@ -172,21 +172,21 @@ def _swap_kind(
     places = {form.lower(): (n, k) for n, forms in enumerate(kind) for k, form in enumerate(forms)}
     chosen: dict[int, tuple[str, ...]] = {}
 
-    def other(found: re.Match[str]) -> str:
-        n, k = places[found[1].lower()]
+    def other(match: re.Match[str]) -> str:
+        n, k = places[match[1].lower()]
         if n not in chosen:
             ring = (*kind[n + 1 :], *kind[:n])
-            free = [one for one in ring if not _names(one) & taken]
+            free = [forms for forms in ring if not _names(forms) & taken]
             if not free:
-                return found[0]
+                return match[0]
             chosen[n] = free[0]
             taken.update(_names(free[0]))
         new = chosen[n][min(k, len(chosen[n]) - 1)]
-        new = new.capitalize() if found[1].istitle() else new
-        return new + found[2]
+        new = new.capitalize() if match[1].istitle() else new
+        return new + match[2]
 
     # Longest first, so that no form hides a longer one.
-    forms = "|".join(sorted((form for one in kind for form in one), key=len, reverse=True))
+    forms = "|".join(sorted((form for forms in kind for form in forms), key=len, reverse=True))
     return re.sub(rf"\b({forms})(s?)\b", other, text, flags=flags)
 
 
@@ -195,29 +195,29 @@ def _names(forms: Sequence[str]) -> set[str]:
 
 
 def _swap_numbers(text: str, known: str) -> str:
-    taken = {int(one.replace(",", "")) for one in re.findall(r"\d+(?:,\d{3})*", known)}
-    taken |= {_value(one) for one in NUMBER_WORD.findall(known)}
+    taken = {int(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})*", known)}
+    taken |= {_value(word) for word in NUMBER_WORD.findall(known)}
     chosen: dict[int, int] = {}
 
-    def digits(found: re.Match[str]) -> str:
-        old = int(found[0].replace(",", ""))
+    def digits(match: re.Match[str]) -> str:
+        old = int(match[0].replace(",", ""))
         step = max(3, old // 2)
         if old not in chosen:
             chosen[old] = next(n for n in range(old + step, old + step + 9999) if n not in taken)
             taken.add(chosen[old])
-        return f"{chosen[old]:,}" if "," in found[0] else str(chosen[old])
+        return f"{chosen[old]:,}" if "," in match[0] else str(chosen[old])
 
-    def word(found: re.Match[str]) -> str:
-        old = _value(found[0])
+    def word(match: re.Match[str]) -> str:
+        old = _value(match[0])
         ring = [2 + (old + 1 + k) % len(NUMBER_WORDS) for k in range(len(NUMBER_WORDS))]
         free = [n for n in ring if n not in taken]
-        if old not in chosen and not free:
-            return found[0]
         if old not in chosen:
+            if not free:
+                return match[0]
             chosen[old] = free[0]
             taken.add(free[0])
         new = NUMBER_WORDS[chosen[old] - 2]
-        return new.capitalize() if found[0].istitle() else new
+        return new.capitalize() if match[0].istitle() else new
 
     # Words first, because a word can become twelve at most, and digits anything.
     return NUMBER.sub(digits, NUMBER_WORD.sub(word, text))
@@ -241,8 +241,8 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
         return len(words & main) / max(1, len(words)), -len(numbered[1].split())
 
     chosen: list[tuple[int, str]] = []
-    for one in sorted(sentences, key=rank):
-        chosen.append(one)
+    for numbered in sorted(sentences, key=rank):
+        chosen.append(numbered)
         text = " ".join(_ended(sentence) for _, sentence in sorted(chosen))
         if len(text.split()) >= LONGER * len(reference.split()):
             covered = len(content(text) & told) / max(1, len(told))
@@ -252,8 +252,8 @@ def wrong_emphasis(reference: str, title: str, body: str) -> str:
 
 def sentences_of(body: str) -> list[str]:
     """The sentences of a post that stand for themselves, in its order."""
-    found = (one.strip() for one in SENTENCE_END.split(body))
-    return [one for one in found if len(one.split()) >= FEWEST_WORDS]
+    sentences = map(str.strip, SENTENCE_END.split(body))
+    return [sentence for sentence in sentences if len(sentence.split()) >= FEWEST_WORDS]
 
 
 def content(text: str) -> set[str]:

@@ -25,7 +25,8 @@ from eval.rates.formulas import clustered_share
 from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
 from stages.running.start import run_stage
 from stages.runs import open_stage
-from stages.settings.config import Config, Judge
+from stages.settings.config import Config
+from stages.settings.judge import Judge as JudgeSettings
 
 EVEN = 0.5
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
@@ -55,7 +56,7 @@ def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
     return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
 
 
-def knows_own_texts_only(judge: Judge) -> bool:
+def knows_own_texts_only(judge: JudgeSettings) -> bool:
     """Whether a judge has recorded scores alone and can judge no other text."""
     return judge.kind == OWN_TEXTS_ONLY and not judge.gold
 
@@ -66,7 +67,7 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
-        "failed": [name for name, one in controls.items() if one["passed"] is False],
+        "failed": [name for name, control in controls.items() if control["passed"] is False],
     }
 
 
@@ -93,38 +94,38 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     of these had gone to the control. None, with the reason under `why`, where the control could
     not be judged at all. `posts`: how many have such a text; the others are left out.
     """
-    mine = [row for row in judgements if row["policy"] == name]
+    verdicts = [row for row in judgements if row["policy"] == name]
     about = {"what": CONTROLS[name].what, "posts": len(rows.get(name, []))}
-    found: dict[str, Any] = {**about, "judgements": len(mine), "passed": None}
-    if not mine:
+    result: dict[str, Any] = {**about, "judgements": len(verdicts), "passed": None}
+    if not verdicts:
         why = "the posts have no such text" if name in rows else "this judge knows no new texts"
-        return found | {"why": why}
+        return result | {"why": why}
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows[name]}
-    table = verdict_table(mine, texts)
+    table = verdict_table(verdicts, texts)
     statistics = analyse(table)
     rate = statistics["raw"]
-    found |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}
+    result |= {"unjudged": statistics["unjudged"], "preferred": None, "low": None, "high": None}
     if rate is None:  # not one usable verdict
-        return found | {"passed": False}
-    tied = all(row["verdict"] == "tie" for row in mine)
+        return result | {"passed": False}
+    tied = all(row["verdict"] == "tie" for row in verdicts)
     high = rate["high"]
     if statistics["unjudged"] > MOST_UNJUDGED:
         worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
         high = max(high, worst.high) if worst else high
     passed = tied if name == SELF else high < EVEN
     bounds = {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
-    return found | bounds | {"passed": passed}
+    return result | bounds | {"passed": passed}
 
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for each control, 80 columns."""
-    for name, one in results["controls"].items():
-        said = one.get("why") or ("passed" if one["passed"] else "FAILED")
-        missing = one.get("unjudged") or 0.0
-        given = one.get("preferred") is not None and missing <= MOST_UNJUDGED
-        rate = f"{one['preferred']:6.1%} preferred, " if given else ""
+    for name, control in results["controls"].items():
+        verdict = control.get("why") or ("passed" if control["passed"] else "FAILED")
+        missing = control.get("unjudged") or 0.0
+        given = control.get("preferred") is not None and missing <= MOST_UNJUDGED
+        rate = f"{control['preferred']:6.1%} preferred, " if given else ""
         unjudged = f"{missing:.1%} unjudged, " if missing else ""
-        print(f"  {name:16} {rate}{unjudged}{said}"[:80])
+        print(f"  {name:16} {rate}{unjudged}{verdict}"[:80])
 
 
 def main(argv: list[str] | None = None) -> None:

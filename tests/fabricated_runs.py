@@ -288,7 +288,7 @@ def calibrated(config, flags):
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     keys = ("agreement", "agreement_decided", "sensitivity", "specificity")
     results = {key: interval(0.75) | {"pairs": 200} for key in keys}
-    results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "kappa": 0.5, "flags": flags}
+    results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}
     results |= {"by_strength": {"4": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
     results |= {"error_pairs": 200, "with_reference": True}

@@ -87,7 +87,7 @@ def test_agreement_and_kappa_are_counted():
     assert found["agreement"]["estimate"] == pytest.approx(5.5 / 7)
     assert found["agreement_decided"]["estimate"] == pytest.approx(5 / 6)
     # Decided: 2 of 3 against, 3 of 3 for: observed 5/6, by chance (3 * 4 + 3 * 2) / 36 = 1/2.
-    assert found["kappa"] == pytest.approx(2 / 3)
+    assert found["kappa_interval"]["estimate"] == pytest.approx(2 / 3)
     assert found["specificity"]["estimate"] == pytest.approx(2.5 / 4)
     assert found["sensitivity"]["estimate"] == 1.0
     assert {k: v["estimate"] for k, v in found["by_strength"].items()} == pytest.approx(
@@ -125,7 +125,7 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
     assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
     assert "not clearly more than 60%" in found["flags"][0]
     assert any("shown first" in flag for flag in found["flags"]) == flagged
-    assert abs(found["kappa"]) < 0.2
+    assert abs(found["kappa_interval"]["estimate"]) < 0.2
 
 
 def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
         found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=60)))
     assert found["statistics"]["share_first"]["estimate"] == 1.0
     assert found["agreement"]["estimate"] == 0.5
-    assert found["kappa"] is None  # both orders of each pair contradict each other
+    assert found["kappa_interval"] is None  # both orders of each pair contradict each other
     assert 0 < found["judged"] < found["pairs"]
     said = " ".join(found["flags"])
     assert "100.0% [" in said
@@ -179,7 +179,7 @@ def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypa
 def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):
     flags = ["it agrees with the labels on 50.0% [40.4, 59.6], not clearly more than 60%"]
     flags.append("its verdict survives a swap of the order in only 0.0% [0.0, 9.9]")
-    results = {"judge": {"name": "x"}, "pairs": 9, "judged": 9, "ties": 0, "kappa": None}
+    results = {"judge": {"name": "x"}, "pairs": 9, "judged": 9, "ties": 0, "kappa_interval": None}
     print_summary(results | {"agreement": None, "simple": {}, "flags": flags})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

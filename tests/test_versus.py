@@ -144,7 +144,7 @@ def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, mo
         about = About(kind="facts", name="half", is_llm=False, note="for tests")
         asked = 0
 
-        def judge_sides(self, post_id, query, first, second):
+        def reply(self, comparison):
             self.asked += 1
             return Reply(choice=None if self.asked % 4 == 1 else "tie", text="")
 
@@ -169,7 +169,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     class First(Judge):
         about = About(kind="facts", name="who takes the first", is_llm=False, note="for tests")
 
-        def judge_sides(self, post_id, query, first, second):
+        def reply(self, comparison):
             return Reply(choice="A", text="")
 
     summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])

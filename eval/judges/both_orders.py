@@ -31,37 +31,23 @@ def judge_both_orders(
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
     `post` is the id of its post where the two differ. The judge is told of all questions at once.
-    `beside` are questions that were asked before under the same cap on the cost.
+    What stands in that file already is kept. `beside` are questions that were asked before; they
+    count, as those of an interrupted stage do, under the same cap on the cost.
     """
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
-    asked = [
-        comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
-    ]
-    return _judge_tasks(run, judge, tasks, asked, label, beside)
-
-
-def _judge_tasks(
-    run: Run,
-    judge: Judge,
-    tasks: Sequence[Task],
-    asked: Sequence[Comparison],
-    label: str,
-    beside: Sequence[Comparison],
-) -> list[Row]:
-    """Ask about every task and append to `judgements.jsonl`; what stands there already is kept.
-
-    `asked` are the tasks as questions. What an interrupted stage had asked counts, as `beside`
-    does, under the same cap on the cost.
-    """
     judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
     done = len(judgements)
-    todo = tasks[done:]
-    if not todo:
+    if done == len(tasks):
         return judgements
-    before = [*beside, *asked[:done]]
+    questions = [
+        comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
+    ]
+    before = [*beside, *questions[:done]]
     judge.keep_in(run.resume)
-    with closing(judge_all(judge, asked[done:], run.config.judge.concurrency, before)) as replies:
-        for task, reply in zip(todo, run.progress(replies, label, len(tasks), done), strict=True):
+    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
+    with closing(replies):
+        shown = run.progress(replies, label, len(tasks), done)
+        for task, reply in zip(tasks[done:], shown, strict=True):
             run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
             judgements.append(judgement(judge.about, *task, reply))
             run.append("judgements.jsonl", judgements[-1])

@@ -89,7 +89,7 @@ class Gold:
         if self.held_out is None:
             return "its accuracy is not known"
         *shares, pairs = (self.held_out[key] for key in HELD_OUT)
-        share, low, high = (100 * one for one in shares)
+        share, low, high = (100 * value for value in shares)
         return f"it ranks {share:.1f}% [{low:.1f}, {high:.1f}] of {pairs:,} held-out pairs right"
 
 
@@ -178,8 +178,8 @@ class GoldJudge(Judge):
 
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of the model."""
-        found = asdict(self.gold) | {"folder": self.gold.folder.name}
-        return {key: value for key, value in found.items() if key != "max_query_tokens"}
+        facts = asdict(self.gold) | {"folder": self.gold.folder.name}
+        return {key: value for key, value in facts.items() if key != "max_query_tokens"}
 
     def keep_in(self, folder: Path) -> None:
         """Finished parts of the scoring outlast the process in this folder."""
@@ -187,8 +187,7 @@ class GoldJudge(Judge):
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Score every text, in batches of similar length. What was asked `beside` costs nothing."""
-        texts = {(one.query, text) for one in comparisons for text in (one.first, one.second)}
-        self.score(texts)
+        self.score({(pair.query, text) for pair in comparisons for text in pair[2:]})
 
     def score(self, texts: set[Text]) -> None:
         """Score the texts that have no score yet; one that is too long for the model gets nan.
@@ -198,9 +197,9 @@ class GoldJudge(Judge):
         todo = sorted(texts - self.scores.keys())
         tokens = {text: self._tokens(text) for text in todo}
         if self.longest is not None:
-            too_long = {one for one in todo if sum(map(len, tokens[one])) > self.longest}
+            too_long = {text for text in todo if sum(map(len, tokens[text])) > self.longest}
             self.scores |= dict.fromkeys(too_long, nan)
-            todo = [one for one in todo if one not in too_long]
+            todo = [text for text in todo if text not in too_long]
         if not todo:
             return
 
@@ -216,18 +215,19 @@ class GoldJudge(Judge):
                 [torch.tensor(tokens[texts[min(index, len(texts) - 1)]][1]) for texts in few]
                 for index in range(max(map(len, few)))
             ]
-            found = summary_scores(self.model, queries, each, self.accelerator.device)
-            columns = zip(few, found.T.tolist(), strict=True)
+            measured = summary_scores(self.model, queries, each, self.accelerator.device)
+            columns = zip(few, measured.T.tolist(), strict=True)
             return [scores[: len(texts)] for texts, scores in columns]
 
         # Rows are kept by their number among these posts, so other texts have another folder.
         keep = self.keep and self.keep / f"gold-posts-{hash_of(todo)}"
         lengths = [
-            len(tokens[texts[0]][0]) + sum(len(tokens[one][1]) for one in texts) for texts in posts
+            len(tokens[texts[0]][0]) + sum(len(tokens[text][1]) for text in texts)
+            for texts in posts
         ]
         size = max(1, self.batch_size // most)
-        found = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
-        self.scores |= dict(zip(todo, chain.from_iterable(found), strict=True))
+        scores = over_rows(self.accelerator, lengths, size, "gold scores", measure, keep)
+        self.scores |= dict(zip(todo, chain.from_iterable(scores), strict=True))
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text

@@ -183,7 +183,7 @@ def make_question(
 
 def disarm(text: str) -> str:
     """The text with a space in whatever opens like a tag or a control token."""
-    return OPENING.sub(lambda found: f"{found[0]} ", text)
+    return OPENING.sub(lambda opening: f"{opening[0]} ", text)
 
 
 def make_tag(texts: tuple[str, str, str]) -> str:
@@ -210,9 +210,9 @@ def parse_choice(text: str) -> Choice | None:
     """
     text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
     word, rest = None, text
-    for found in JSON_OBJECT.finditer(text):
-        if (its_word := _preferred(found[0])) is not None:
-            word, rest = its_word, text[found.end() :]
+    for match in JSON_OBJECT.finditer(text):
+        if (its_word := _preferred(match[0])) is not None:
+            word, rest = its_word, text[match.end() :]
     if word is not None and not LINE_MARKER.search(rest):
         return _choice(BARE_CHOICE.match(word))
     if OPEN_OBJECT.search(rest) and not LINE_MARKER.search(rest):
@@ -231,14 +231,12 @@ def _preferred(text: str) -> str | None:
         pairs = json.loads(text, object_pairs_hook=list)
     except ValueError:
         return None
-    found = [value for key, value in pairs if key.lower() in KEYS]
-    if not found:
+    verdicts = [value for key, value in pairs if key.lower() in KEYS]
+    if not verdicts:
         return None
-    return found[0].lower() if len(found) == 1 and isinstance(found[0], str) else ""
+    return verdicts[0].lower() if len(verdicts) == 1 and isinstance(verdicts[0], str) else ""
 
 
-def _choice(found: re.Match[str] | None) -> Choice | None:
-    if not found:
-        return None
+def _choice(match: re.Match[str] | None) -> Choice | None:
     letters: dict[str | None, Choice] = {"a": "A", "b": "B", None: "tie"}
-    return letters[found["letter"]]
+    return letters[match["letter"]] if match else None

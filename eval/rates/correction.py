@@ -9,13 +9,20 @@ calibration that both share can turn its sign around (2605.06939).
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import TAILS, Floats, Interval, clustered_share, resampled_totals
+from eval.rates.formulas import (
+    TAILS,
+    Floats,
+    Interval,
+    as_plain,
+    clustered_share,
+    resampled_totals,
+)
 
 LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
 # How far sensitivity and specificity on our summaries may be from those on labelled ones, at least.
@@ -55,13 +62,13 @@ def family_of(policies: Iterable[str], reference: str) -> str:
     """The family of a pair: `ppo` where PPO made a policy, else the letters that its name begins
     with (`sup` for `sup4_6b_t0.7`); of two families both. The reference has none.
     """
-    found = set()
+    families = set()
     for policy in policies:
-        first = re.match(r"[A-Za-z]+", policy)
-        name = first[0].lower() if first else policy
+        letters = re.match(r"[A-Za-z]+", policy)
+        name = letters[0].lower() if letters else policy
         if policy != reference:
-            found.add("ppo" if "ppo" in policy.lower() else name)
-    return " and ".join(sorted(found))
+            families.add("ppo" if "ppo" in policy.lower() else name)
+    return " and ".join(sorted(families))
 
 
 def shares_of(known: Labelled) -> dict[str, Interval | None]:
@@ -76,39 +83,29 @@ def shares_of(known: Labelled) -> dict[str, Interval | None]:
 
 def errors_by_family(known: Labelled) -> dict[str, dict[str, Any]]:
     """Family -> `pairs`, and its `sensitivity` and `specificity`; None where no label counts."""
-    found: dict[str, dict[str, Any]] = {}
-    for family in np.unique(known.families):
-        mine = known.of(str(family))
-        shares = {kind: one and asdict(one) for kind, one in shares_of(mine).items()}
-        found[str(family)] = {"pairs": len(mine.labels), **shares}
-    return found
-
-
-def _enough(known: Labelled) -> dict[str, dict[str, Interval]]:
-    """Of each kind of share, those of the families that have enough labels of this kind."""
-    found: dict[str, dict[str, Interval]] = {kind: {} for kind in KINDS}
-    for family in np.unique(known.families):
-        mine = known.of(str(family))
-        labels = dict(zip(KINDS, (mine.labels.sum(), (~mine.labels).sum()), strict=True))
-        for kind, share in shares_of(mine).items():
-            if share is not None and labels[kind] >= FEWEST_OF_FAMILY:
-                found[kind][str(family)] = share
-    return found
+    results: dict[str, dict[str, Any]] = {}
+    for family in map(str, np.unique(known.families)):
+        part = known.of(family)
+        shares = {kind: as_plain(share) for kind, share in shares_of(part).items()}
+        results[family] = {"pairs": len(part.labels), **shares}
+    return results
 
 
 def shift_of(known: Labelled) -> float:
     """The shift that a corrected rate allows for: `SHIFT`, or more where families show more.
 
     It is at least the largest distance of a family's sensitivity or specificity from that of all.
+    Families with fewer labels of a kind than `FEWEST_OF_FAMILY` do not count.
     """
-    of_all = shares_of(known)
-    far = [
-        abs(share.estimate - whole.estimate)
-        for kind, shares in _enough(known).items()
-        for share in shares.values()
-        if (whole := of_all[kind]) is not None
-    ]
-    return max([SHIFT, *far])
+    of_all, shift = shares_of(known), SHIFT
+    for family in np.unique(known.families):
+        part = known.of(str(family))
+        labels = dict(zip(KINDS, (part.labels.sum(), (~part.labels).sum()), strict=True))
+        for kind, share in shares_of(part).items():
+            whole = of_all[kind]
+            if share is not None and whole is not None and labels[kind] >= FEWEST_OF_FAMILY:
+                shift = max(shift, abs(share.estimate - whole.estimate))
+    return shift
 
 
 def corrected_rate(
@@ -168,6 +165,6 @@ def _rogan_gladen(rates: Floats, totals: Floats, shift: float) -> Floats:
     """
     skill = _skill(totals)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = (rates + totals[:, 3] / totals[:, 2] + shift - 1) / skill
-    clipped: Floats = np.where(skill >= LEAST_SKILL, np.clip(found, 0, 1), np.nan)
+        corrected = (rates + totals[:, 3] / totals[:, 2] + shift - 1) / skill
+    clipped: Floats = np.where(skill >= LEAST_SKILL, np.clip(corrected, 0, 1), np.nan)
     return clipped

@@ -7,7 +7,7 @@ has no effect the two agree. That also takes off what a summary gains by telling
 shown. Length is counted in words.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -170,9 +170,9 @@ def _read_off(rows: VerdictTable) -> dict[str, Any] | None:
     means = np.bincount(codes, equal.outcomes) / 2
     if len(means) < LEAST_NEAR or np.ptp(means) < 1e-9:
         return None
-    found = mean_of_posts(means, (0.0, 1.0))
-    rate = {"estimate": found.estimate, "low": found.low, "high": found.high}
-    return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": found.posts}
+    rate = asdict(mean_of_posts(means, (0.0, 1.0)))
+    equal_posts = rate.pop("posts")
+    return rate | {"order_logits": None, "doubled_length_logits": None, "equal_posts": equal_posts}
 
 
 def _error(gradient: Floats, covariance: Floats) -> float:
@@ -187,8 +187,7 @@ def _rate(rate: float, error: float) -> dict[str, Any]:
 
 
 def _with_bounds(coefficient: float, error: float) -> list[float]:
-    bounds = (coefficient, coefficient - Z * error, coefficient + Z * error)
-    return [float(one) for one in bounds]
+    return [float(coefficient + k * error) for k in (0, -Z, Z)]
 
 
 def rates_by_length(table: VerdictTable, bins: int = BINS) -> list[dict[str, Any]]:
@@ -202,12 +201,12 @@ def rates_by_length(table: VerdictTable, bins: int = BINS) -> list[dict[str, Any
         return []
     inner = np.unique(np.quantile(rows.log_ratios, np.arange(1, bins) / bins))
     places = np.searchsorted(inner, rows.log_ratios, side="left")
-    found = []
+    bins_of_rows = []
     for place in np.unique(places):
         part = rows.only(places == place)
         rate = clustered_share(part.outcomes, part.posts)
         assert rate is not None  # a place that occurs has rows
-        found.append(
+        bins_of_rows.append(
             {
                 "from": float(np.exp(part.log_ratios.min())),
                 "to": float(np.exp(part.log_ratios.max())),
@@ -217,4 +216,4 @@ def rates_by_length(table: VerdictTable, bins: int = BINS) -> list[dict[str, Any
                 "high": rate.high,
             }
         )
-    return found
+    return bins_of_rows

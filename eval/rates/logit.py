@@ -32,14 +32,14 @@ def clustered_logit(
         warnings.simplefilter("error", PerfectSeparationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)  # overflow on the way to no fit
         try:
-            found = GLM(outcomes, design, family=Binomial()).fit(
+            fit = GLM(outcomes, design, family=Binomial()).fit(
                 cov_type="cluster", cov_kwds={"groups": groups}
             )
         except (PerfectSeparationWarning, np.linalg.LinAlgError):
             return None
-    coefficients, covariance = np.asarray(found.params), np.asarray(found.cov_params())
+    coefficients, covariance = np.asarray(fit.params), np.asarray(fit.cov_params())
     finite = np.isfinite(coefficients).all() and np.isfinite(covariance).all()
-    if not (found.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
+    if not (fit.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
         return None
     return coefficients, covariance
 

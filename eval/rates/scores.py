@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from eval.rates.formulas import clustered_share, mean_with_error
+from eval.rates.formulas import as_plain, clustered_share, mean_with_error
 
 REFERENCE = "reference"
 START = "sft"  # the policy that the others started from
-Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
 Scores = dict[str, dict[str, float]]
 
 
-def proxy_and_gold(proxy: Rows, gold: Rows) -> dict[str, Any]:
+def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
     """Means of both scorers with 95% intervals over posts, in each one's own unit.
 
     `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
@@ -56,19 +56,18 @@ def agreement(
             continue
         right.append((ours > theirs) == (points > 0.5))
     share = clustered_share(np.array(right, dtype=float), np.arange(len(right)))
-    return asdict(share) if share else None
+    return as_plain(share)
 
 
-def by_name(rows: Rows) -> Scores:
+def by_name(rows: ScoredRows) -> Scores:
     """Name -> post -> score; the references of all policies are one more name."""
-    found: Scores = {REFERENCE: {}}
+    scores: Scores = {REFERENCE: {}} | {policy: {} for policy in rows}
     for policy, of_policy in rows.items():
-        found[policy] = {}
         for row in of_policy:
             for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
-                if row.get(key) is not None:
-                    found[name][row["id"]] = row[key]
-    return found
+                if row[key] is not None:
+                    scores[name][row["id"]] = row[key]
+    return scores
 
 
 def gain(scores: Scores, policy: str) -> dict[str, Any] | None:

@@ -185,7 +185,7 @@ class Bill:
             took = f"the first {self.replies} replies took {tokens:.0f} tokens each"
             mended = f"about ${usd(new)} in all, not ${usd(first)}"
             lines = (took, f"{reasoning:.0f} of them reasoning: {mended}")
-            print("\n".join(told(self.who, one) for one in lines), flush=True)
+            print("\n".join(told(self.who, line) for line in lines), flush=True)
 
     def lines(self) -> str:
         """The bill in lines of 80 columns; empty where nothing was asked."""
@@ -199,7 +199,7 @@ class Bill:
             f"{self.read:,} tokens read, {self.written:,} written",
             f"of these {self.reasoning:,} reasoning, {self.cut_off:,} in replies cut off",
         )
-        return "\n".join(told(self.who, one) for one in lines)
+        return "\n".join(told(self.who, line) for line in lines)
 
 
 def usd(amount: float) -> str:

@@ -96,12 +96,12 @@ class ReplyCache:
             new = "INSERT OR IGNORE INTO claims VALUES (?, ?, ?)"
             if self.connection.execute(new, (name, owner, time.time())).rowcount:
                 return True
-        found = self._read("SELECT owner, since FROM claims WHERE name = ?", (name,))
-        if not found or (is_alive(found[0][0]) and time.time() - found[0][1] < LONGEST_CLAIM):
+        claims = self._read("SELECT owner, since FROM claims WHERE name = ?", (name,))
+        if not claims or (is_alive(claims[0][0]) and time.time() - claims[0][1] < LONGEST_CLAIM):
             return False
         with self._transaction(durable=False):
             taken = "UPDATE claims SET owner = ?, since = ? WHERE name = ? AND owner = ?"
-            values = (owner, time.time(), name, found[0][0])
+            values = (owner, time.time(), name, claims[0][0])
             return self.connection.execute(taken, values).rowcount == 1
 
     def begin(self, key: str, usd: float) -> int:
@@ -140,17 +140,17 @@ class ReplyCache:
 
     def spent(self, keys: Iterable[str]) -> float:
         """USD that these questions have cost so far; a try that was lost counts at its worst."""
-        asked, total = sorted(set(keys)), 0.0
-        for start in range(0, len(asked), CHUNK):
-            some = asked[start : start + CHUNK]
+        questions, total = sorted(set(keys)), 0.0
+        for start in range(0, len(questions), CHUNK):
+            some = questions[start : start + CHUNK]
             query = f"SELECT SUM(usd) FROM tries WHERE key IN ({', '.join('?' * len(some))})"
             total += self._read(query, tuple(some))[0][0] or 0.0
         return total
 
     def note(self, name: str) -> str | None:
         """What was noted under a name, or None."""
-        found = self._read("SELECT value FROM notes WHERE name = ?", (name,))
-        return found[0][0] if found else None
+        notes = self._read("SELECT value FROM notes WHERE name = ?", (name,))
+        return notes[0][0] if notes else None
 
     def set_note(self, name: str, value: str) -> None:
         """Note a value under a name."""

@@ -106,11 +106,10 @@ class Chat:
         known = json.loads(self.cache.note(self.note) or "{}")
         asked_to_reason = judge.reasoning_effort not in ("none", "default")
         self.reasons: bool = known.pop("reasons", False) or asked_to_reason
-        found = Dialect(**known) if known else Dialect(structured=True)
+        self.dialect = Dialect(**known) if known else Dialect(structured=True)
         if judge.structured != "auto":
-            found = replace(found, structured=judge.structured == "on")
-        self.dialect = found
-        self.confirmed = found if known else None
+            self.dialect = replace(self.dialect, structured=judge.structured == "on")
+        self.confirmed = self.dialect if known else None
 
     def request(self, comparison: Comparison) -> Request:
         """The request that a comparison makes, in the dialect that the server is known to take.
@@ -289,9 +288,11 @@ class Chat:
 
     def refusal(self, status: int, text: str) -> str:
         """One line on an error status that stays: what the server says and what to do."""
-        said = f"Error code: {status} - {' '.join(text.split())[:200]}"
+        error = f"Error code: {status} - {' '.join(text.split())[:200]}"
         known = 402 if is_about_credit(text) else 400 if status in BAD_REQUESTS else status
-        return f"{self._who()}{said}; {HINTS.get(known, 'replies are kept: run it again to go on')}"
+        return (
+            f"{self._who()}{error}; {HINTS.get(known, 'replies are kept: run it again to go on')}"
+        )
 
     def _change_dialect(self, complaint: str, sent: Dialect) -> None:
         """Raise DialectError where the refused request leaves something to leave out."""
@@ -313,8 +314,8 @@ class Chat:
             return
         self.confirmed, self.reasons = dialect, reasons
         # Whether a schema is taken is not known where none was wanted.
-        found = replace(dialect, structured=dialect.structured or self.settings.structured == "off")
-        self.cache.set_note(self.note, json.dumps({**asdict(found), "reasons": reasons}))
+        taken = replace(dialect, structured=dialect.structured or self.settings.structured == "off")
+        self.cache.set_note(self.note, json.dumps({**asdict(taken), "reasons": reasons}))
 
     def read(self, key: str, prompt_hash: str, max_tokens: int, raw: str) -> Row:
         """A raw body as a row of the cache.

@@ -74,7 +74,7 @@ def read_reply(judge: JudgeSettings, key: str, prompt_hash: str, max_tokens: int
         message = answer["message"]
         text = message.get("content") or message.get("refusal")
         read, written = (
-            usage.get(f"{one}_tokens_details") or {} for one in ("prompt", "completion")
+            usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
         return {
             "key": key,
@@ -103,8 +103,8 @@ def read_reply(judge: JudgeSettings, key: str, prompt_hash: str, max_tokens: int
 def is_accepted(judge: JudgeSettings, returned: str) -> bool:
     """Whether a reply under this name is the judge's: the model asked, or a name accepted."""
     joined = judge.accept_model.split(",")
-    names = [one.strip() for part in joined for one in (part, *part.split("+")) if one.strip()]
-    return is_model(judge.model, returned) or any(fnmatchcase(returned, one) for one in names)
+    patterns = {name.strip() for part in joined for name in (part, *part.split("+"))} - {""}
+    return is_model(judge.model, returned) or any(fnmatchcase(returned, p) for p in patterns)
 
 
 def reasoned(row: Row) -> bool:
@@ -174,8 +174,8 @@ class Dialect:
         if self.tokens == "max_tokens" and "max_completion_tokens" in refusal.words:
             return replace(self, tokens="max_completion_tokens")
         parts = [part for part in BLAMED if getattr(self, part) and part not in keep]
-        for said in (refusal.parameter, refusal.words):
-            blamed = [part for part in parts if BLAMED[part].search(said)]
+        for words in (refusal.parameter, refusal.words):
+            blamed = [part for part in parts if BLAMED[part].search(words)]
             if blamed:
                 return self.without(blamed[0])
         unsaid = [part for part in ("effort", "structured") if part in parts]
