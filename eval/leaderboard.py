@@ -28,17 +28,17 @@ def cells(request: Request, judges: Sequence[str], pairs: bool) -> list[Cell]:
     Raises UserError for a setting that a judge does not have.
     """
     goals = ("eval", "pairs") if pairs else ("eval",)
-    found = []
+    evaluations = []
     for judge in judges or [""]:
-        own = tuple(f"judge.{one}" for one in judge.split(",") if one)
-        if not all("=" in one for one in own):
+        own = tuple(f"judge.{setting}" for setting in judge.split(",") if setting)
+        if not all("=" in setting for setting in own):
             raise UserError(
                 f"JUDGES: {judge!r} is no judge: write kind=local,model=folder"
                 " (several names of accept_model: a+b)"
             )
         with_judge = replace(request, overrides=(*request.overrides, *own))
-        found.append(Cell(request=with_judge, config=config_of(with_judge), goals=goals))
-    return found
+        evaluations.append(Cell(request=with_judge, config=config_of(with_judge), goals=goals))
+    return evaluations
 
 
 def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:
@@ -51,7 +51,7 @@ def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:
     if maker.stopped or maker.execution.dry_run or all(codes):
         return maker.stopped or max(codes)
     words = [sys.executable, "-m", PAGE, *todo[0].request.arguments]
-    shown = ["--judges", *(one.config.judge.folder for one in todo)] if named else []
+    shown = ["--judges", *(cell.config.judge.folder for cell in todo)] if named else []
     return max(*codes, maker.call([*words, *shown]))
 
 
@@ -60,7 +60,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="all systems of a run side by side")
     add_arguments(parser)
     parser.add_argument("--judges", nargs="+", default=[], metavar="KEY=VALUE,KEY=VALUE")
-    parser.add_argument("--pairs", action="store_true", help="each two systems with each other too")
+    parser.add_argument("--pairs", action="store_true", help="judge all pairs of systems too")
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1 or a stage: what is made anew")

@@ -49,7 +49,7 @@ def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
         yield row
         return
     check_comparison(where, row)
-    policies = [one["policy"] for one in row["summaries"]]
+    policies = [summary["policy"] for summary in row["summaries"]]
     if policies.count(REFERENCE) == 1:
         place = policies.index(REFERENCE)
         yield {
@@ -72,21 +72,19 @@ def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output
         if not reference:
             raise BadRowError(where, f"column {outputs.reference} is empty: {FILL}")
     columns = outputs.summary_columns
-    found = []
-    for column in columns:
-        system = _named(row, outputs.system, stem) if len(columns) == 1 else column
-        found.append(
-            Output(
-                where=where,
-                system=system,
-                post_id=_named(row, outputs.id, digest),
-                query=query,
-                summary=_text(where, row, column, "outputs.summary", EMPTY).strip(),
-                reference=reference,
-                label=_label(where, row, outputs.label),
-            )
+    system = _named(row, outputs.system, stem)
+    return [
+        Output(
+            where=where,
+            system=system if len(columns) == 1 else column,
+            post_id=_named(row, outputs.id, digest),
+            query=query,
+            summary=_text(where, row, column, "outputs.summary", EMPTY).strip(),
+            reference=reference,
+            label=_label(where, row, outputs.label),
         )
-    return found
+        for column in columns
+    ]
 
 
 def _named(row: Row, column: str, otherwise: str) -> str:
@@ -127,9 +125,9 @@ def _cell(where: str, row: Row, column: str, if_null: str, or_else: str = "") ->
     return text_of(where, row, column)
 
 
-def check_texts(path: Path, found: Sequence[Output], column: str) -> None:
+def check_texts(path: Path, outputs: Sequence[Output], column: str) -> None:
     """Raise UserError if all summaries of a CSV file, which holds text alone, are numbers."""
-    if path.suffix == ".csv" and found and all(_is_number(one.summary) for one in found):
+    if path.suffix == ".csv" and outputs and all(_is_number(row.summary) for row in outputs):
         raise UserError(
             f"{path}: column {column} holds numbers alone: name the column of the summaries,"
             " SET=outputs.summary=..."
@@ -150,7 +148,7 @@ def _label(where: str, row: Row, column: str) -> bool | None:
     word = str(row.get(column, "")).strip().lower()
     if word not in LABELS:
         taken = {
-            meaning: ", ".join(one or "an empty cell" for one in LABELS if LABELS[one] is meaning)
+            meaning: ", ".join(key or "an empty cell" for key in LABELS if LABELS[key] is meaning)
             for meaning in (True, False, None)
         }
         raise BadRowError(

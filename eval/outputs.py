@@ -30,8 +30,8 @@ TAKEN = "reference"  # on every page: no system may be called so
 def take_outputs(config: Config) -> None:
     """Run the stage. Raises UserError, with file and line, for what cannot be judged."""
     with open_stage(config, "summaries") as run:
-        found, columns = read_rows(config.outputs)
-        systems = first_posts(of_systems(found, columns, config.outputs), config.eval.posts)
+        outputs, columns = read_rows(config.outputs)
+        systems = first_posts(of_systems(outputs, columns, config.outputs), config.eval.posts)
         check_shared_posts(config.outputs.file, systems)
         if config.outputs.label and not _labelled(systems):
             raise UserError(
@@ -47,39 +47,39 @@ def take_outputs(config: Config) -> None:
                 "policies": {name: describe(rows) for name, rows in systems.items()},
                 "reference_tokens": None,
                 "reference_words": _mean_words(list(references.values())),
-                **given_names(found),
-                **reference_system(found, config.outputs),
+                **given_names(outputs),
+                **reference_system(outputs, config.outputs),
             }
         )
-    if line := said_of_empty(systems):
+    if line := empty_summaries(systems):
         print(line)
 
 
-def given_names(found: Sequence[Output]) -> dict[str, Any]:
+def given_names(outputs: Sequence[Output]) -> dict[str, Any]:
     """`given_names`: the systems that are not called as their file called them, with that name.
 
     Empty where there is none.
     """
-    names = {file_name(one.system): one.system for one in found}
+    names = {file_name(output.system): output.system for output in outputs}
     other = {safe: given for safe, given in names.items() if safe != given}
     return {"given_names": other} if other else {}
 
 
-def reference_system(found: Sequence[Output], outputs: Outputs) -> dict[str, str]:
+def reference_system(outputs: Sequence[Output], settings: Outputs) -> dict[str, str]:
     """The system that takes the place of the reference; empty where the file has references."""
-    columns = outputs.summary_columns
-    is_column = len(columns) > 1 and outputs.reference in columns
-    taken = is_column or not any(one.reference for one in found)
-    return {"reference_system": outputs.reference} if taken else {}
+    columns = settings.summary_columns
+    is_column = len(columns) > 1 and settings.reference in columns
+    taken = is_column or not any(output.reference for output in outputs)
+    return {"reference_system": settings.reference} if taken else {}
 
 
-def said_of_empty(systems: Mapping[str, Sequence[Row]]) -> str:
+def empty_summaries(systems: Mapping[str, Sequence[Row]]) -> str:
     """How many summaries of each system are empty, in a line of text; empty if none is."""
     empty = {name: sum(not row["summary"] for row in rows) for name, rows in systems.items()}
-    said = ", ".join(
+    counts = ", ".join(
         f"{count} of {len(systems[name])} of {name}" for name, count in empty.items() if count
     )
-    return said and "\n".join(folded(f"empty summaries, judged as they are: {said}"))
+    return counts and "\n".join(folded(f"empty summaries, judged as they are: {counts}"))
 
 
 def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
@@ -90,35 +90,35 @@ def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
     return of_systems(*read_rows(outputs), outputs)
 
 
-def read_rows(outputs: Outputs) -> tuple[list[Output], list[str]]:
+def read_rows(settings: Outputs) -> tuple[list[Output], list[str]]:
     """Every summary of the files, and the columns that there are. Raises UserError."""
-    paths = output_files(outputs.file)
+    paths = output_files(settings.file)
     if not paths:
         kinds = ", ".join(OUTPUT_FILES)
-        raise UserError(f"{outputs.file}: no file of summaries ({kinds}) there: correct INPUT=")
-    found: list[Output] = []
+        raise UserError(f"{settings.file}: no file of summaries ({kinds}) there: correct INPUT=")
+    outputs: list[Output] = []
     columns: dict[str, None] = {}
     for path in paths:
-        before = len(found)
+        before = len(outputs)
         for where, raw in parsed_rows(path):
-            for row in flattened(where, raw, outputs):
+            for row in flattened(where, raw, settings):
                 columns |= dict.fromkeys(row)
-                found += outputs_of(where, path.stem, row, outputs)
-        check_texts(path, found[before:], outputs.summary)
-    if not found:
-        raise UserError(f"{outputs.file} holds no summaries: give at least one row")
-    return found, list(columns)
+                outputs += outputs_of(where, path.stem, row, settings)
+        check_texts(path, outputs[before:], settings.summary)
+    if not outputs:
+        raise UserError(f"{settings.file} holds no summaries: give at least one row")
+    return outputs, list(columns)
 
 
 def of_systems(
-    found: Sequence[Output], columns: Sequence[str], outputs: Outputs
+    outputs: Sequence[Output], columns: Sequence[str], settings: Outputs
 ) -> dict[str, list[Row]]:
     """The rows of each system, against their references. Raises UserError for what differs."""
-    systems = by_system(found)
-    check_posts(found)
-    rows = with_references(systems, outputs)
-    if outputs.label:
-        _check_labels(rows, outputs, columns)
+    systems = by_system(outputs)
+    check_posts(outputs)
+    rows = with_references(systems, settings)
+    if settings.label:
+        _check_labels(rows, settings, columns)
     return rows
 
 
@@ -141,94 +141,92 @@ def _labelled(systems: Mapping[str, Sequence[Row]]) -> bool:
     return any("label" in row for rows in systems.values() for row in rows)
 
 
-def by_system(found: Sequence[Output]) -> dict[str, dict[str, Output]]:
+def by_system(outputs: Sequence[Output]) -> dict[str, dict[str, Output]]:
     """System -> post id -> output; systems are named as their files will be.
 
     Raises UserError where a post stands twice, and where two systems would share a file.
     """
     systems: dict[str, dict[str, Output]] = {}
     originals: dict[str, str] = {}
-    for one in found:
-        if len(one.system) > LONGEST_NAME:
+    for output in outputs:
+        where, system, post_id = output.where, output.system, output.post_id
+        if len(system) > LONGEST_NAME:
             raise UserError(
-                f"{one.where}: the system's name has {len(one.system)} characters"
-                f" ({one.system[:20]!r}...): shorten it to at most {LONGEST_NAME}"
-                " (SET=outputs.system=... names its column)"
+                f"{where}: the system's name has {len(system)} characters ({system[:20]!r}...):"
+                f" shorten it to at most {LONGEST_NAME} (SET=outputs.system=... names its column)"
             )
-        name = file_name(one.system)
-        other = originals.setdefault(name, one.system)
-        if other != one.system:
-            raise UserError(f"{one.where}: system {one.system!r} reads like {other!r}: rename it")
+        name = file_name(system)
+        other = originals.setdefault(name, system)
+        if other != system:
+            raise UserError(f"{where}: system {system!r} reads like {other!r}: rename it")
         posts = systems.setdefault(name, {})
-        if one.post_id in posts:
-            first = posts[one.post_id].where
+        if post_id in posts:
             raise UserError(
-                f"{one.where}: post {one.post_id} of system {one.system} stands at {first} too:"
+                f"{where}: post {post_id} of system {system} stands at {posts[post_id].where} too:"
                 " drop one (SET=outputs.id=, outputs.system= name the columns)"
             )
-        posts[one.post_id] = one
+        posts[post_id] = output
     return systems
 
 
-def check_posts(found: Sequence[Output]) -> None:
+def check_posts(outputs: Sequence[Output]) -> None:
     """Raise UserError unless all systems were given the same post under the same id."""
     first: dict[str, Output] = {}
-    for one in found:
-        known = first.setdefault(one.post_id, one)
-        if (known.query, known.reference) != (one.query, one.reference):
-            what = "post" if known.query != one.query else "reference"
+    for output in outputs:
+        known = first.setdefault(output.post_id, output)
+        if (known.query, known.reference) != (output.query, output.reference):
+            what = "post" if known.query != output.query else "reference"
             raise UserError(
-                f"{one.where}: the {what} of id {one.post_id} differs from that at {known.where}:"
-                " all systems must have been given the same"
+                f"{output.where}: the {what} of id {output.post_id} differs from that at"
+                f" {known.where}: all systems must have been given the same"
             )
 
 
 def with_references(
-    systems: Mapping[str, Mapping[str, Output]], outputs: Outputs
+    systems: Mapping[str, Mapping[str, Output]], settings: Outputs
 ) -> dict[str, list[Row]]:
     """The rows of each system: against its file's references, or against one of the systems.
 
     Raises UserError where there is neither, where a post has no reference, and where a system
     beside the references is called so itself.
     """
-    of_posts = {}
-    rows = [one for posts in systems.values() for one in posts.values()]
-    place = file_name(outputs.reference)
-    is_system = bool(reference_system(rows, outputs))
-    if not any(one.reference for one in rows):
+    references: dict[str, str] = {}
+    outputs = [output for posts in systems.values() for output in posts.values()]
+    place = file_name(settings.reference)
+    is_system = bool(reference_system(outputs, settings))
+    if not any(output.reference for output in outputs):
         if place not in systems:
             raise UserError(
-                f"{outputs.file} has no column {outputs.reference} and no system of that name:"
+                f"{settings.file} has no column {settings.reference} and no system of that name:"
                 " name what to compare with, a column or a system: SET=outputs.reference=..."
                 f" (systems: {', '.join(systems)})"
             )
-        of_posts = {key: one.summary for key, one in systems[place].items()}
-    found = {}
-    for name, posts in systems.items():
-        if is_system and name == place:
-            continue
-        found[name] = [_row(one, of_posts.get(key, one.reference)) for key, one in posts.items()]
-    if not found:
-        raise UserError(f"{outputs.file} has one system, {outputs.reference}: nothing to compare")
-    if TAKEN in found:
+        references = {post: output.summary for post, output in systems[place].items()}
+    rows = {
+        name: [_row(output, references.get(post, output.reference)) for post, output in of.items()]
+        for name, of in systems.items()
+        if not (is_system and name == place)
+    }
+    if not rows:
+        raise UserError(f"{settings.file} has one system, {settings.reference}: nothing to compare")
+    if TAKEN in rows:
         where = next(iter(systems[TAKEN].values())).where
         raise UserError(
             f"{where}: a system is called {TAKEN}, as what it is compared with: rename it, or"
             f" compare with it (SET=outputs.reference={TAKEN}, in files without such a column)"
         )
-    return found
+    return rows
 
 
-def _row(one: Output, reference: str | None) -> Row:
+def _row(output: Output, reference: str | None) -> Row:
+    where, _, post_id, query, summary, _, label = output
     if not reference:
-        raise UserError(
-            f"{one.where}: post {one.post_id} has no reference: add it, or drop the row"
-        )
+        raise UserError(f"{where}: post {post_id} has no reference: add it, or drop the row")
     row = {
-        **{"id": one.post_id, "query": one.query, "reference": reference, "summary": one.summary},
+        **{"id": post_id, "query": query, "reference": reference, "summary": summary},
         **dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score")),
     }
-    return row if one.label is None else row | {"label": one.label}
+    return row if label is None else row | {"label": label}
 
 
 def first_posts(systems: Mapping[str, list[Row]], count: int) -> dict[str, list[Row]]:
@@ -237,11 +235,11 @@ def first_posts(systems: Mapping[str, list[Row]], count: int) -> dict[str, list[
     if count > len(posts):
         raise UserError(f"eval.posts is {count} but there are {len(posts)} posts")
     kept = set(posts[: count or len(posts)])
-    found = {name: [row for row in rows if row["id"] in kept] for name, rows in systems.items()}
-    lacking = [name for name, rows in found.items() if not rows]
+    first = {name: [row for row in rows if row["id"] in kept] for name, rows in systems.items()}
+    lacking = [name for name, rows in first.items() if not rows]
     if lacking:
         raise UserError(f"eval.posts={count} leaves no post of {', '.join(lacking)}: raise it")
-    return found
+    return first
 
 
 def check_shared_posts(source: str, systems: Mapping[str, Sequence[Row]]) -> None:
@@ -253,9 +251,11 @@ def check_shared_posts(source: str, systems: Mapping[str, Sequence[Row]]) -> Non
     if set.intersection(*posts.values()):
         return
     apart = [pair for pair in combinations(posts, 2) if not posts[pair[0]] & posts[pair[1]]]
-    said = f"systems {apart[0][0]} and {apart[0][1]} share no post" if apart else ""
+    problem = "no post has a summary of every system"
+    if apart:
+        problem = f"systems {apart[0][0]} and {apart[0][1]} share no post"
     raise UserError(
-        f"{source}: {said or 'no post has a summary of every system'}: give all systems the same"
+        f"{source}: {problem}: give all systems the same"
         " posts (SET=outputs.id=... names the column), or judge each by an INPUT= of its own"
     )
 

@@ -1,4 +1,4 @@
-"""How many posts, and dollars, tell two policies apart: planned from verdicts at hand.
+"""How many posts, and dollars, find a difference of two policies: planned from verdicts at hand.
 
     python -m eval.power --difference 3 --name tiny
 
@@ -27,13 +27,13 @@ from eval.judges.openai.budget import (
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
 from eval.rates.formulas import Floats
+from eval.versus import check_run, finished_in, judge_changes
 from eval.win_rate import post_scores, row_of, written_by_policy
-from stages.finished import read_manifest, stage_folder
+from stages.finished import stage_folder
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
-from stages.settings.checks import unknown
-from stages.settings.command_line import override_of, recorded_config
+from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, Judge, UserError, fail
 
 POWER = 0.8
@@ -49,7 +49,7 @@ class Needed:
     """What shows a difference between two policies, or of one policy from a rate of 1/2."""
 
     pair: tuple[str, str]
-    """The later policy, and the earlier one or `reference`."""
+    """The later policy, and the other one or `reference`."""
     alone: bool
     """Whether it is one policy against the reference; a policy may be called that, too."""
     spread: float
@@ -60,8 +60,8 @@ class Needed:
     """Posts to judge, with those that will have no verdict."""
     questions: int
     """Questions to the judge about them: each policy in both orders."""
-    told: float
-    """The difference that as many posts as the run has would tell, in [0, 1]."""
+    detectable: float
+    """The difference that as many posts as the run has detect, in [0, 1]."""
 
 
 def posts_needed(spread: float, difference: float) -> int:
@@ -89,7 +89,7 @@ def spread_under(differences: Floats, difference: float) -> float:
     return float(np.sqrt(max(differences.var(ddof=1), least)))
 
 
-def difference_told(spread: float, posts: int) -> float:
+def detectable_difference(spread: float, posts: int) -> float:
     """The mean difference that so many posts find at 80% power, two-sided at 5%."""
     from statsmodels.stats.power import TTestPower
 
@@ -103,19 +103,19 @@ def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
     out. Raises UserError where no pair has any.
     """
     scores = post_scores(judgements)
-    found = []
-    for earlier, later in [*combinations(scores, 2), *((None, one) for one in scores)]:
+    needs = []
+    for earlier, later in [*combinations(scores, 2), *((None, name) for name in scores)]:
         others = dict.fromkeys(scores[later], 0.5) if earlier is None else scores[earlier]
         pairs = [(scores[later][post], others[post]) for post in scores[later] if post in others]
         judged = np.array([a - b for a, b in pairs if a is not None and b is not None])
         if len(judged) > 1 and np.ptp(judged):
             share = len(judged) / len(pairs)
-            found.append(_needed((later, earlier), judged, share, difference))
-    if not found:
+            needs.append(_needed((later, earlier), judged, share, difference))
+    if not needs:
         raise UserError(
             "the verdicts have no spread over posts: plan from a run whose posts differ"
         )
-    return found
+    return needs
 
 
 def _needed(
@@ -132,7 +132,7 @@ def _needed(
         ties=float((differences == 0).mean()),
         posts=posts,
         questions=posts * len(VERDICTS) * (1 if earlier is None else 2),
-        told=difference_told(spread, len(differences)),
+        detectable=detectable_difference(spread, len(differences)),
     )
 
 
@@ -146,10 +146,10 @@ def dollars_a_question(judge: Judge, judgements: Sequence[Row], summaries: Path)
     price = price_of(judge)
     if price is None:
         return None
-    asked = [row for row in judgements if row["prompt_tokens"]]
-    if asked:
+    counted = [row for row in judgements if row["prompt_tokens"]]
+    if counted:
         read, written = (
-            float(np.mean([row[key] for row in asked]))
+            float(np.mean([row[key] for row in counted]))
             for key in ("prompt_tokens", "completion_tokens")
         )
     else:
@@ -169,54 +169,43 @@ def _tokens_of_texts(summaries: Path) -> float:
 
 def find_verdicts(name: str, seed: int, judge: str) -> Path:
     """The folder with the verdicts of a finished run. Raises UserError that names the way out."""
-    names = sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
-    if names and name not in names:
-        raise unknown("run", name, names, "run `make status` to see what there is")
+    check_run(name)
     root = settings.RUNS / name / f"seed{seed}" / "judge"
-    found = sorted(one for one in root.glob(judge or "*") if read_manifest(one) is not None)
-    if not found:
+    folders = finished_in(root, judge)
+    if not folders:
         raise UserError(f"{root / judge} holds no finished verdicts: run `make eval` first")
-    if len(found) > 1:
-        said = ", ".join(one.name for one in found)
-        raise UserError(f"{name} seed {seed} was judged by {said}: choose one with JUDGE=")
-    return found[0]
+    if len(folders) > 1:
+        judges = ", ".join(folder.name for folder in folders)
+        raise UserError(f"{name} seed {seed} was judged by {judges}: choose one with JUDGE=")
+    return folders[0]
 
 
 def priced_judge(config: Config, overrides: Sequence[str]) -> Judge:
     """The run's judge with the overrides. Raises UserError for one of another section."""
-    changes = {}
-    for override in overrides:
-        section, field, value = override_of(override)
-        if section != "judge":
-            raise UserError(f"{override} has no effect: power takes judge.* alone")
-        changes[field] = value
-    return replace(config.judge, **changes)
+    return replace(config.judge, **judge_changes(overrides, "power"))
 
 
-def asked_of(judge: Judge) -> dict[str, Any]:
+def token_settings(judge: Judge) -> dict[str, Any]:
     """What the tokens of a question depend on: the model and how it is asked, not the server."""
     elsewhere = ("base_url", "accept_model")
     return {key: value for key, value in judge.identity.items() if key not in elsewhere}
 
 
-def lines_of(found: Sequence[Needed], price: float | None) -> list[str]:
+def lines_of(needs: Sequence[Needed], price: float | None) -> list[str]:
     """The table, at most 80 columns wide; `price` in USD a question, None where not known."""
-    header = ("posts", "questions", "USD", "ties", "spread", "told now")
+    header = ("posts", "questions", "USD", "ties", "spread", "now")
     lines = row_of("", _cells(header), NAME)
-    for one in found:
-        dollars = "unknown" if price is None else f"{one.questions * price:,.2f}"
-        cells = (f"{one.posts:,}", f"{one.questions:,}", dollars, f"{one.ties:.0%}")
-        points = (f"{100 * one.spread:.1f}", f"{100 * one.told:.1f}")
-        lines += row_of(_name(one), _cells((*cells, *points)), NAME)
+    for need in needs:
+        dollars = "unknown" if price is None else f"{need.questions * price:,.2f}"
+        cells = (f"{need.posts:,}", f"{need.questions:,}", dollars, f"{need.ties:.0%}")
+        points = (f"{100 * need.spread:.1f}", f"{100 * need.detectable:.1f}")
+        name = f" {'vs' if need.alone else '-'} ".join(need.pair)
+        lines += row_of(name, _cells((*cells, *points)), NAME)
     return lines
 
 
-def _name(one: Needed) -> str:
-    return f" {'vs' if one.alone else 'less'} ".join(one.pair)
-
-
 def _cells(cells: Sequence[str]) -> str:
-    return "".join(f"{one:>{w}}" for one, w in zip(cells, WIDTHS, strict=True))
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -247,8 +236,8 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
         judge = priced_judge(config, args.overrides)
         judgements = read_lines(folder / "judgements.jsonl")
-        found = needed(judgements, args.difference / 100)
-        known = judgements if asked_of(judge) == asked_of(config.judge) else []
+        needs = needed(judgements, args.difference / 100)
+        known = judgements if token_settings(judge) == token_settings(config.judge) else []
         price = dollars_a_question(judge, known, stage_folder(config, "summaries"))
     except UserError as error:
         fail(error)
@@ -256,8 +245,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.difference:g} points at 80% power, two-sided 5%, paired by post")
     for line in (f"spread and ties: {args.name} seed {args.seed}, {folder.name}", f"price: {who}"):
         print("\n".join(folded(line)))
-    print("\n".join(lines_of(found, price)))
-    print("spread: of a post's difference, points; told now: by the posts judged so far")
+    print("\n".join(lines_of(needs, price)))
+    print("spread: of a post's difference, points; now: detected by the posts judged so far")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import Row
-from eval.rates.formulas import clustered_share
+from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.length_control import word_count
 from eval.rates.strengths import (
     Game,
@@ -43,15 +43,17 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
 
     `systems`: name -> what `win_rate` and `analyse` find, the mean `words`, and the `strength`,
     best raw rate first; a system without one usable verdict has `win_rate` None. `differences`:
-    each two systems, paired by post, with the p-value corrected after Holm. `left_out`: posts that
-    some system lacks. `pairs` are judgements on two systems; strengths rest on them too.
+    all pairs of systems, paired by post, with the p-value corrected after Holm. `left_out`: posts
+    that some system lacks. `pairs` are judgements on two systems; strengths rest on them too.
     """
     posts = set.intersection(*(set(of_posts) for of_posts in texts.values()))
     if not posts:
         raise UserError("no post was summarised by all systems: a leaderboard needs the same posts")
     rows = [row for row in judgements if row["id"] in posts]
     scores = post_scores(rows)
-    games = [*_games(scores), *_games_of_pairs(pairs, posts)]
+    direct = post_scores([row for row in pairs if row["id"] in posts])
+    games = _games({(name, BASE): scores[name] for name in scores})
+    games += _games({names_of_pair(name): direct[name] for name in direct})
     placed = strengths(games, BASE)
     systems = {
         name: _system(name, scores[name], [row for row in rows if row["policy"] == name], texts)
@@ -87,43 +89,33 @@ def _texts_on(texts: Texts, posts: set[str]) -> list[tuple[str, str]]:
     return [pair for post, pair in first.items() if post in posts]
 
 
-def _mean_words(found: Iterable[str]) -> float:
-    return float(np.mean([word_count(text) for text in found]))
+def _mean_words(texts: Iterable[str]) -> float:
+    return float(np.mean([word_count(text) for text in texts]))
 
 
-def _games(scores: Mapping[str, Scores]) -> list[Game]:
-    """What was said of each system and the reference."""
+def _games(scores: Mapping[tuple[str, str], Scores]) -> list[Game]:
+    """The judged posts of all pairs of systems, or of a system and the reference."""
     return [
-        Game(name, BASE, post, score)
-        for name, of_posts in scores.items()
-        for post, score in of_posts.items()
-        if score is not None
-    ]
-
-
-def _games_of_pairs(pairs: Sequence[Row], posts: set[str]) -> list[Game]:
-    kept = [row for row in pairs if row["id"] in posts]
-    return [
-        Game(*names_of_pair(name), post, score)
-        for name, of_posts in post_scores(kept).items()
+        Game(*names, post, score)
+        for names, of_posts in scores.items()
         for post, score in of_posts.items()
         if score is not None
     ]
 
 
 def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
-    """The difference of each two systems' rates on the same posts, `first` less `second`.
+    """The difference of the rates of all pairs of systems on the same posts, `first - second`.
 
     `p_value` is that of a paired randomisation test, `holm` the same corrected for all of them.
     Two systems that no post has judged both have none.
     """
-    found: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     for first, second in combinations(scores, 2):
         a, b = scores[first], scores[second]
         if judged_for_both(a, b):
-            found.append({"first": first, "second": second} | asdict(paired_difference(a, b)))
-    corrected = holm([one["p_value"] for one in found])
-    return [one | {"holm": p} for one, p in zip(found, corrected, strict=True)]
+            pairs.append({"first": first, "second": second} | asdict(paired_difference(a, b)))
+    corrected = holm([pair["p_value"] for pair in pairs])
+    return [pair | {"holm": p} for pair, p in zip(pairs, corrected, strict=True)]
 
 
 def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
@@ -137,9 +129,9 @@ def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
             key = row["policy"], row["id"], row["order"]
             verdicts.setdefault(key, []).append(row["verdict"])
     return [
-        {"policy": policy, "id": post, "order": order, "verdict": majority(said)}
-        for (policy, post, order), said in verdicts.items()
-        if len(said) == len(judged)
+        {"policy": policy, "id": post, "order": order, "verdict": majority(votes)}
+        for (policy, post, order), votes in verdicts.items()
+        if len(votes) == len(judged)
     ]
 
 
@@ -150,13 +142,13 @@ def agreement(judged: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     (bootstrap over posts), and on how many `summaries`; `fleiss`: of all together, on the `shared`
     summaries that all have judged. None where they share no judged post.
     """
-    said = {name: _verdicts_of_posts(rows) for name, rows in judged.items()}
-    shared = [key for key in next(iter(said.values())) if all(key in one for one in said.values())]
-    answers = [[one[key] for one in said.values()] for key in shared]
-    together = fleiss_over_posts(answers, [post for _, post in shared])
+    verdicts = {name: _verdicts_of_posts(rows) for name, rows in judged.items()}
+    first, *others = verdicts.values()
+    shared = [key for key in first if all(key in other for other in others)]
+    answers = [[of_judge[key] for of_judge in verdicts.values()] for key in shared]
     return {
-        "pairs": [_agreement(a, b, said) for a, b in combinations(said, 2)],
-        "fleiss": None if together is None else asdict(together),
+        "pairs": [_agreement(names, verdicts) for names in combinations(verdicts, 2)],
+        "fleiss": as_plain(fleiss_over_posts(answers, [post for _, post in shared])),
         "shared": len(shared),
     }
 
@@ -170,16 +162,17 @@ def _verdicts_of_posts(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
     }
 
 
-def _agreement(a: str, b: str, said: Mapping[str, Mapping[tuple[str, str], str]]) -> dict[str, Any]:
-    shared = [key for key in said[a] if key in said[b]]
-    numbers = {post: number for number, post in enumerate({post: 0 for _, post in shared})}
-    same = np.array([said[a][key] == said[b][key] for key in shared], dtype=float)
-    share = clustered_share(same, np.array([numbers[post] for _, post in shared], dtype=np.int64))
-    answers = [[said[one][key] for key in shared] for one in (a, b)]
-    kappa = cohen_over_posts(answers[0], answers[1], [post for _, post in shared])
+def _agreement(
+    names: tuple[str, str], verdicts: Mapping[str, Mapping[tuple[str, str], str]]
+) -> dict[str, Any]:
+    a, b = (verdicts[name] for name in names)
+    shared = [key for key in a if key in b]
+    posts = [post for _, post in shared]
+    same = np.array([a[key] == b[key] for key in shared], dtype=float)
+    kappa = cohen_over_posts([a[key] for key in shared], [b[key] for key in shared], posts)
     return {
-        "judges": [a, b],
-        "share": None if share is None else asdict(share),
-        "kappa": None if kappa is None else asdict(kappa),
+        "judges": list(names),
+        "share": as_plain(clustered_share(same, post_numbers(posts))),
+        "kappa": as_plain(kappa),
         "summaries": len(shared),
     }

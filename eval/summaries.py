@@ -90,9 +90,9 @@ def scorer_of(
 def policies_of(config: Config) -> list[str]:
     """The stages whose policies are compared: an optional one joins the others once it was made."""
     row = row_of("summaries", config.kind)
-    joined = {one for one in row.joined_by if is_part(one, config.kind)}
-    made = {one for one in joined if read_manifest(stage_folder(config, one)) is not None}
-    return [one for one in POLICY_STAGES if one in {*row.inputs, *made}]
+    joined = {stage for stage in row.joined_by if is_part(stage, config.kind)}
+    made = {stage for stage in joined if read_manifest(stage_folder(config, stage)) is not None}
+    return [stage for stage in POLICY_STAGES if stage in {*row.inputs, *made}]
 
 
 def longest(config: Config, name: str) -> int:
@@ -129,22 +129,22 @@ def score_all(
 
     def score(rows: list[int]) -> list[list[float]]:
         queries = [posts.columns["queries"][row] for row in rows]
-        each = [[torch.tensor(one[row]) for row in rows] for one in texts.values()]
+        each = [[torch.tensor(written[row]) for row in rows] for written in texts.values()]
         with accelerator.autocast():
-            found = summary_scores(reward_model, queries, each, accelerator.device)
-        scores: list[list[float]] = found.T.tolist()
-        return scores
+            scores = summary_scores(reward_model, queries, each, accelerator.device)
+        of_posts: list[list[float]] = scores.T.tolist()
+        return of_posts
 
     in_their_order = [0] * len(posts)
     size = max(1, run.config.memory.forward_batch_size // len(texts))
-    found = over_rows(accelerator, in_their_order, size, "score summaries", score, run.resume)
-    return dict(zip(texts, map(list, zip(*found, strict=True)), strict=True))
+    scores = over_rows(accelerator, in_their_order, size, "score summaries", score, run.resume)
+    return dict(zip(texts, map(list, zip(*scores, strict=True)), strict=True))
 
 
 def kl_from_sft(
     run: Run, accelerator: Accelerator, name: str, posts: TokenizedSplit, responses: list[list[int]]
 ) -> Sequence[float | None]:
-    """Log-probability of each response by its policy less that by SFT, nats, at ppo.temperature.
+    """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
 
     It is PPO's `objective/kl` of one summary, which was sampled at eval.temperature. None in a run
     without SFT.
@@ -157,7 +157,7 @@ def kl_from_sft(
         log_likelihoods(run, accelerator, (name, reader), posts, responses)
         for reader in (name, "sft")
     )
-    return [mine - theirs for mine, theirs in zip(own, sft, strict=True)]
+    return [by_policy - by_sft for by_policy, by_sft in zip(own, sft, strict=True)]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ A's posts (from the cache, where run A was evaluated with it).
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,10 @@ def judge_sides(
             run.inputs[str(side.relative_to(settings.RUNS))] = file_hash(side / "manifest.json")
         judge = make_judge(config, {"versus": rows})
         controls = rows_for(config, list(left.rows.values()))
-        found = judge_both_orders(run, judge, {"versus": rows, **controls}, "versus")
-        results = describe(rows, [row for row in found if row["policy"] == "versus"]) | {
+        judgements = judge_both_orders(run, judge, {"versus": rows, **controls}, "versus")
+        results = describe(rows, [row for row in judgements if row["policy"] == "versus"]) | {
             "judge": asdict(judge.about),
-            "controls": outcome(found, controls),
+            "controls": outcome(judgements, controls),
             "a": left.label,
             "b": right.label,
         }
@@ -98,18 +98,23 @@ def judge_sides(
 def read_side(text: str) -> Side:
     """The side that `name[/seed][:policy]` names. Raises UserError where it is not there."""
     name, seed, policy = parts_of(text)
-    names = sorted({one.parent.name for one in settings.RUNS.glob("*/seed*")})
-    if names and name not in names:
-        raise unknown("run", name, names, "run `make status` to see what there is")
+    check_run(name)
     folder = settings.RUNS / name / f"seed{seed or DEFAULT_SEED}" / "summaries"
     if read_manifest(folder) is None:
         raise UserError(f"{text}: {folder} is missing: run `make eval` for that run first")
     path = folder / f"{policy}.jsonl"
     if not path.exists():
-        there = ", ".join(sorted(one.stem for one in folder.glob("*.jsonl")))
+        there = ", ".join(sorted(file.stem for file in folder.glob("*.jsonl")))
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
     rows = {row["id"]: row for row in rows_of(path)}
     return Side(name=name, seed=int(seed or DEFAULT_SEED), policy=policy, folder=folder, rows=rows)
+
+
+def check_run(name: str) -> None:
+    """Raise UserError, with the nearest names, where no run is called so."""
+    names = sorted({folder.parent.name for folder in settings.RUNS.glob("*/seed*")})
+    if names and name not in names:
+        raise unknown("run", name, names, "run `make status` to see what there is")
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
@@ -148,7 +153,7 @@ def check_posts(a: Side, b: Side) -> None:
             f"the posts differ: {a.label} has {len(a.rows)}, {b.label} has {len(b.rows)}, and"
             f" {both} are in both: evaluate them with the same data and eval.posts"
         )
-    other = [one for one, row in a.rows.items() if row["query"] != b.rows[one]["query"]]
+    other = [post for post, row in a.rows.items() if row["query"] != b.rows[post]["query"]]
     if other:
         raise UserError(f"the posts differ: {other[0]} has another text in {b.label}")
 
@@ -166,21 +171,28 @@ def check_scores(a: Side, b: Side) -> None:
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str], judge_folder: str = "") -> Config:
     """A config that names the comparison's folder and holds the judge of run A and its checks."""
-    changes: dict[str, Any] = {}
-    for override in overrides:
-        section, field, value = override_of(override)
-        if section != "judge":
-            raise UserError(f"{override} has no effect: versus takes judge.* alone")
-        changes[field] = value
-    saved = [saved_settings(one, "kind" in changes) for one in judged_folders(a, judge_folder)]
-    judge, *others = (changed_judge(one["judge"], changes) for one in saved)
-    if any(one != judge for one in others):
-        names = ", ".join(one.name for one in judged_folders(a))
+    changes = judge_changes(overrides, "versus")
+    folders = judged_folders(a, judge_folder)
+    saved = [saved_settings(folder, "kind" in changes) for folder in folders]
+    judge, *others = (changed_judge(recorded["judge"], changes) for recorded in saved)
+    if any(other != judge for other in others):
+        names = ", ".join(folder.name for folder in folders)
         raise UserError(f"{a.label} was judged by {names}: choose one with JUDGE= (its folder)")
     config = make_config("tiny", seed=a.seed)
     name = f"versus-{a.label}-{b.label}"
     checks = Checks(**saved[0]["checks"]) if "checks" in saved[0] else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
+
+
+def judge_changes(overrides: Sequence[str], command: str) -> dict[str, Any]:
+    """The judge's settings in a command's overrides. Raises UserError for any other setting."""
+    changes = {}
+    for override in overrides:
+        section, field, value = override_of(override)
+        if section != "judge":
+            raise UserError(f"{override} has no effect: {command} takes judge.* alone")
+        changes[field] = value
+    return changes
 
 
 def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge:
@@ -189,9 +201,7 @@ def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge
     Another kind takes nothing from the record, another model nothing that belongs to the recorded
     model's server: its texts would go there.
     """
-    known = {one.name for one in fields(Judge)}
-    kept = {key: value for key, value in saved.items() if key in known}
-    recorded = Judge(**kept)
+    kept, recorded = dict(saved), Judge(**saved)
     if changes.get("kind", recorded.kind) != recorded.kind:
         kept = {}
     elif changes.get("model", recorded.model) != recorded.model:
@@ -225,13 +235,19 @@ def judged_folders(side: Side, name: str = "") -> list[Path]:
     Where no judge has judged it, the folder of its summaries. Raises UserError for an unknown name.
     """
     root = side.folder.with_name("judge")
-    judges = sorted(one for one in root.glob("*") if read_manifest(one) is not None)
+    folders = finished_in(root)
     if not name:
-        return judges or [side.folder]
-    if name not in (one.name for one in judges):
-        there = ", ".join(one.name for one in judges) or "none"
+        return folders or [side.folder]
+    names = [folder.name for folder in folders]
+    if name not in names:
+        there = ", ".join(names) or "none"
         raise UserError(f"JUDGE={name} has not judged {side.label}: choose of {there}")
     return [root / name]
+
+
+def finished_in(root: Path, name: str = "") -> list[Path]:
+    """The folders of the judges below a folder that have finished, or the one of that name."""
+    return sorted(path for path in root.glob(name or "*") if read_manifest(path) is not None)
 
 
 def pair_rows(a: Side, b: Side) -> list[Row]:
@@ -253,11 +269,11 @@ def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     Raises UserError where no post has a verdict in both orders.
     """
     scores = post_scores(judgements)["versus"]
-    found = win_rate(scores)
+    rate = win_rate(scores)
     judged = np.array([score for score in scores.values() if score is not None])
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows}
     return {
-        **asdict(found),
+        **asdict(rate),
         "p_value": sign_flip_p_value(judged - 0.5),
         "unjudged": 1 - len(judged) / len(scores),
         "wins": int((judged > 0.5).sum()),
@@ -270,11 +286,10 @@ def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
 
 def summary_of(results: Mapping[str, Any]) -> list[str]:
     """Who was compared, and on how many posts, in lines of at most 80 columns."""
-    said = (
+    return folded(
         f"{results['a']} over {results['b']}: {results['posts']} posts judged,"
         f" {results['unjudged']:.1%} of the posts unjudged"
     )
-    return folded(said)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -99,10 +99,10 @@ def names_of_pair(name: str) -> tuple[str, str]:
 
 def rows_by_policy(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The rows of each policy, which their `policy` names."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    policies: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["policy"], []).append(row)
-    return found
+        policies.setdefault(row["policy"], []).append(row)
+    return policies
 
 
 def written_by_policy(folder: Path) -> list[Path]:
@@ -136,10 +136,10 @@ def verdict_pairs(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, l
     for row in judgements:
         verdicts.setdefault(row["policy"], {}).setdefault(row["id"], []).append(row["verdict"])
         orders.setdefault((row["policy"], row["id"]), []).append(row["order"])
-    for (policy, post_id), found in orders.items():
-        if len(found) != len(ORDERS) or set(found) != ORDERS:
+    for (policy, post_id), of_post in orders.items():
+        if len(of_post) != len(ORDERS) or set(of_post) != ORDERS:
             raise UserError(
-                f"post {post_id} of {policy} was judged in the orders {', '.join(found)}: "
+                f"post {post_id} of {policy} was judged in the orders {', '.join(of_post)}: "
                 f"one of each is needed"
             )
     return verdicts
@@ -217,21 +217,21 @@ def paired_difference(
     The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
     difference keeps or changes its sign). Raises UserError where there is no such post.
     """
-    pairs = [(a[one], b[one]) for one in a if one in b]
+    pairs = [(a[post], b[post]) for post in a if post in b]
     differences = np.array([x - y for x, y in pairs if x is not None and y is not None])
-    found = mean_of_posts(differences, (-1.0, 1.0), seed, resamples)
+    interval = mean_of_posts(differences, (-1.0, 1.0), seed, resamples)
     p_value = sign_flip_p_value(differences, seed, resamples)
-    return PairedInterval(**asdict(found), p_value=p_value)
+    return PairedInterval(**asdict(interval), p_value=p_value)
 
 
 def print_summary(results: dict[str, Any]) -> None:
     """A line for the judge, one for each policy and one for each difference, 80 columns."""
     lines = folded(f"win rate against the reference, judged by {results['judge']['name']}")
     for name, row in results["policies"].items():
-        lines += row_of(f"  {name}", f" {_said_of(row)}", 18)
+        lines += row_of(f"  {name}", f" {_rate_of(row)}", 18)
     for name, row in results["differences"].items():
         pair = names_of_pair(name)
-        if any(results["policies"][one]["unjudged"] > MOST_UNJUDGED for one in pair):
+        if any(results["policies"][policy]["unjudged"] > MOST_UNJUDGED for policy in pair):
             continue
         estimate, low, high = (f"{100 * row[key]:+.1f}" for key in ("estimate", "low", "high"))
         points = f"{estimate:>6} [{low:>6}, {high:>6}]  points on the same posts"
@@ -249,7 +249,7 @@ def row_of(name: str, cells: str, width: int) -> list[str]:
     return [*folded(name), f"{'':{width}}{cells}"]
 
 
-def _said_of(row: dict[str, Any]) -> str:
+def _rate_of(row: dict[str, Any]) -> str:
     """A policy's rate, or the bounds of its rate where too much is unjudged."""
     if row["unjudged"] > MOST_UNJUDGED:
         low, high = row["worst_case"]

@@ -140,7 +140,7 @@ def verdicts_of(scenario: Scenario, rng: np.random.Generator) -> VerdictTable:
         outcomes=outcomes,
         shown_first=first,
         log_ratios=log_ratios,
-        asked=np.ones(len(first), dtype=bool),
+        differ=np.ones(len(first), dtype=bool),
     )
 
 

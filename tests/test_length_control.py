@@ -158,7 +158,7 @@ def test_where_every_longer_text_wins_the_rate_is_read_off_the_posts_of_equal_le
         outcomes=outcomes,
         shown_first=first,
         log_ratios=ratios,
-        asked=np.ones(200, dtype=bool),
+        differ=np.ones(200, dtype=bool),
     )
     found = length_controlled(table)
     assert (found["estimate"], found["equal_posts"]) == (pytest.approx(25 / 40), 40)
@@ -189,7 +189,7 @@ def test_rates_by_length_are_counted_bin_by_bin():
         outcomes=outcomes,
         shown_first=np.tile([True, False], 50),
         log_ratios=ratios,
-        asked=np.ones(100, dtype=bool),
+        differ=np.ones(100, dtype=bool),
     )
     found = rates_by_length(table)
     assert [one["rate"] for one in found] == pytest.approx([0.2, 0.5, 0.6, 0.8, 1.0])
@@ -256,7 +256,7 @@ def test_with_one_order_a_post_both_orders_weigh_alike():
         outcomes=outcomes,
         shown_first=first,
         log_ratios=rng.normal(size=400),
-        asked=np.ones(400, dtype=bool),
+        differ=np.ones(400, dtype=bool),
     )
     found = analyse(table)["order_balanced"]
     means = outcomes[first].mean(), outcomes[~first].mean()
@@ -273,7 +273,7 @@ def test_a_post_that_was_seen_twice_does_not_speak_for_all():
         outcomes=outcomes,
         shown_first=np.array([True] * 50 + [False] * 50 + [True, False]),
         log_ratios=np.zeros(102),
-        asked=np.ones(102, dtype=bool),
+        differ=np.ones(102, dtype=bool),
     )
     found = analyse(table)["order_balanced"]
     assert found["estimate"] == pytest.approx(30 / 51)
@@ -290,7 +290,7 @@ def test_posts_seen_once_count_in_the_order_balanced_rate_as_in_those_of_the_ord
         outcomes=outcomes,
         shown_first=first,
         log_ratios=np.zeros(31),
-        asked=np.ones(31, dtype=bool),
+        differ=np.ones(31, dtype=bool),
     )
     found = analyse(table)
     rates = [found[key]["estimate"] for key in ("shown_first", "shown_second")]

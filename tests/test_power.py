@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eval.power import (
-    difference_told,
+    detectable_difference,
     dollars_a_question,
     lines_of,
     main,
@@ -50,7 +50,7 @@ def pool(rng, posts, gain=0.0):
 def test_the_number_of_posts_is_the_textbooks():
     # (1.95996 + 0.84162)^2 = 7.849 times (spread / difference)^2, and two more for Student's t.
     assert posts_needed(0.4, 0.03) == pytest.approx(7.849 * (0.4 / 0.03) ** 2 + 2, abs=1.1)
-    assert difference_told(0.4, 1398) == pytest.approx(0.03, abs=1e-4)
+    assert detectable_difference(0.4, 1398) == pytest.approx(0.03, abs=1e-4)
     assert posts_needed(0.4, 0.9) == posts_needed(0.4, 0.4) == 10  # a test needs some posts
 
 
@@ -108,7 +108,7 @@ def test_a_policy_that_is_called_reference_is_one_and_not_the_rate_of_a_half():
     assert found[pair, True].spread == pytest.approx(second.std(ddof=1))
     assert found[pair, False].questions == 2 * 2 * found[pair, False].posts
     names = [line[:24].strip() for line in lines_of(list(found.values()), 0.0)]
-    assert names == ["", "ppo less reference", "reference vs reference", "ppo vs reference"]
+    assert names == ["", "ppo - reference", "reference vs reference", "ppo vs reference"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_one_command_prints_one_short_table(runs, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 10
     assert max(map(len, lines)) <= 80
-    (row,) = [line.split() for line in lines if line.startswith("ppo less sft")]
+    (row,) = [line.split() for line in lines if line.startswith("ppo - sft")]
     posts, questions, dollars = (float(cell.replace(",", "")) for cell in row[3:6])
     spread = (scores["ppo"] - scores["sft"]).std(ddof=1)
     assert posts == pytest.approx(7.849 * (spread / 0.03) ** 2 + 2, abs=1.1)
@@ -200,6 +200,6 @@ def test_long_names_that_begin_alike_stay_two(capsys):
     names = [f"meta-llama-3.1-{size}b-instruct" for size in (8, 70)]
     rows = [row for name in names for row in rows_of(name, rng.choice([0.0, 1.0], 99))]
     lines = lines_of(needed(rows, 0.05), 0.0)
-    assert f"{names[1]} less {names[0]}" in lines
+    assert f"{names[1]} - {names[0]}" in lines
     assert max(map(len, lines)) <= 80
     assert len({len(line) for line in lines if line.startswith(" ")}) == 1

@@ -34,7 +34,7 @@ class VerdictTable:
     """Whether the policy's summary was the one shown first (A)."""
     log_ratios: Floats
     """Natural logarithm of the policy's length over the other's."""
-    asked: NDArray[np.bool_]
+    differ: NDArray[np.bool_]
     """False where the two texts are identical: a tie by protocol, which says nothing of a judge."""
 
     def judged(self) -> "VerdictTable":

@@ -105,7 +105,7 @@ def swap_consistency(rows: VerdictTable) -> Interval | None:
 
     Identical texts are left out: the judge was not asked about them.
     """
-    sums = _by_post(rows.only(rows.asked))
+    sums = _by_post(rows.only(rows.differ))
     kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
     same = (kept[:, 0] / kept[:, 1] == kept[:, 2] / kept[:, 3]).astype(float)
     return clustered_share(same, np.arange(len(same)))
@@ -138,5 +138,5 @@ def verdict_table(
         outcomes=np.array([POINTS.get(row["verdict"], np.nan) for row in rows], dtype=float),
         shown_first=np.array([row["order"] == "policy_first" for row in rows], dtype=bool),
         log_ratios=np.array(ratios, dtype=float),
-        asked=np.array([ours.split() != theirs.split() for ours, theirs in pairs], dtype=bool),
+        differ=np.array([ours.split() != theirs.split() for ours, theirs in pairs], dtype=bool),
     )
