@@ -299,7 +299,7 @@ def calibrated(config, flags):
     results |= {"asking": {"seconds": 80.0, "questions": 400}, "judged": 197}
     write_manifest(config, "calibration", results)
     pairs = [
-        {"label": label, "answer": float(label == right), "with_reference": True}
+        {"label": label, "answer": float(label == right), "with_reference": True, "family": ""}
         for label in (True, False)
         for right in [True] * 90 + [False] * 10
     ]

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z
+from eval.rates.formulas import Z, clustered_logit
 from eval.rates.length_control import VerdictTable, length_controlled
-from eval.rates.logit import clustered_logit
 
 Floats = Any
 Effect = Callable[[Floats], Floats]

@@ -202,7 +202,7 @@ def test_the_built_in_judge_agrees_with_the_built_in_labels(runs, capsys):
 
 def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
     pairs = [
-        {"label": label, "answer": float(right == label), "with_reference": True}
+        {"label": label, "answer": float(right == label), "with_reference": True, "family": ""}
         for label, right, count in (
             (True, True, 160),
             (True, False, 40),

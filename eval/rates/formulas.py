@@ -1,9 +1,10 @@
-"""Formulas for verdicts: means over posts, paired tests, agreement.
+"""Formulas for verdicts: means over posts, paired tests, agreement, logistic models. No torch.
 
 Posts are what was sampled, so posts are resampled: both orders of a post, and all policies on it,
 stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie counts half) and 0.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
@@ -25,6 +26,10 @@ FEW_POSTS = 10
 SMALL_SAMPLE = 50
 RESAMPLES = 10_000
 DRAWS_AT_ONCE = 1_000  # so that the draws of 10,000 posts take no more than 80 MB
+Z = NormalDist().inv_cdf(TAILS[1])
+# Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
+SCALES = (0.8, 0.2)
+MOST_LOGITS = 15.0  # beyond it a coefficient only says that the data are separated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +230,6 @@ def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-Z = NormalDist().inv_cdf(0.975)  # 95%, two-sided
-
-
 def wilson(successes: float, n: float) -> tuple[float, float]:
     """Wilson's 95% interval for a proportion, in [0, 1], by statsmodels.
 
@@ -240,3 +242,50 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     p = successes / n
     low, high = proportion_confint(successes, n, method="wilson")
     return max(0.0, min(float(low), p)), min(1.0, max(float(high), p))  # rounding at 0 and n
+
+
+def clustered_logit(
+    outcomes: Floats, design: Floats, groups: NDArray[np.int64]
+) -> tuple[Floats, Floats] | None:
+    """Coefficients [K] and their clustered covariance [K, K]; None without one finite fit.
+
+    `logit P(outcome) = design @ coefficients`. Shapes: outcomes [n] in [0, 1] (fractional: a tie
+    enters as 1/2), design [n, K], groups [n] (rows of one group are one cluster).
+    Source: Papke and Wooldridge 1996.
+    """
+    from statsmodels.genmod.families import Binomial
+    from statsmodels.genmod.generalized_linear_model import GLM
+    from statsmodels.tools.sm_exceptions import PerfectSeparationWarning
+
+    if np.linalg.matrix_rank(design) < design.shape[1]:  # any of many fits would do as well
+        return None
+    if len(np.unique(groups)) < 2:  # one cluster shows no spread
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerfectSeparationWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # overflow on the way to no fit
+        try:
+            fit = GLM(outcomes, design, family=Binomial()).fit(
+                cov_type="cluster", cov_kwds={"groups": groups}
+            )
+        except (PerfectSeparationWarning, np.linalg.LinAlgError):
+            return None
+    coefficients, covariance = np.asarray(fit.params), np.asarray(fit.cov_params())
+    finite = np.isfinite(coefficients).all() and np.isfinite(covariance).all()
+    if not (fit.converged and finite) or np.abs(coefficients).max() > MOST_LOGITS:
+        return None
+    return coefficients, covariance
+
+
+def length_terms(log_ratios: Floats) -> tuple[Floats, Floats]:
+    """The bounded terms of length, `wide` and `narrow`: 0 at equal length, at most 1 in size.
+
+    With both, length may count at once or slowly, and has its end.
+    """
+    wide, narrow = (np.tanh(log_ratios / scale) for scale in SCALES)
+    return wide, narrow
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x))."""
+    return float(1 / (1 + np.exp(-x)))

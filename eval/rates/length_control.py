@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, Z, clustered_share, mean_of_posts
-from eval.rates.logit import clustered_logit, length_terms, sigmoid
+from eval.rates.formulas import (
+    Floats,
+    Z,
+    clustered_logit,
+    clustered_share,
+    length_terms,
+    mean_of_posts,
+    sigmoid,
+)
 
 BINS = 5
 LEAST_JUDGEMENTS = 30

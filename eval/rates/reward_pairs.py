@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Z, wilson
-from eval.rates.logit import Floats, clustered_logit, length_terms, sigmoid
+from eval.rates.formulas import Floats, Z, clustered_logit, length_terms, sigmoid, wilson
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 

@@ -11,8 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, Interval, Totals, Z, bootstrap, cohens_kappa, post_numbers
-from eval.rates.logit import clustered_logit
+from eval.rates.formulas import (
+    Floats,
+    Interval,
+    Totals,
+    Z,
+    bootstrap,
+    clustered_logit,
+    cohens_kappa,
+    post_numbers,
+)
 
 NO_BOUND = "it won, or lost, every comparison with those that can be placed"
 NO_FIT = "the model has no finite fit"
