@@ -34,7 +34,7 @@ from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.command_line import recorded_config
-from stages.settings.config import Config, Judge, UserError, fail
+from stages.settings.config import Judge, UserError, fail
 
 POWER = 0.8
 ALPHA = 0.05
@@ -180,11 +180,6 @@ def find_verdicts(name: str, seed: int, judge: str) -> Path:
     return folders[0]
 
 
-def priced_judge(config: Config, overrides: Sequence[str]) -> Judge:
-    """The run's judge with the overrides. Raises UserError for one of another section."""
-    return replace(config.judge, **judge_changes(overrides, "power"))
-
-
 def token_settings(judge: Judge) -> dict[str, Any]:
     """What the tokens of a question depend on: the model and how it is asked, not the server."""
     elsewhere = ("base_url", "accept_model")
@@ -234,7 +229,7 @@ def main(argv: list[str] | None = None) -> None:
         config = recorded_config(folder)
         if config is None:
             raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
-        judge = priced_judge(config, args.overrides)
+        judge = replace(config.judge, **judge_changes(args.overrides, "power"))
         judgements = read_lines(folder / "judgements.jsonl")
         needs = needed(judgements, args.difference / 100)
         known = judgements if token_settings(judge) == token_settings(config.judge) else []

@@ -22,7 +22,7 @@ from eval.rates.strengths import (
     majority,
     strengths,
 )
-from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
+from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import (
     Scores,
     describe,
@@ -30,6 +30,7 @@ from eval.win_rate import (
     names_of_pair,
     paired_difference,
     post_scores,
+    statistics_of,
 )
 from stages.settings.config import UserError
 
@@ -56,8 +57,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     games += _games({names_of_pair(name): direct[name] for name in direct})
     placed = strengths(games, BASE)
     systems = {
-        name: _system(name, scores[name], [row for row in rows if row["policy"] == name], texts)
-        | {"strength": placed.get(name)}
+        name: _system(name, scores[name], rows, texts[name]) | {"strength": placed.get(name)}
         for name in scores
     }
     order = sorted(systems, key=lambda name: -(systems[name]["win_rate"] or 0.0))
@@ -78,10 +78,11 @@ def _given(system: Row) -> bool:
     return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
 
 
-def _system(name: str, scores: Scores, rows: Sequence[Row], texts: Texts) -> dict[str, Any]:
-    rates = describe(scores)
-    words = _mean_words(texts[name][post][0] for post in scores)
-    return rates | {"statistics": analyse(verdict_table(rows, texts[name])), "words": words}
+def _system(
+    name: str, scores: Scores, rows: Sequence[Row], texts: Mapping[str, tuple[str, str]]
+) -> dict[str, Any]:
+    words = _mean_words(texts[post][0] for post in scores)
+    return describe(scores) | {"statistics": statistics_of(name, rows, texts), "words": words}
 
 
 def _texts_on(texts: Texts, posts: set[str]) -> list[tuple[str, str]]:

@@ -15,16 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
 from eval.judge import capped, make_judge
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
-from eval.rates.formulas import sign_flip_p_value
-from eval.rates.table import analyse, verdict_table
-from eval.win_rate import describe as of_posts
-from eval.win_rate import post_scores, win_rate
+from eval.win_rate import describe as describe_scores
+from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines
 from stages.running.progress import folded
@@ -269,19 +265,15 @@ def describe(rows: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     Raises UserError where no post has a verdict in both orders.
     """
     scores = post_scores(judgements)["versus"]
-    rate = win_rate(scores)
-    judged = np.array([score for score in scores.values() if score is not None])
+    if not has_verdict(scores):
+        raise UserError(
+            "no post is judged, so there is no rate: see the replies in judgements.jsonl"
+        )
+    rates = describe_scores(scores)
+    bounds = {"worst_case": rates.pop("worst_case")}
     texts = {row["id"]: (row["summary"], row["reference"]) for row in rows}
-    return {
-        **asdict(rate),
-        "p_value": sign_flip_p_value(judged - 0.5),
-        "unjudged": 1 - len(judged) / len(scores),
-        "wins": int((judged > 0.5).sum()),
-        "ties": int((judged == 0.5).sum()),
-        "losses": int((judged < 0.5).sum()),
-        "statistics": analyse(verdict_table(judgements, texts))
-        | {"worst_case": of_posts(scores)["worst_case"]},
-    }
+    statistics = statistics_of("versus", judgements, texts) | bounds
+    return {"estimate": rates.pop("win_rate"), **rates, "statistics": statistics}
 
 
 def summary_of(results: Mapping[str, Any]) -> list[str]:

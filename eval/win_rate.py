@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from eval.rates.scores import proxy_and_gold
 from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
@@ -28,7 +29,6 @@ from stages.runs import open_stage, write_rows
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
 
-ORDERS = {"policy_first", "reference_first"}
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
 
@@ -126,37 +126,27 @@ def statistics_of(
     return analyse(verdict_table(rows, texts))
 
 
-def verdict_pairs(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
-    """For each policy and post id the two verdicts, whichever order came first.
+def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """For each policy and post id the mean of both orders, None where one is unjudged.
 
     Raises UserError where a post lacks an order or has one twice.
     """
-    verdicts: dict[str, dict[str, list[str]]] = {}
-    orders: dict[tuple[str, str], list[str]] = {}
+    verdicts: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row in judgements:
-        verdicts.setdefault(row["policy"], {}).setdefault(row["id"], []).append(row["verdict"])
-        orders.setdefault((row["policy"], row["id"]), []).append(row["order"])
-    for (policy, post_id), of_post in orders.items():
-        if len(of_post) != len(ORDERS) or set(of_post) != ORDERS:
+        of_post = verdicts.setdefault((row["policy"], row["id"]), [])
+        of_post.append((row["order"], row["verdict"]))
+    scores: dict[str, dict[str, float | None]] = {}
+    for (policy, post_id), of_post in verdicts.items():
+        orders = [order for order, _ in of_post]
+        if sorted(orders) != sorted(VERDICTS):
             raise UserError(
-                f"post {post_id} of {policy} was judged in the orders {', '.join(of_post)}: "
+                f"post {post_id} of {policy} was judged in the orders {', '.join(orders)}: "
                 f"one of each is needed"
             )
-    return verdicts
-
-
-def post_scores(judgements: Iterable[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """For each policy and post id the mean of both orders, None where one is unjudged."""
-    return {
-        policy: {post_id: _mean_points(pair) for post_id, pair in of_posts.items()}
-        for policy, of_posts in verdict_pairs(judgements).items()
-    }
-
-
-def _mean_points(pair: list[str]) -> float | None:
-    if "unjudged" in pair:
-        return None
-    return sum(POINTS[verdict] for verdict in pair) / len(pair)
+        points = [POINTS[verdict] for _, verdict in of_post if verdict != "unjudged"]
+        score = sum(points) / len(points) if len(points) == len(orders) else None
+        scores.setdefault(policy, {})[post_id] = score
+    return scores
 
 
 def has_verdict(scores: Scores) -> bool:

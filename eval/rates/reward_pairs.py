@@ -11,13 +11,23 @@ Source: Stiennon et al. 2020, section 3.4 and appendix on length.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import Floats, Z, clustered_logit, length_terms, sigmoid, wilson
+from eval.rates.formulas import (
+    Floats,
+    Z,
+    clustered_logit,
+    length_terms,
+    mean_with_error,
+    post_numbers,
+    sigmoid,
+    wilson,
+)
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
@@ -116,7 +126,9 @@ def beside_length(
         "above_longer": _mean(right - longer),
         "near_equal": _share(right[near]),
         "longer_near_equal": _share(longer[near]),
-        "at_equal_length": accuracy_at_equal_length(right, np.log(ours / theirs), _numbers(posts)),
+        "at_equal_length": accuracy_at_equal_length(
+            right, np.log(ours / theirs), post_numbers(posts)
+        ),
     }
 
 
@@ -162,12 +174,5 @@ def _share(values: Floats) -> dict[str, Any] | None:
 
 def _mean(values: Floats) -> dict[str, Any]:
     """A mean of differences with its normal interval."""
-    mean, spread = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    half = Z * spread / float(np.sqrt(len(values)))
-    return {"estimate": mean, "low": mean - half, "high": mean + half, "pairs": len(values)}
-
-
-def _numbers(posts: Sequence[str]) -> NDArray[np.int64]:
-    """Each post as a number."""
-    known = {post: number for number, post in enumerate(dict.fromkeys(posts))}
-    return np.array([known[post] for post in posts], dtype=np.int64)
+    interval = asdict(mean_with_error(values))
+    return interval | {"pairs": interval.pop("posts")}

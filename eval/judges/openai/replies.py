@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
@@ -183,12 +183,7 @@ class Dialect:
 
     def without(self, part: str) -> "Dialect":
         """The dialect that leaves out `temperature`, `effort` or `structured`."""
-        return Dialect(
-            structured=self.structured and part != "structured",
-            temperature=self.temperature and part != "temperature",
-            effort=self.effort and part != "effort",
-            tokens=self.tokens,
-        )
+        return Dialect(**{**asdict(self), part: False})
 
 
 class Pace:
