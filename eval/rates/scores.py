@@ -61,7 +61,7 @@ def agreement(
 
 def by_name(rows: ScoredRows) -> Scores:
     """Name -> post -> score; the references of all policies are one more name."""
-    scores: Scores = {REFERENCE: {}} | {policy: {} for policy in rows}
+    scores: Scores = {name: {} for name in (REFERENCE, *rows)}
     for policy, of_policy in rows.items():
         for row in of_policy:
             for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
