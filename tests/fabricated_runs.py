@@ -303,5 +303,5 @@ def calibrated(config, flags):
         for label in (True, False)
         for right in [True] * 90 + [False] * 10
     ]
-    rows = [{"post": f"p{number}"} | pair for number, pair in enumerate(pairs)]
+    rows = [pair | {"post": f"p{number}"} for number, pair in enumerate(pairs)]
     write_rows(folder / "pairs.jsonl", rows)
