@@ -17,8 +17,9 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,13 +44,11 @@ from stages.running.machine import (
     peak_gpu_gib,
     peak_memory_gib,
 )
-from stages.running.mirror import Mirror, open_mirror
-from stages.running.mirror_contents import CARD
 from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.config import Config, hash_of, settings_hash, settings_of
-from stages.settings.stages import STAGES, row_of
+from stages.settings.stages import CARD, STAGES, row_of
 
 T = TypeVar("T")
 HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
@@ -58,6 +57,37 @@ RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
 WHILE_WORKING = (RESUME, ATTEMPT, "progress.json")  # not part of a stage's outputs
+
+
+class Mirror:
+    """Where a stage is shown beside its folder while it is under way; this one shows nothing."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """The metrics of one step."""
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """A row that the stage appended to one of its files."""
+
+    def finish(self) -> None:
+        """The stage has finished, and lies in its place."""
+
+    def close(self, failed: bool) -> None:
+        """The stage has ended, finished or not."""
+
+
+OpenMirrors = Callable[[Config, str, str], list[Mirror]]
+"""Gets a config, a stage and a hash of its settings and inputs."""
+open_mirrors: ContextVar[OpenMirrors] = ContextVar("open_mirrors", default=lambda *_: [])
+
+
+@contextmanager
+def mirrored_by(function: OpenMirrors) -> Iterator[None]:
+    """Stages that are opened inside this block are shown in the mirrors that a function opens."""
+    token = open_mirrors.set(function)
+    try:
+        yield
+    finally:
+        open_mirrors.reset(token)
 
 
 class Run:
@@ -75,8 +105,8 @@ class Run:
         self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
         self.code: dict[str, Any] = {}
-        self.mirror = Mirror(config, stage)
-        """What others see of the stage; off unless the environment asks for it."""
+        self.mirrors: list[Mirror] = []
+        """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
         self.finished = False
 
     def require(self, stage: str) -> Path:
@@ -100,17 +130,19 @@ class Run:
         return progress(items, label, total, done, note if self.main else None)
 
     def log(self, step: int, **metrics: float) -> None:
-        """Append one line to metrics.jsonl (keys are TRL's), and mirror it if that is asked for."""
+        """Append one line to metrics.jsonl (keys are TRL's), and show it in the mirrors."""
         if self.main:
             self.append("metrics.jsonl", {"step": step, **metrics})
-            self.mirror.log(step, metrics)
+            for mirror in self.mirrors:
+                mirror.log(step, metrics)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Append one JSON line to a file of this stage."""
         if self.main:
             with (self.partial / name).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self.mirror.append(name, row)
+            for mirror in self.mirrors:
+                mirror.append(name, row)
 
     @property
     def halvings(self) -> list[dict[str, int]]:
@@ -156,7 +188,8 @@ class Run:
         write_json(self.partial / "manifest.json", manifest)
         put_in_place(self.config, self.stage)
         self.finished = True
-        self.mirror.finish()
+        for mirror in self.mirrors:
+            mirror.finish()
 
 
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -190,13 +223,15 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
             put_in_place(config, stage)
             _prepare(run)
             try:
-                run.mirror = open_mirror(config, stage, hash_of(_attempt(config, stage)))
+                attempt = hash_of(_attempt(config, stage))
+                run.mirrors = open_mirrors.get()(config, stage, attempt)
                 yield run
             except Exception as error:
                 _keep_or_remove(run, error)
                 raise
             finally:
-                run.mirror.close(failed=not run.finished)
+                for mirror in run.mirrors:
+                    mirror.close(failed=not run.finished)
     finally:
         remove_empty_folders(run.folder.parent)
 

@@ -10,11 +10,12 @@ from huggingface_hub import ModelCard
 from reports.sharing import cards
 from reports.sharing.cards import Judged, card
 from stages.finished import damage, read_manifest, stage_folder, why_not
-from stages.running.mirror import Board
-from stages.running.mirror_contents import CARD, MODELS
+from stages.running.mirror import Board, open_mirrors
 from stages.running.start import leave_cards, run_stage
-from stages.runs import open_stage
+from stages.runs import mirrored_by, open_stage
+from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
+from stages.settings.stages import CARD, STAGES, TRAINING_STAGES
 
 TINY = make_config("tiny")
 MADE = {"results": {"loss/validation": 1.25, "rougeL": 0.4321, "other": 7}, "inputs": {}}
@@ -25,7 +26,7 @@ def finish(stage, results=MADE["results"], config=TINY):
 
     def work(config):
         with open_stage(config, stage) as run:
-            for name in MODELS.get(stage, ()):
+            for name in STAGES[stage].models:
                 (run.partial / name).mkdir()
                 (run.partial / name / "model.safetensors").write_text("weights")
             run.finish(results)
@@ -40,10 +41,10 @@ def head_of(config, stage="ppo"):
 
 
 def test_every_model_that_a_stage_saves_has_a_card(runs):
-    assert set(MODELS) == {"sft", "rm", "normalize", "ppo", "dpo"}
-    for stage, names in MODELS.items():
+    for stage in TRAINING_STAGES:
         folder = finish(stage)
-        for name in names:
+        assert STAGES[stage].models
+        for name in STAGES[stage].models:
             text = (folder / name / CARD).read_text()
             assert ModelCard(text).data.to_dict()["library_name"] == "transformers"
             assert "# tiny, seed 44413: " in text
@@ -150,7 +151,7 @@ def test_scalars_are_written_for_tensorboard_once_a_step(tmp_path, runs, monkeyp
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     for first, last in ((1, 3), (3, 4)):  # the second goes on from a checkpoint before step 3
-        with open_stage(TINY, "sft") as run:
+        with mirrored_by(open_mirrors), open_stage(TINY, "sft") as run:
             run.resume.mkdir(exist_ok=True)
             for step in range(first, last + 1):
                 run.log(step, **{"loss/train": float(step)})
@@ -168,6 +169,6 @@ def test_tensorboard_that_is_missing_is_one_line(tmp_path, runs, monkeypatch):
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     monkeypatch.setattr(Board, "__init__", missing)
-    with pytest.raises(Exception, match="pip install tensorboard"), open_stage(TINY, "sft"):
-        pass
+    with mirrored_by(open_mirrors), pytest.raises(UserError, match="pip install tensorboard"):
+        open_stage(TINY, "sft").__enter__()
     assert not runs.exists()

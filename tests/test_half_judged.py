@@ -16,7 +16,7 @@ from reports import run_page
 from reports.outputs_page import write_report
 from reports.parts import collect
 from stages.finished import read_manifest, stage_folder
-from stages.running.mirror_contents import headline
+from stages.running.mirror import headline
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.fabricated_runs import fabricate

@@ -154,14 +154,6 @@ def test_a_stage_killed_between_its_manifest_and_its_name_is_put_in_place(runs, 
     Run(TINY, "ppo").require("sft")
 
 
-def test_asking_for_wandb_without_it_is_refused_and_leaves_no_file(runs, monkeypatch):
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="pip install wandb"), open_stage(TINY, "sft"):
-        pass
-    assert everything(runs) == []
-
-
 def test_one_stage_is_not_made_twice_at_once(runs):
     with open_stage(TINY, "sft"):
         named = f"already under way: process {os.getpid()} on "

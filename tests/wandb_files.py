@@ -48,7 +48,6 @@ class Sent:
     summary: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, str] = field(default_factory=dict)
     """Metrics by their pattern -> the metric that is their step."""
-    artifacts: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
 
     def rows(self, stage: str) -> list[dict[str, Any]]:
@@ -86,8 +85,6 @@ def sent(folder: Path) -> Sent:
             case "metric":
                 name = record.metric.name or record.metric.glob_name
                 found.axes[name] = record.metric.step_metric
-            case "artifact":
-                found.artifacts[record.artifact.name] = record.artifact
             case "exit":
                 found.exit_code = record.exit.exit_code
     return found

@@ -36,7 +36,6 @@ from reports.parts.blocks import (
     link,
 )
 from stages.running.files import write_json, write_text
-from stages.running.mirror_contents import PUBLIC
 from stages.settings import config as settings
 
 # Pages name the kinds of blocks and this module together.
@@ -45,6 +44,7 @@ __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", 
 TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
+PUBLIC = "public"  # folder of a page about real data without the texts of others
 FEW_HEADINGS = 5  # a page with more has a list of contents
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 

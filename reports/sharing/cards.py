@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
-from stages.running.mirror_contents import CARD, MODELS
 from stages.settings.config import HUB, RANDOM, TOY, Config, settings_of
 from stages.settings.hidden import is_path, public_value
 from stages.settings.presets import SMOLLM2
-from stages.settings.stages import STAGES
+from stages.settings.stages import CARD, STAGES
 
 POLICIES = ("sft", "ppo", "dpo")
 # What is known of the licences of others, by the beginning of a hub id.
@@ -81,7 +80,7 @@ def write_cards(config: Config, stage: str) -> None:
     """Write the README.md into the folder of every model that a finished stage has saved."""
     folder = stage_folder(config, stage)
     manifest = read_manifest(folder) or {}
-    for name in MODELS[stage] if manifest else ():
+    for name in STAGES[stage].models if manifest else ():
         if (folder / name).is_dir():
             write_text(folder / name / CARD, card(config, stage, name, manifest))
 

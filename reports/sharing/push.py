@@ -25,17 +25,19 @@ from reports.sharing.cards import Judged, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import read_manifest
 from stages.running.hub import LOGIN
-from stages.running.mirror_contents import CARD, MODELS, RECORDS, slug
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, fail
+from stages.settings.hidden import slug
+from stages.settings.stages import CARD, TRAINING_STAGES
 
 # Stage -> the end of its repository's name. The reward model is the normalized one.
 PUSHED = {"sft": "sft", "normalize": "reward", "ppo": "ppo", "dpo": "dpo"}
 WITH_PAGES = "ppo"
 # What the hub takes: `owner/name`, the name of 96 characters at most, no two dashes or dots.
 NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/(?=.{1,96}$)[A-Za-z0-9_][\w.-]*", re.A)
+RECORDS = ("config.json", "manifest.json")  # settings as they were typed: they may name a server
 PAGES = "report"  # folder of the pages in a repository
 GOES_ON = "the same command goes on from there"
 
@@ -87,7 +89,7 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
 
 def finished_configs(folder: Path) -> dict[str, Config]:
     """Of each stage of a seed that has made a model, the config that it recorded."""
-    recorded = {stage: recorded_config(folder / stage) for stage in ("base", *MODELS)}
+    recorded = {stage: recorded_config(folder / stage) for stage in ("base", *TRAINING_STAGES)}
     return {
         stage: config
         for stage, config in recorded.items()

@@ -14,5 +14,4 @@ grid      many runs: ablations over seeds, the study over presets and seeds
 slurm     a job script that goes on after a preemption
 status    what is done, stale, running, half done, failed, missing
 mirror    one wandb run a seed, and TensorBoard's event files
-mirror_contents  what a finished stage shows there
 """

@@ -18,10 +18,13 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.finished import make_command
-from stages.running.mirror_contents import MODELS
+from stages.running.mirror import open_mirrors
 from stages.running.signals import Stopped, ask_to_stop, forget_signals
+from stages.runs import mirrored_by
+from stages.settings.checks import UserError, fail
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config
+from stages.settings.stages import STAGES
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
@@ -56,7 +59,8 @@ def run_stage(
     command = make_command(config, stage)
     try:
         with ended_by_signal(command):
-            made = function(config)
+            with mirrored_by(open_mirrors):
+                made = function(config)
             leave_cards(config, stage)
             return made
     except UserError as error:
@@ -77,7 +81,7 @@ def leave_cards(config: Config, stage: str) -> None:
 
     The stage stays finished if that fails: a card is nobody's input.
     """
-    if stage not in MODELS or os.environ.get("RANK", "0") != "0":
+    if not STAGES[stage].models or os.environ.get("RANK", "0") != "0":
         return
     try:
         load(CARDS).write_cards(config, stage)

@@ -1,6 +1,7 @@
 """Settings as others may see them: on pages, at wandb, on model cards. Standard library only."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ def public_value(name: str, value: Any) -> Any:
     if "://" in value:
         return NOT_SHOWN
     return f"folder {Path(value).name}" if is_path(value) else value
+
+
+def slug(text: str) -> str:
+    """A run's name with the characters that names elsewhere may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
 
 
 def is_path(value: str) -> bool:

@@ -6,6 +6,8 @@ order of the rows is the order in which stages run.
 
 from dataclasses import dataclass, replace
 
+CARD = "README.md"  # of a model, in its folder; no output of the stage
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -29,6 +31,8 @@ class Stage:
     """Whether a run with an upstream takes it from there."""
     optional: bool = False
     """Whether a run may finish without it."""
+    models: tuple[str, ...] = ()
+    """Folders of the models that it trains and saves; each gets a card."""
     makes_policy: bool = False
     """Whether its policy is summarised and judged."""
     policy_gradient: bool = False
@@ -64,6 +68,7 @@ STAGES = {
         goal="sft",
         sections=("optimizer", "sft", "lora"),
         inputs=("base",),
+        models=("model",),
         shared=True,
         makes_policy=True,
     ),
@@ -74,6 +79,7 @@ STAGES = {
         goal="rm",
         sections=("optimizer", "rm", "lora"),
         inputs=("base", "sft"),
+        models=("model",),
         shared=True,
     ),
     "normalize": Stage(
@@ -82,6 +88,7 @@ STAGES = {
         module="stages.normalize",
         goal="rm",
         inputs=("base", "rm"),
+        models=("model",),
         shared=True,
     ),
     "ppo": Stage(
@@ -91,6 +98,7 @@ STAGES = {
         goal="ppo",
         sections=("optimizer", "ppo", "lora"),
         inputs=("base", "sft", "normalize"),
+        models=("model", "critic"),
         makes_policy=True,
         policy_gradient=True,
     ),
@@ -101,6 +109,7 @@ STAGES = {
         goal="dpo",
         sections=("optimizer", "dpo", "lora"),
         inputs=("base", "sft"),
+        models=("model",),
         optional=True,
         makes_policy=True,
     ),
