@@ -334,17 +334,14 @@ def test_the_stage_runs_with_switches_thrown_and_its_checks_on(study, switches):
     assert (rows[1]["objective/kl_coef"] != 0.05) == ("kl_target" in switches)
 
 
-def first_rollout(study: Path) -> tuple[PolicyLearner, Rollout, config.Config]:
-    settings = mini_config()
-    accelerator = Accelerator(cpu=True)
-    tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    learner = ppo.load_learner(Run(settings, "ppo"), accelerator, tokenizer)
+def first_rollout(study: Path) -> tuple[PolicyLearner, Rollout]:
+    learner = learner_from(study)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
-    return learner, rolled_out(settings, learner, queries)[0], settings
+    return learner, rolled_out(mini_config(), learner, queries)[0]
 
 
 def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
-    learner, episodes, settings = first_rollout(study)
+    (learner, episodes), settings = first_rollout(study), mini_config()
     learner.optimizer = make_optimizer(learner.trained.parameters(), 0.0, settings.optimizer)
     learner.microbatch_size = 7
     stats = take_step(learner, episodes, settings.ppo, settings.ppo.kl_coef)
@@ -355,7 +352,7 @@ def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
 
 
 def test_at_the_start_the_critic_at_eos_is_the_score(study):
-    learner, episodes, _ = first_rollout(study)
+    learner, episodes = first_rollout(study)
     after_eos = episodes.response_mask.sum(dim=1)
     ended = (episodes.responses == learner.networks.eos_id).any(dim=1) & (after_eos < 28)
     assert ended.any()
