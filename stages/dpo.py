@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning.batches import (
-    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -29,16 +28,11 @@ from stages.learning.batches import (
     local_share,
     synchronized_last,
 )
-from stages.learning.learner import Learner, in_memory
+from stages.learning.learner import in_memory
 from stages.learning.loop import (
-    cosine_rate,
     make_accelerator,
-    make_optimizer,
     refuse_non_finite,
-    set_learning_rate,
-    use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
     alike,
@@ -49,9 +43,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_logprobs
-from stages.learning.state import State, saving_a_broken_batch
+from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
@@ -84,29 +77,9 @@ def train_dpo(config: Config) -> None:
             )
             for name, split in splits.items()
         }
-        adapt(policy, config, "dpo")
-        use_gradient_checkpointing(policy, config.memory)
-        optimizer = make_optimizer(policy.parameters(), config.dpo.learning_rate, config.optimizer)
-        policy, optimizer = prepare(accelerator, policy, optimizer)
-        state = State(
-            run=run,
-            learner=Learner(
-                accelerator=accelerator,
-                trained=policy,
-                optimizer=optimizer,
-                microbatch_size=config.memory.microbatch_size,
-            ),
-            updates=config.dpo.epochs * len(splits["train"]) // config.dpo.batch_size,
-            order=Order(
-                rows=len(splits["train"]),
-                batch_size=config.dpo.batch_size,
-                seed=config.seed,
-                purpose="dpo",
-            ),
-        )
-        state.load()
+        state = begin_supervised(run, accelerator, policy, len(splits["train"]))
         learn(state, splits["train"], references["train"])
-        trained = keep_model(accelerator, policy, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         results = {
             name: evaluate(state, trained, splits[name], references[name], file)
             for name, file in (("validation", HELD_OUT_PAIRS), (CNNDM, HELD_OUT_CNNDM))
@@ -131,10 +104,8 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     """All updates. Raises UserError if the first batch shows that the reference is wrong."""
     run, config, dpo = state.run, state.run.config, state.run.config.dpo
     for update in state.remaining("dpo"):
-        warmup_fraction = config.optimizer.warmup_fraction
-        rate = dpo.learning_rate * cosine_rate(update, state.updates, warmup_fraction)
-        set_learning_rate(state.learner.optimizer, rate)
-        rows, started = state.order.batch(update), time.monotonic()
+        rate, started = state.set_rate(dpo.learning_rate), time.monotonic()
+        rows = state.order.batch(update)
         with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
             stats = take_step(state, train, reference, rows)
         if update == 0:
@@ -153,11 +124,11 @@ def take_step(
     learner, config = state.learner, state.run.config
     accelerator, policy = learner.accelerator, learner.trained
     policy.train()
-    mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
+    share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
     def gradients(size: int) -> dict[str, float | Tensor]:
         summed: dict[str, float | Tensor] = {}
-        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        parts = chunks(share, max(1, size // 2))  # a pair counts as two sequences
         for part in synchronized_last(accelerator, policy, parts):
             chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
             ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
@@ -176,7 +147,7 @@ def take_step(
                 "logps/rejected": rejected,
             }
             sums = {key: x.detach().double().sum() for key, x in columns.items()}
-            summed = {key: summed.get(key, 0.0) + one for key, one in sums.items()}
+            summed = {key: summed.get(key, 0.0) + x for key, x in sums.items()}
         return summed
 
     summed = in_memory(learner, gradients, least=2)

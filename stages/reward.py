@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from stages.functional import preference_loss
 from stages.learning.batches import (
-    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -26,16 +25,11 @@ from stages.learning.batches import (
     stream,
     synchronized_last,
 )
-from stages.learning.learner import Learner, in_memory
+from stages.learning.learner import in_memory
 from stages.learning.loop import (
-    cosine_rate,
     make_accelerator,
-    make_optimizer,
     refuse_non_finite,
-    set_learning_rate,
-    use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
@@ -46,9 +40,8 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.sharding import prepare
 from stages.learning.shared_query import summary_scores
-from stages.learning.state import State, saving_a_broken_batch
+from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.running.start import run_stage
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
@@ -66,40 +59,15 @@ def train_reward_model(config: Config) -> None:
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
         generator = stream(config.seed, "reward head")
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
-        adapt(reward_model, config, "rm")
-        use_gradient_checkpointing(reward_model, config.memory)
-        optimizer = make_optimizer(
-            reward_model.parameters(), config.rm.learning_rate, config.optimizer
-        )
-        reward_model, optimizer = prepare(accelerator, reward_model, optimizer)
-        order = Order(
-            rows=len(train), batch_size=config.rm.batch_size, seed=config.seed, purpose="rm"
-        )
-        updates = config.rm.epochs * len(train) // config.rm.batch_size
-        state = State(
-            run=run,
-            learner=Learner(
-                accelerator=accelerator,
-                trained=reward_model,
-                optimizer=optimizer,
-                microbatch_size=config.memory.microbatch_size,
-            ),
-            updates=updates,
-            order=order,
-            dropout=config.rm.dropout,
-        )
-        state.load()
+        state = begin_supervised(run, accelerator, reward_model, len(train))
         for update in state.remaining("rm"):
-            rate = config.rm.learning_rate * cosine_rate(
-                update, updates, config.optimizer.warmup_fraction
-            )
-            set_learning_rate(optimizer, rate)
-            rows, started = order.batch(update), time.monotonic()
+            rate, started = state.set_rate(config.rm.learning_rate), time.monotonic()
+            rows = state.order.batch(update)
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
                 stats = take_step(state, train, rows)
             stats |= {"lr": rate, "seconds/update": time.monotonic() - started}
             run.log(update + 1, **stats)
-        trained = keep_model(accelerator, reward_model, tokenizer, run.partial / "model")
+        trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")
         results: dict[str, Any] = dict(evaluate(state, trained, validation, HELD_OUT_PAIRS))
         results |= {"training_pairs": len(train), "cnndm": None}
@@ -113,12 +81,12 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
     learner, accelerator, reward_model = state.learner, state.accelerator, state.learner.trained
     reward_model.train()
-    mine = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
+    share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
     def gradients(size: int) -> tuple[float | Tensor, float | Tensor]:
         loss_sum: float | Tensor = 0.0
         correct: float | Tensor = 0.0
-        parts = chunks(mine, max(1, size // 2))  # a pair counts as two sequences
+        parts = chunks(share, max(1, size // 2))  # a pair counts as two sequences
         for part in synchronized_last(accelerator, reward_model, parts):
             chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
             loss = preference_loss(chosen, rejected) * len(part)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.learning.batches import (
-    Order,
     batch_tensors,
     check_batch,
     chunks,
@@ -25,21 +24,16 @@ from stages.learning.batches import (
     parts_by_length,
     synchronized_last,
 )
-from stages.learning.learner import Learner, in_memory
+from stages.learning.learner import in_memory
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import (
-    cosine_rate,
     make_accelerator,
-    make_optimizer,
     refuse_non_finite,
-    set_learning_rate,
-    use_gradient_checkpointing,
 )
-from stages.learning.lora import adapt
 from stages.learning.models import keep_model, load_policy, load_tokenizer
 from stages.learning.sampling import Sampling, respond
-from stages.learning.sharding import gathered, prepare
-from stages.learning.state import State, saving_a_broken_batch
+from stages.learning.sharding import gathered
+from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
 from stages.running.start import run_stage
@@ -57,42 +51,20 @@ def train_sft(config: Config) -> None:
         validation = load_split(base / "data", "sft_validation")
         check_batch("sft", config.sft.batch_size, len(train), accelerator)
         policy = load_policy(base / "model", config.sft.dropout)
-        adapt(policy, config, "sft")
-        use_gradient_checkpointing(policy, config.memory)
-        optimizer = make_optimizer(policy.parameters(), config.sft.learning_rate, config.optimizer)
-        policy, optimizer = prepare(accelerator, policy, optimizer)
-        order = Order(
-            rows=len(train), batch_size=config.sft.batch_size, seed=config.seed, purpose="sft"
-        )
-        updates = config.sft.epochs * len(train) // config.sft.batch_size
-        state = State(
-            run=run,
-            learner=Learner(
-                accelerator=accelerator,
-                trained=policy,
-                optimizer=optimizer,
-                microbatch_size=config.memory.microbatch_size,
-            ),
-            updates=updates,
-            order=order,
-            dropout=config.sft.dropout,
-        )
-        state.load()
-        evaluation = max(1, updates // config.sft.evaluations)
+        state = begin_supervised(run, accelerator, policy, len(train))
+        policy = state.learner.trained
+        evaluation = max(1, state.updates // config.sft.evaluations)
         if state.update == 0:
             loss = validation_loss(accelerator, policy, validation, config)
             run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
-            rate = config.sft.learning_rate * cosine_rate(
-                update, updates, config.optimizer.warmup_fraction
-            )
-            set_learning_rate(optimizer, rate)
-            rows, started = order.batch(update), time.monotonic()
+            rate, started = state.set_rate(config.sft.learning_rate), time.monotonic()
+            rows = state.order.batch(update)
             with saving_a_broken_batch(state, "base", partial(batch_tensors, train, rows)):
                 loss = take_step(state, train, rows)
             seconds = time.monotonic() - started
             metrics = {"loss/train": loss, "lr": rate, "seconds/update": seconds}
-            if (update + 1) % evaluation == 0 or update + 1 == updates:
+            if (update + 1) % evaluation == 0 or update + 1 == state.updates:
                 policy.eval()
                 metrics["loss/validation"] = validation_loss(
                     accelerator, policy, validation, config
@@ -106,13 +78,13 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     learner, config = state.learner, state.run.config
     accelerator, policy = learner.accelerator, learner.trained
     policy.train()
-    mine = local_share(rows, accelerator)
-    (count,) = global_sum(accelerator, counted_tokens(train, mine, config.sft.loss_on_query))
-    mine.sort(key=lambda row: sequence_length(train, row))
+    share = local_share(rows, accelerator)
+    (count,) = global_sum(accelerator, counted_tokens(train, share, config.sft.loss_on_query))
+    share.sort(key=lambda row: sequence_length(train, row))
 
     def gradients(size: int) -> float | Tensor:
         total: float | Tensor = 0.0
-        for part in synchronized_last(accelerator, policy, chunks(mine, size)):
+        for part in synchronized_last(accelerator, policy, chunks(share, size)):
             summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
             total = total + summed.detach().double()
             # Devices average their gradients; the global mean needs their sum.
@@ -135,14 +107,14 @@ def validation_loss(
     alone = accelerator.unwrap_model(policy)  # processes may have different numbers of parts
     on_query, device = config.sft.loss_on_query, accelerator.device
     lengths = [sequence_length(split, row) for row in range(len(split))]
-    mine = local_share(range(len(split)), accelerator)
+    share = local_share(range(len(split)), accelerator)
     total = 0.0
     # A microbatch, because logits of all positions exist here as they do in training.
     parts = parts_by_length(accelerator, lengths, config.memory.microbatch_size)
     with gathered(alone):
         for part in parts:
             total += summed_loss(alone, split, part, on_query, device).item()
-    total, count = global_sum(accelerator, total, counted_tokens(split, mine, on_query))
+    total, count = global_sum(accelerator, total, counted_tokens(split, share, on_query))
     return total / count
 
 

@@ -97,12 +97,12 @@ def global_sum(accelerator: Accelerator, *values: float | Tensor) -> list[float]
     return accelerator.reduce(stacked.float().to(accelerator.device), "sum").tolist()
 
 
-def gather_rows(accelerator: Accelerator, mine: list[T]) -> list[T]:
+def gather_rows(accelerator: Accelerator, share: list[T]) -> list[T]:
     """The items of all processes, in the order from which `local_share` dealt them."""
     if accelerator.num_processes == 1:
-        return mine
-    gathered = gather_object([mine])
-    rows = sum(len(share) for share in gathered)
+        return share
+    gathered = gather_object([share])
+    rows = sum(len(part) for part in gathered)
     return [gathered[row % len(gathered)][row // len(gathered)] for row in range(rows)]
 
 

@@ -28,8 +28,8 @@ RECORDS = ("metrics.jsonl", "samples.jsonl")
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first, good or not."""
-    found = [path for path in folder.glob("checkpoint-*") if path.suffix != ".tmp"]
-    return sorted(found, reverse=True)
+    whole = [path for path in folder.glob("checkpoint-*") if path.suffix != ".tmp"]
+    return sorted(whole, reverse=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -102,11 +102,11 @@ def record_lengths(run_folder: Path) -> dict[str, int]:
 
 def fingerprints(model: nn.Module, optimizer: Any) -> dict[str, str]:
     """SHA-256 of every weight, by name, and of what the optimizer holds for it, by number."""
-    found = {f"weight {name}": tensor_hash(one) for name, one in model.named_parameters()}
+    hashes = {f"weight {name}": tensor_hash(weight) for name, weight in model.named_parameters()}
     for index, held in sorted(optimizer.state_dict()["state"].items()):
         for key, value in sorted(held.items()):
-            found[f"optimizer {index} {key}"] = tensor_hash(torch.as_tensor(value))
-    return found
+            hashes[f"optimizer {index} {key}"] = tensor_hash(torch.as_tensor(value))
+    return hashes
 
 
 def tensor_hash(x: Tensor) -> str:

@@ -128,7 +128,7 @@ def new_reward_model(
     """A reward model on the policy's backbone, with a new head (`reset_head`)."""
     changes = {"num_labels": 1, "token_classification_bias": True}  # some families could omit it
     model, info = _load(AutoModelForTokenClassification, policy_folder, dropout, **changes)
-    ours = {f"{head_name(model)}.{one}" for one in ("weight", "bias")}
+    ours = {f"{head_name(model)}.{kind}" for kind in ("weight", "bias")}
     unexpected = set(info["unexpected_keys"]) - LM_HEAD
     _refuse_weights(policy_folder, set(info["missing_keys"]) - ours, unexpected)
     reset_head(model, generator)
@@ -272,11 +272,11 @@ def _fill_backbone(folder: Path, backbone: nn.Module, weights: dict[str, Tensor]
         if name.startswith(BACKBONE) and not name.endswith(OLD_BUFFERS)
     }
     try:
-        found = backbone.load_state_dict(ours, strict=False)
+        loaded = backbone.load_state_dict(ours, strict=False)
     except RuntimeError:  # it lists every weight of another shape
         why = "its weights have other shapes than its base_config"
         raise UserError(f"{folder} does not load: {why}") from None
-    wrong = [*found.missing_keys, *found.unexpected_keys]
+    wrong = [*loaded.missing_keys, *loaded.unexpected_keys]
     if wrong:
         names = ", ".join(wrong[:3])
         raise UserError(f"{folder} lacks or adds {len(wrong)} backbone weights ({names})")
@@ -295,11 +295,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             break
     if not names:
         raise UserError(f"{folder} holds no weights: neither {' nor '.join(SINGLE_FILES)}")
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name in names:
         path = folder / name
         if name.endswith(".safetensors"):
-            found |= load_file(path)
+            weights |= load_file(path)
         else:
-            found |= torch.load(path, map_location="cpu", weights_only=True)
-    return found
+            weights |= torch.load(path, map_location="cpu", weights_only=True)
+    return weights

@@ -167,14 +167,14 @@ class ReservedLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._whole = [
-                one.new_empty(*one.shape[:2], one.shape[2] + self.room, one.shape[3]) for one in new
+                x.new_empty(*x.shape[:2], x.shape[2] + self.room, x.shape[3]) for x in new
             ]
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         if end > self._whole[0].shape[-2]:
             raise IndexError(f"a cache with room for {self.room} tokens was given more")
-        for whole, one in zip(self._whole, new, strict=True):
-            whole[:, :, start:end] = one
+        for whole, tokens in zip(self._whole, new, strict=True):
+            whole[:, :, start:end] = tokens
         self._show(end)
         return self.keys, self.values
 

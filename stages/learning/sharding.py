@@ -42,9 +42,9 @@ def started_engine() -> str:
     microbatch would silently take an optimizer step of its own.
     """
     known = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-    asked = {name for name in known if _is_on(f"ACCELERATE_USE_{name}")}
-    unseen = asked - {"FSDP"}
-    if asked == {"FSDP"}:
+    started = {name for name in known if _is_on(f"ACCELERATE_USE_{name}")}
+    unseen = started - {"FSDP"}
+    if started == {"FSDP"}:
         version = os.environ.get("FSDP_VERSION", "1")
         if version == "2" and not _is_on("FSDP_OFFLOAD_PARAMS"):
             return "fsdp2"
@@ -186,13 +186,13 @@ def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
 def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     """Read what `save_parts` wrote."""
     weights, held = get_state_dict(network, optimizer)
-    found: dict[str, Any] = {"weights": weights, "optimizer": held}
-    load(found, checkpoint_id=folder / SHARDS)
+    state: dict[str, Any] = {"weights": weights, "optimizer": held}
+    load(state, checkpoint_id=folder / SHARDS)
     set_state_dict(
         network,
         optimizer,
-        model_state_dict=found["weights"],
-        optim_state_dict=found["optimizer"],
+        model_state_dict=state["weights"],
+        optim_state_dict=state["optimizer"],
     )
 
 

@@ -87,7 +87,7 @@ def summary_logprobs(
     widths = [end - start for start, end in bounds]
     masks = torch.split(tokens != EMPTY, widths, dim=1)
     each = zip(torch.split(logprobs, widths, dim=1), masks, strict=True)
-    summed = [sequence_logprobs(one, mask) for one, mask in each]
+    summed = [sequence_logprobs(logprobs, mask) for logprobs, mask in each]
     return torch.cat(summed).view(len(summaries), len(queries))
 
 
@@ -102,7 +102,7 @@ def _rows_for(
     """
     if shares_query(model):
         return shared_rows(queries, summaries, device)
-    each = [summary for one in summaries for summary in one]
+    each = [summary for column in summaries for summary in column]
     return shared_rows(list(queries) * len(summaries), [each], device)
 
 
@@ -114,12 +114,12 @@ def shared_rows(
     Shapes: B queries; K lists of B summaries -> B rows.
     """
     blocks = [pad_left(list(queries), EMPTY)]
-    blocks += [pad_right(list(one), EMPTY) for one in summaries]
+    blocks += [pad_right(list(column), EMPTY) for column in summaries]
     tokens = torch.cat(blocks, dim=1).to(device)
     widths = torch.tensor([block.shape[1] for block in blocks])
     starts = widths.cumsum(0)[:-1].tolist()
     ends = [
-        start + torch.tensor([len(one) for one in each], device=device)
+        start + torch.tensor([len(summary) for summary in each], device=device)
         for start, each in zip(starts, summaries, strict=True)
     ]
     real = tokens != EMPTY

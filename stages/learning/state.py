@@ -23,6 +23,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from stages.finished import stage_folder
 from stages.learning.batches import Order, stream_seed
@@ -37,9 +38,16 @@ from stages.learning.checkpoints import (
     seal,
 )
 from stages.learning.learner import Learner
-from stages.learning.loop import NonFiniteError
+from stages.learning.loop import (
+    NonFiniteError,
+    cosine_rate,
+    make_optimizer,
+    set_learning_rate,
+    use_gradient_checkpointing,
+)
+from stages.learning.lora import adapt
 from stages.learning.sampling import Sampling
-from stages.learning.sharding import SHARDS, is_sharded, load_parts, save_parts
+from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.runs import Run
@@ -100,6 +108,13 @@ class State:
             forward_batch_size=config.memory.forward_batch_size,
         )
 
+    def set_rate(self, learning_rate: float) -> float:
+        """Set and return this update's learning rate: warm-up, then a cosine."""
+        warmup_fraction = self.run.config.optimizer.warmup_fraction
+        rate = learning_rate * cosine_rate(self.update, self.updates, warmup_fraction)
+        set_learning_rate(self.learner.optimizer, rate)
+        return rate
+
     def remaining(self, label: str) -> Iterator[int]:
         """The updates that are still to do, with progress shown; an update counts when it is over.
 
@@ -123,12 +138,12 @@ class State:
         if self.saves:
             self.say_what_saving_took()
 
-    def agreed(self, *mine: int) -> list[int]:
+    def agreed(self, *numbers: int) -> list[int]:
         """The largest of each number over all processes, so that all do the same."""
         if self.accelerator.num_processes == 1:
-            return list(mine)
-        numbers = torch.tensor([mine], device=self.accelerator.device)
-        return self.accelerator.gather(numbers).max(dim=0).values.tolist()
+            return list(numbers)
+        own = torch.tensor([numbers], device=self.accelerator.device)
+        return self.accelerator.gather(own).max(dim=0).values.tolist()
 
     def is_due(self) -> bool:
         """Whether a save is due by the settings, and would not cost too much after the last one."""
@@ -210,11 +225,11 @@ class State:
         rows = self.order.batch(self.update)
         next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
-        mine = fingerprints(model, self.learner.optimizer)
+        hashes = fingerprints(model, self.learner.optimizer)
         if not is_sharded(model):
-            return plain | mine
-        for index, one in enumerate(gather_object([mine])):
-            plain |= {f"{key}, part {index}": value for key, value in one.items()}
+            return plain | hashes
+        for index, part in enumerate(gather_object([hashes])):
+            plain |= {f"{key}, part {index}": value for key, value in part.items()}
         return plain
 
     def load(self) -> None:
@@ -223,18 +238,18 @@ class State:
         The run's records are cut back to what they were then. Raises UserError if memory does not
         hold what was saved.
         """
-        folder, found = self.run.resume, [""]
+        folder, newest = self.run.resume, [""]
         self.accelerator.wait_for_everyone()
-        fitted = [one["to"] for one in self.run.halvings]
+        fitted = [halving["to"] for halving in self.run.halvings]
         self.learner.microbatch_size = min([self.learner.microbatch_size, *fitted])
         if self.run.main:
-            found = [str(newest_good(folder, self.run.partial) or "")]
+            newest = [str(newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
-            found = broadcast_object_list(found)
-        if not found[0]:
+            newest = broadcast_object_list(newest)
+        if not newest[0]:
             self._cut_records(dict.fromkeys(RECORDS, 0))
             return
-        checkpoint = Path(found[0])
+        checkpoint = Path(newest[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self._read(checkpoint, recorded["processes"])
         self.learner.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
@@ -328,6 +343,36 @@ def begin(
         order=Order(rows=rows, batch_size=queries, seed=run.config.seed, purpose=run.stage),
         kl_coef=settings.kl_coef,
         dropout=settings.dropout,
+    )
+    state.load()
+    return state
+
+
+def begin_supervised(
+    run: Run, accelerator: Accelerator, network: PreTrainedModel, rows: int
+) -> State:
+    """The loop of a stage that learns `rows` rows of a data set, where it was left.
+
+    The stage's own settings section says how; the network gets an adapter if the settings say so.
+    """
+    config, settings = run.config, getattr(run.config, run.stage)
+    adapt(network, config, run.stage)
+    use_gradient_checkpointing(network, config.memory)
+    optimizer = make_optimizer(network.parameters(), settings.learning_rate, config.optimizer)
+    trained, optimizer = prepare(accelerator, network, optimizer)
+    learner = Learner(
+        accelerator=accelerator,
+        trained=trained,
+        optimizer=optimizer,
+        microbatch_size=config.memory.microbatch_size,
+    )
+    size, seed = settings.batch_size, config.seed
+    state = State(
+        run=run,
+        learner=learner,
+        updates=settings.epochs * rows // size,
+        order=Order(rows=rows, batch_size=size, seed=seed, purpose=run.stage),
+        dropout=getattr(settings, "dropout", 0.0),
     )
     state.load()
     return state

@@ -78,7 +78,7 @@ def give_reading_head(model: Any) -> None:
 
 def reading_head(model: nn.Module) -> ReadingHead | None:
     """The ReadingHead of a model, whatever wraps it; None if it has none."""
-    return next((one for one in model.modules() if isinstance(one, ReadingHead)), None)
+    return next((layer for layer in model.modules() if isinstance(layer, ReadingHead)), None)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ class TokenStatistics(torch.autograd.Function):
         """Gradients of hidden and weight, from those of log-probability and entropy."""
         hidden, weight, targets, lse, entropies, first = ctx.saved_tensors
         by_logprob, by_entropy = (
-            torch.zeros_like(lse) if one is None else one for one in gradients
+            torch.zeros_like(lse) if gradient is None else gradient for gradient in gradients
         )
         learned = gradients[1] is not None
         for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
