@@ -10,7 +10,6 @@ Source: Huang et al. 2024, section B.4.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -104,13 +103,12 @@ def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
     """All updates. Raises UserError if the first batch shows that the reference is wrong."""
     run, config, dpo = state.run, state.run.config, state.run.config.dpo
     for update in state.remaining("dpo"):
-        rate, started = state.set_rate(dpo.learning_rate), time.monotonic()
-        rows = state.order.batch(update)
+        rate, rows = state.set_rate(dpo.learning_rate), state.order.batch(update)
         with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
             stats = take_step(state, train, reference, rows)
         if update == 0:
             check_start(stats, tolerance(config))
-        stats |= {"lr": rate, "seconds/update": time.monotonic() - started}
+        stats |= {"lr": rate, "seconds/update": state.seconds}
         run.log(update + 1, **stats)
 
 

@@ -43,13 +43,10 @@ def response_masks(postprocessed_responses: Tensor, pad_id: int) -> tuple[Tensor
     token. `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
 
     Shapes: postprocessed_responses [B, T] -> response_mask, value_mask [B, T] bool.
-    Source: Huang et al. 2024, "Masking and GAE" (its code's padding_mask and padding_mask_p1,
-    inverted).
+    Source: Huang et al. 2024, "Masking and GAE" (inverted: padding_mask and padding_mask_p1).
     """
     length = first_true_index(postprocessed_responses == pad_id).unsqueeze(-1)
-    positions = torch.arange(
-        postprocessed_responses.shape[1], device=postprocessed_responses.device
-    )
+    positions = torch.arange(postprocessed_responses.shape[1], device=length.device)
     return positions < length, positions <= length
 
 
@@ -71,8 +68,7 @@ def subtract_missing_eos(
     """Scores with `penalty` added to the score of every response without EOS.
 
     Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, below 0.
-    Source: TRL since September 2024; Huang et al. 2024 replaces the score instead
-    (`penalize_missing_eos`).
+    Source: TRL since September 2024; Huang et al. 2024 replaces it (`penalize_missing_eos`).
     """
     contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
     return torch.where(contains_eos, scores, scores + penalty)
@@ -83,8 +79,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
     Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. temperature > 0.
     Raises ValueError for a temperature that is not positive.
-    Source: Huang et al. 2024, inherited details (logits are divided by the sampling temperature
-    everywhere).
+    Source: Huang et al. 2024, inherited details (the sampling temperature divides all logits).
     differs: Huang et al. 2024 divides by temperature + 1e-7 and computes in bfloat16.
     """
     _require_positive("temperature", temperature)
@@ -126,8 +121,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     k1 is unbiased and may be negative; k3 is unbiased and never negative.
 
     Shapes: logprobs, ref_logprobs [B, T] -> [B, T], nats. Raises ValueError for another kind.
-    Source: Huang et al. 2024, inherited details (k1); Schulman, "Approximating KL divergence"
-    (k2, k3).
+    Source: Huang et al. 2024 (k1); Schulman, "Approximating KL divergence" (k2, k3).
     """
     difference = logprobs - ref_logprobs
     if kind == "k1":
@@ -145,8 +139,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horiz
     kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
 
     kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
-    Source: Ziegler et al. 2019 section 2.2; Huang et al. 2024, inherited details (its runs do not
-    use it).
+    Source: Ziegler et al. 2019 section 2.2; Huang et al. 2024, inherited details (off in its runs).
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * episodes / horizon)
@@ -216,8 +209,7 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
 
     Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
     gamma, lam in [0, 1].
-    Source: Huang et al. 2024, "Masking and GAE" (gamma 1, lambda 0.95); Stiennon et al. 2020,
-    section 3.4.
+    Source: Huang et al. 2024, "Masking and GAE" (gamma 1, lambda 0.95); Stiennon et al. 2020, 3.4.
     """
     next_values = F.pad(values[:, 1:], (0, 1))
     deltas = rewards + gamma * next_values - values
@@ -228,6 +220,19 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
         reversed_advantages.append(running)
     advantages = torch.stack(reversed_advantages, dim=1).flip(1)
     return advantages, advantages + values
+
+
+def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
+    """RLOO's advantages: each reward minus the mean of its group's others.
+
+    Shapes: rewards [B], whole episodes, the group_size > 1 of one query are neighbours -> [B].
+    Raises ValueError for a smaller group. Source: Ahmadian et al. 2024, section 3.2.
+    """
+    if group_size < 2:
+        raise ValueError(f"leave_one_out: a group has at least 2 episodes, not {group_size}")
+    groups = rewards.view(-1, group_size)
+    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others).flatten()
 
 
 def policy_losses(
@@ -277,8 +282,7 @@ def value_losses(
 
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count.
     cliprange_value > 0, in reward units.
-    Source: Huang et al. 2024, inherited details and section B.3 (range 0.2; the caller applies the
-    weight 0.1).
+    Source: Huang et al. 2024, inherited details and section B.3 (range 0.2; weight 0.1 not here).
     """
     new_values, values, returns = (
         torch.where(value_mask, x, torch.zeros_like(x)) for x in (new_values, values, returns)
@@ -295,8 +299,7 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean of `value_losses` where the mask counts, and the share of positions that is clipped.
 
-    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, in reward units.
-    Source: as `value_losses`.
+    Shapes: all [B, T]; -> loss [], clipfrac []. Source, and unit of the range: as `value_losses`.
     """
     losses, clipped = value_losses(new_values, values, returns, value_mask, cliprange_value)
     return masked_mean(losses, value_mask), masked_mean(clipped, value_mask)
@@ -381,8 +384,7 @@ def dpo_loss(
     mean of -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).
 
     Shapes: all [B], nats, of whole responses; -> loss [] nats, chosen and rejected rewards [B].
-    Source: Rafailov et al. 2023 equation 7; Huang et al. 2024, section B.4 (beta 0.05, no label
-    smoothing).
+    Source: Rafailov et al. 2023 equation 7; Huang et al. 2024, B.4 (beta 0.05, no label smoothing).
     """
     chosen_rewards = implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta)
     rejected_rewards = implicit_rewards(rejected_logprobs, ref_rejected_logprobs, beta)

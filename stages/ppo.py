@@ -15,7 +15,6 @@ process deals its own episodes into minibatches, as in Huang et al. 2024 (which 
 The steps are in `stages/rl`.
 """
 
-import time
 from functools import partial
 
 from accelerate import Accelerator
@@ -58,22 +57,22 @@ def train_ppo(config: Config) -> None:
         learner = load_learner(run, accelerator, tokenizer)
         state = begin(run, learner, ppo, len(queries))
         for update in state.remaining("ppo"):
-            rate, kl_coef, started = set_rate(learner, ppo), state.kl_coef, time.monotonic()
+            rate, kl_coef = set_rate(learner, ppo), state.kl_coef
             batch = [queries[row] for row in state.order.batch(update)]
-            sampled = sample_responses(learner, batch, state.sampling(ppo.temperature), ppo)  # 1.
+            sampled = sample_responses(learner, batch, state.sampling(), ppo)  # 1.
             measured = measure(learner, sampled, ppo)  # 2.
             episodes = score(learner, measured, ppo)  # 3.
             shaped = shape(episodes, ppo, tokenizer.pad_token_id, kl_coef, ppo.score_at)  # 4.
             rollout = credit(accelerator, shaped, ppo)  # 5.
             metrics = describe(learner, rollout, ppo, kl_coef)
             metrics |= describe_texts(learner, rollout, tokenizer)
-            metrics |= {"lr": rate, "seconds/rollout": time.monotonic() - started}
+            metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins_of(run), ppo, config.memory)
             ptx = pretraining(config, references, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
-            metrics["seconds/update"] = time.monotonic() - started
+            metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):

@@ -6,7 +6,6 @@ loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 Source: Huang et al. 2024, details 10 to 18.
 """
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -61,11 +60,10 @@ def train_reward_model(config: Config) -> None:
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
         state = begin_supervised(run, accelerator, reward_model, len(train))
         for update in state.remaining("rm"):
-            rate, started = state.set_rate(config.rm.learning_rate), time.monotonic()
-            rows = state.order.batch(update)
+            rate, rows = state.set_rate(config.rm.learning_rate), state.order.batch(update)
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
                 stats = take_step(state, train, rows)
-            stats |= {"lr": rate, "seconds/update": time.monotonic() - started}
+            stats |= {"lr": rate, "seconds/update": state.seconds}
             run.log(update + 1, **stats)
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         validation = load_split(data, "comparisons_validation")

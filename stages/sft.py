@@ -5,7 +5,6 @@ One update: a global batch of query + summary, the mean negative log-likelihood 
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
-import time
 from functools import partial
 from typing import Any
 
@@ -58,12 +57,10 @@ def train_sft(config: Config) -> None:
             loss = validation_loss(accelerator, policy, validation, config)
             run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
-            rate, started = state.set_rate(config.sft.learning_rate), time.monotonic()
-            rows = state.order.batch(update)
+            rate, rows = state.set_rate(config.sft.learning_rate), state.order.batch(update)
             with saving_a_broken_batch(state, "base", partial(batch_tensors, train, rows)):
                 loss = take_step(state, train, rows)
-            seconds = time.monotonic() - started
-            metrics = {"loss/train": loss, "lr": rate, "seconds/update": seconds}
+            metrics = {"loss/train": loss, "lr": rate, "seconds/update": state.seconds}
             if (update + 1) % evaluation == 0 or update + 1 == state.updates:
                 policy.eval()
                 metrics["loss/validation"] = validation_loss(

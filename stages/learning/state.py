@@ -76,6 +76,7 @@ class State:
     save_seconds: float = 0.0
     """Seconds that this process has spent on saving."""
     _started: float = field(default_factory=time.monotonic)
+    _update_started: float = 0.0
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
 
     def __post_init__(self) -> None:
@@ -92,19 +93,24 @@ class State:
         return self.learner.accelerator
 
     @property
+    def seconds(self) -> float:
+        """Since this update began."""
+        return time.monotonic() - self._update_started
+
+    @property
     def minibatch_seed(self) -> int:
         """Of how this update's episodes are dealt into minibatches."""
         return stream_seed(self.order.seed, f"{self.order.purpose} minibatches", self.update)
 
-    def sampling(self, temperature: float) -> Sampling:
-        """How this update's responses are drawn."""
+    def sampling(self) -> Sampling:
+        """How this update's responses are drawn, by the stage's own settings section."""
         config = self.run.config
         return Sampling(
             seed=self.order.seed,
             purpose=self.order.purpose,
             step=self.update,
             length=config.data.max_summary_tokens,
-            temperature=temperature,
+            temperature=getattr(config, self.run.stage).temperature,
             forward_batch_size=config.memory.forward_batch_size,
         )
 
@@ -128,6 +134,7 @@ class State:
                 if self.dropout:
                     purpose = f"{label} dropout {self.accelerator.process_index}"
                     torch.manual_seed(stream_seed(self.order.seed, purpose, update))
+                self._update_started = time.monotonic()
                 yield update
                 self.learner.update = update + 1
                 number, due = self.agreed(stop_asked(), self.is_due())

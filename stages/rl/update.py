@@ -21,7 +21,7 @@ from stages.rl.loss import (
 )
 from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.settings.checks import UserError
-from stages.settings.ppo import PolicyGradient
+from stages.settings.ppo import PolicyGradient, Ppo
 
 
 def check_episodes(
@@ -48,16 +48,16 @@ def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
 
 
 def make_pretraining(
-    settings: PolicyGradient, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
+    ppo: Ppo, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
 ) -> Pretraining:
     """The pretraining mix of one update: as many references as there are episodes."""
     return Pretraining(
         split=train,
         loss_on_query=loss_on_query,
-        coef=settings.ptx_coef,
-        batch_size=settings.batch_size // settings.num_minibatches,
+        coef=ppo.ptx_coef,
+        batch_size=ppo.batch_size // ppo.num_minibatches,
         seed=seed,
-        first_step=update * settings.num_ppo_epochs * settings.num_minibatches,
+        first_step=update * ppo.num_ppo_epochs * ppo.num_minibatches,
     )
 
 

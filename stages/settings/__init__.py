@@ -3,7 +3,8 @@
 checks        the error that a user can mend, and the checks that raise it
 stages        the one table of stages
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
-ppo           PPO
+ppo           PPO, and what its rivals share
+rloo          RLOO
 judge         the judge
 judge_models  what its models cost, and when they end
 outputs       summaries that exist already, their columns, and a policy that others trained

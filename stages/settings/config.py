@@ -16,6 +16,7 @@ from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import Judge
 from stages.settings.outputs import Outputs, Released
 from stages.settings.ppo import Ppo
+from stages.settings.rloo import Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -59,6 +60,7 @@ __all__ = [
     "Outputs",
     "Ppo",
     "Released",
+    "Rloo",
     "Rm",
     "Sft",
     "UserError",
@@ -93,6 +95,7 @@ class Config:
     sft: Sft = field(default_factory=Sft)
     rm: Rm = field(default_factory=Rm)
     ppo: Ppo = field(default_factory=Ppo)
+    rloo: Rloo = field(default_factory=Rloo)
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
     released: Released = field(default_factory=Released)
@@ -153,7 +156,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     else:
         del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
-        numerics = (*NUMERICS, "frozen_dtype") if "ppo" in row.sections else NUMERICS
+        numerics = (*NUMERICS, "frozen_dtype") if row.policy_gradient else NUMERICS
         sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
     for (section, name), before in CAME_LATER.items():
         if sections.get(section, {}).get(name) == before:

@@ -88,8 +88,6 @@ class PolicyGradient:
     """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
-    ptx_coef: float = 0.0
-    """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
     samples_every: int = 20
     """Updates between two tables of samples in samples.jsonl."""
 
@@ -100,7 +98,7 @@ class PolicyGradient:
         counts = "total_episodes batch_size num_ppo_epochs num_minibatches kl_horizon samples_every"
         positive(self, section, *counts.split(), "learning_rate", "temperature")
         at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
-        at_least_0(self, section, "cliprange", "entropy_coef", "ptx_coef")
+        at_least_0(self, section, "cliprange", "entropy_coef")
         in_range(self, section, "dropout", 0, 0.9)
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
@@ -155,13 +153,16 @@ class Ppo(PolicyGradient):
     """Whether the value loss is clipped."""
     cliprange_value: float = 0.2
     """New values are clipped to this distance from the rollout's, reward units."""
+    ptx_coef: float = 0.0
+    """Weight of the SFT loss on as many reference summaries as episodes (InstructGPT's PPO-ptx)."""
 
     def __post_init__(self) -> None:
         for name, value in self.quirks.items():
             object.__setattr__(self, name, value)  # as dataclasses themselves do when frozen
         self.check("ppo")
         positive(self, "ppo", "cliprange", "cliprange_value")
-        at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm", "vf_coef")
+        at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm")
+        at_least_0(self, "ppo", "vf_coef", "ptx_coef")
         for name in ("gamma", "lam"):
             in_range(self, "ppo", name, 0, 1)
 

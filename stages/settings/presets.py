@@ -18,6 +18,7 @@ from stages.settings.config import (
     Memory,
     Optimizer,
     Ppo,
+    Rloo,
     Rm,
     Sft,
 )
@@ -31,6 +32,15 @@ def paper(size: str, **memory: Any) -> Config:
     name = f"pythia-{size}"
     base = Base(checkpoint=f"EleutherAI/{name}-deduped")
     return Config(preset=name, name=name, base=base, memory=Memory(**memory))
+
+
+def rivals(**settings: Any) -> dict[str, Any]:
+    """The sections of PPO and of its rivals, alike where they have the same settings.
+
+    Each keeps its own number of passes over a batch.
+    """
+    shared = {name: value for name, value in settings.items() if name != "num_ppo_epochs"}
+    return {"ppo": Ppo(**settings), "rloo": Rloo(**shared)}
 
 
 # A rule of thumb for adapters, untested by us: ten times the rate of all weights.
@@ -73,7 +83,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         optimizer=Optimizer(warmup_fraction=0.05),
         sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=7e-4, batch_size=16),
-        ppo=Ppo(learning_rate=1.5e-4, total_episodes=960, batch_size=64, samples_every=5),
+        **rivals(learning_rate=1.5e-4, total_episodes=960, batch_size=64, samples_every=5),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=28),
         judge=Judge(kind="facts"),
@@ -94,7 +104,7 @@ def posts() -> Config:
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
         sft=Sft(learning_rate=1e-3, batch_size=16, epochs=3, loss_on_query=False),
         rm=Rm(learning_rate=3e-4, batch_size=32),
-        ppo=Ppo(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
+        **rivals(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
         dpo=Dpo(learning_rate=1e-4, batch_size=32),
         judge=Judge(kind="reward_model"),
         memory=Memory(microbatch_size=8, forward_batch_size=32, mixed_precision="no"),
@@ -129,7 +139,7 @@ def smollm2() -> Config:
         lora=Lora(rank=16, stages="ppo,dpo"),
         sft=Sft(learning_rate=1e-4, batch_size=16, loss_on_query=False, evaluations=2),
         rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even"),
-        ppo=Ppo(
+        **rivals(
             learning_rate=3e-4,
             total_episodes=320,
             batch_size=32,
@@ -156,7 +166,7 @@ def smollm2_full() -> Config:
         lora=Lora(),
         sft=Sft(learning_rate=5e-5, batch_size=64, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=2e-5, batch_size=64, pairs="even"),
-        ppo=Ppo(learning_rate=3e-6, total_episodes=51_200, batch_size=256, samples_every=20),
+        **rivals(learning_rate=3e-6, total_episodes=51_200, batch_size=256, samples_every=20),
         dpo=Dpo(learning_rate=1e-5),
         memory=Memory(microbatch_size=32, forward_batch_size=128),
     )

@@ -50,7 +50,7 @@ class Stage:
 
 # What a page shows of any run: its summaries, and what was said of them.
 JUDGED = ("summaries", "judge", "controls", "win_rate")
-STAGES = {
+ROWS = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
         head="base",
@@ -102,6 +102,17 @@ STAGES = {
         makes_policy=True,
         policy_gradient=True,
     ),
+    "rloo": Stage(
+        what="RLOO against the reward model, beside PPO",
+        head="rloo",
+        module="stages.rloo",
+        goal="rloo",
+        sections=("optimizer", "rloo", "lora"),
+        inputs=("base", "sft", "normalize"),
+        optional=True,
+        makes_policy=True,
+        policy_gradient=True,
+    ),
     "dpo": Stage(
         what="DPO from the same comparisons, beside PPO",
         head="dpo",
@@ -130,7 +141,6 @@ STAGES = {
         goal="eval",
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
-        joined_by=("dpo",),
     ),
     "judge": Stage(
         what="verdicts on every summary, in both orders",
@@ -187,7 +197,7 @@ STAGES = {
         module="reports.run_page",
         goal="eval",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
-        joined_by=("dpo", "calibration"),
+        joined_by=("calibration",),
         computes=False,
         per_judge=True,
         reads_records=True,
@@ -213,6 +223,14 @@ STAGES = {
         per_judge=True,
     ),
 }
+# Optional policies are summarised and shown beside the others, where they were made.
+BESIDE = tuple(name for name, stage in ROWS.items() if stage.optional and stage.makes_policy)
+STAGES = {
+    name: replace(stage, joined_by=(*BESIDE, *stage.joined_by))
+    if name in ("summaries", "report")
+    else stage
+    for name, stage in ROWS.items()
+}
 SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
@@ -225,7 +243,7 @@ SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
 # What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
 # judges summaries that exist already (INPUT=).
 TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
-TRAINING_STAGES = ("sft", "rm", "normalize", "ppo", "dpo")
+TRAINING_STAGES = tuple(n for n, row in STAGES.items() if row.computes and n != "summaries")
 # Kind of run -> the stages that do not occur in it.
 NO_PART = {
     TRAINED: ("released",),
