@@ -299,7 +299,7 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean of `value_losses` where the mask counts, and the share of positions that is clipped.
 
-    Shapes: all [B, T]; -> loss [], clipfrac []. Source, and unit of the range: as `value_losses`.
+    Shapes: all [B, T]; -> loss [], clipfrac []. Source: as `value_losses`, unit of the range too.
     """
     losses, clipped = value_losses(new_values, values, returns, value_mask, cliprange_value)
     return masked_mean(losses, value_mask), masked_mean(clipped, value_mask)

@@ -13,6 +13,7 @@ from stages.functional import (
     first_true_index,
     gae,
     kl_estimate,
+    leave_one_out,
     masked_mean,
     masked_whiten,
     penalize_missing_eos,
@@ -345,3 +346,13 @@ def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
     pair = torch.tensor([LN3, 0.0]), torch.tensor([0.0, LN3])
     close(preference_loss(*pair), (-math.log(3 / 4) - math.log(1 / 4)) / 2)
     close(preference_loss(torch.tensor([-500.0]), torch.tensor([500.0])), 1000.0)
+
+
+def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
+    close(leave_one_out(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3), [-3, -1.5, 4.5, 0, 0, 0])
+    # k / (k - 1) times the distance from the group's own mean (Ahmadian et al. 2024, equation 9).
+    rewards = torch.randn(8, generator=torch.Generator().manual_seed(1))
+    centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(dim=1, keepdim=True)).flatten()
+    close(leave_one_out(rewards, 4), centred * 4 / 3, 1e-6)
+    with pytest.raises(ValueError, match="at least 2"):
+        leave_one_out(rewards, 1)

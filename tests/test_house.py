@@ -52,7 +52,7 @@ MARKED = {
 SIBLINGS = ("stages", "reports.sections", "reports")
 AT_STAGES_LEVEL = {"__init__.py", "README.md", "functional.py", "pipeline.py", "runs.py"}
 AT_STAGES_LEVEL |= {"finished.py"}
-AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "dpo.py"}
+AT_STAGES_LEVEL |= {"base.py", "sft.py", "reward.py", "normalize.py", "ppo.py", "rloo.py", "dpo.py"}
 AT_STAGES_LEVEL |= {"released.py"}
 AT_STAGES_LEVEL |= {"settings", "running", "posts", "learning", "rl"}
 
@@ -96,6 +96,7 @@ SIGNATURES = {
     "policy_loss": "new_logprobs logprobs advantages response_mask cliprange",
     "value_loss": "new_values values returns value_mask cliprange_value",
     "entropy": "logits",
+    "leave_one_out": "rewards group_size",
     "preference_loss": "chosen_scores rejected_scores",
     "sequence_logprobs": "logprobs mask",
     "implicit_rewards": "logprobs ref_logprobs beta",
