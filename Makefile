@@ -57,17 +57,18 @@ EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKE
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
-GOALS := data base sft rm normalize ppo dpo eval judge judge-calibration ablations study
-.PHONY: $(GOALS) pipeline help status settings plan rehearse bench slurm install check test chaos \
-	publish push scaling compare versus leaderboard judges annotate annotated power \
-	simulations smollm judge-server
+# Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
+OWN := pipeline help status settings plan rehearse bench slurm install check test chaos publish push \
+	scaling compare versus leaderboard judges annotate annotated power simulations smollm judge-server
+GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
+.PHONY: $(OWN) $(GOALS)
 .DEFAULT_GOAL := help
 
 # One call makes all goals that were named. `+`: under `make -n` it looks, and says what it found.
 $(GOALS): pipeline
 	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
-	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(filter $(GOALS),$(MAKECMDGOALS))) $(REQUEST) $(EXECUTION) $(STUDY)
+	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(GOALS)) $(REQUEST) $(EXECUTION) $(STUDY)
 
 help settings:
 	@$(PYTHON) -B -m stages.pipeline $@ $(REQUEST)
