@@ -11,8 +11,17 @@ import torch
 
 from eval.control_texts import CONTROLS
 from eval.judges.openai.budget import price_of
-from reports.needs.costs import CONTROL_TEXTS, checkpoint_bytes, disk_of, questions_of
-from reports.needs.gpus import CARDS, GIB, SHARDED, card_of, cards_for
+from reports.needs.gpus import (
+    CONTROL_TEXTS,
+    GIB,
+    GPUS,
+    SHARDED,
+    checkpoint_bytes,
+    disk_of,
+    gpu_of,
+    gpus_for,
+    questions_of,
+)
 from reports.needs.lengths import CHARACTERS_PER_TOKEN, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
 from reports.needs.memory import Setting, saved_activations, saved_per_token
 from reports.needs.parts import PARTS, mends, part_bytes, too_large
@@ -239,29 +248,29 @@ def test_several_cards_hold_every_gradient_twice_and_share_nothing_else():
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().data.source])
 def test_every_preset_fits_the_cards_it_is_made_for(preset):
-    gpu, devices = cards_for(preset)
+    gpu, devices = gpus_for(preset)
     given = replace(setting(preset, devices), sharded=preset in SHARDED)
-    assert not too_large(part_bytes(given), card_of(gpu))
+    assert not too_large(part_bytes(given), gpu_of(gpu))
 
 
 def test_what_does_not_fit_is_said_with_knobs_that_make_it_fit():
-    card = card_of("rtx4090-24gb")
+    gpu = gpu_of("rtx4090-24gb")
     given = setting("pythia-1b")
-    assert "ppo learn" in too_large(part_bytes(given), card)
-    knobs = mends(given, card)
+    assert "ppo learn" in too_large(part_bytes(given), gpu)
+    knobs = mends(given, gpu)
     assert knobs
     config = make_config("pythia-1b", name="mine", overrides=tuple(" ".join(knobs).split()))
-    assert not too_large(part_bytes(replace(given, config=config)), card)
+    assert not too_large(part_bytes(replace(given, config=config)), gpu)
     for left_out in knobs:  # each of them is needed
         rest = tuple(" ".join(one for one in knobs if one != left_out).split())
         config = make_config("pythia-1b", name="mine", overrides=rest)
-        assert too_large(part_bytes(replace(given, config=config)), card)
+        assert too_large(part_bytes(replace(given, config=config)), gpu)
 
 
 def test_a_model_that_no_knob_makes_fit_is_told_so():
     config = make_config("pythia-6.9b", name="m", overrides=("base.checkpoint=pythia-12b",))
     given = replace(setting("pythia-6.9b"), config=config, shape=PUBLISHED["pythia-12b"])
-    assert mends(given, card_of("l4-24gb")) == []
+    assert mends(given, gpu_of("l4-24gb")) == []
 
 
 # -- work and costs --------------------------------------------------------------------------------
@@ -288,12 +297,12 @@ def test_learning_of_ppo_is_four_epochs_of_three_passes_through_two_networks():
 
 def test_hours_fall_with_cards_and_with_the_assumed_share():
     one, eight = (
-        sum(hours_by_stage(setting(devices=n), Rate(card=CARDS["h100-80gb"])).values())
+        sum(hours_by_stage(setting(devices=n), Rate(gpu=GPUS["h100-80gb"])).values())
         for n in (1, 8)
     )
     assert 7 < one / eight <= 8.01
-    half = hours_by_stage(setting(), Rate(card=CARDS["h100-80gb"], mfu=0.15))
-    whole = hours_by_stage(setting(), Rate(card=CARDS["h100-80gb"], mfu=0.30))
+    half = hours_by_stage(setting(), Rate(gpu=GPUS["h100-80gb"], mfu=0.15))
+    whole = hours_by_stage(setting(), Rate(gpu=GPUS["h100-80gb"], mfu=0.30))
     assert half["normalize"] == pytest.approx(2 * whole["normalize"])
 
 
@@ -352,8 +361,8 @@ def test_a_grid_has_a_row_for_each_preset_and_sums_them():
     assert list(rows) == ["pythia-1b", "pythia-2.8b-lora", "together"]
     hours = [float(rows[name][-3].replace(",", "")) for name in rows]
     assert hours[2] == pytest.approx(hours[0] + hours[1], abs=0.11)
-    one = sum(hours_by_stage(setting("pythia-1b"), Rate(card=CARDS["h100-80gb"])).values())
-    dpo = hours_by_stage(setting("pythia-1b"), Rate(card=CARDS["h100-80gb"]))["dpo"]
+    one = sum(hours_by_stage(setting("pythia-1b"), Rate(gpu=GPUS["h100-80gb"])).values())
+    dpo = hours_by_stage(setting("pythia-1b"), Rate(gpu=GPUS["h100-80gb"]))["dpo"]
     assert hours[0] == pytest.approx(3 * (one - dpo), abs=0.06)
     assert all(len(line) <= 80 for line in lines)
 
@@ -388,8 +397,8 @@ def test_a_plan_needs_the_standard_library_alone():
 
 
 def test_usable_memory_is_less_than_all():
-    for card in CARDS.values():
-        assert 0.8 * card.memory_gib * GIB < card.usable < card.memory_gib * GIB
+    for gpu in GPUS.values():
+        assert 0.8 * gpu.memory_gib * GIB < gpu.usable < gpu.memory_gib * GIB
 
 
 def test_a_token_of_llama_and_of_gpt_neox_by_hand():

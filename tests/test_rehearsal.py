@@ -1,226 +1,192 @@
-"""A rehearsal: its parts end to end on a small model, its lengths, its meter, and the plan."""
+"""A rehearsal: a short real run end to end, its rows, its table, and the hours that follow."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from reports.needs import rehearsal_parts as parts
 from reports.needs import rehearse
-from reports.needs.lengths import COMPARED_TOKENS, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
+from reports.needs.gpus import GPUS, gpu_of_device
+from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
+from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
-from reports.needs.meter import Meter
-from reports.needs.rehearsal_table import MEASURED_BY, card_of_device, hours_of, planned_peaks
-from reports.needs.shapes import policy_parameters, shape_of
-from reports.needs.texts import (
-    LIMIT_ROWS,
-    ROWS,
-    longest_rows,
-    read_texts,
-    typical_rows,
-    write_texts,
-)
+from reports.needs.shapes import read_shape, shape_of
 from reports.needs.work import work_of
-from stages.learning.models import save_model
-from stages.settings.command_line import Request, config_of, make_config
-from stages.settings.config import UserError
+from stages.learning.models import load_tokenizer
+from stages.posts.tokens import plain_encoder
+from stages.settings import config as settings
+from stages.settings.command_line import make_config
 from stages.settings.presets import PRESETS
 
+SMALL = "memory.microbatch_size=2 memory.forward_batch_size=2 memory.cpu_threads=1"
+SHORT = "data.max_summary_tokens=4 eval.dpo_summary_tokens=4 ppo.num_ppo_epochs=1"
+NAME = "tried"
 ROOT = Path(__file__).parents[1]
-MIB = 2**20
-SMALL = ("memory.microbatch_size=2", "memory.forward_batch_size=2", "memory.cpu_threads=1")
-ASKED = Request(preset="tiny-s", overrides=SMALL)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """What every part finds on the smallest preset, and what was prepared."""
-    work = tmp_path_factory.mktemp("rehearsal")
-    for part in ("prepare", *parts.REHEARSALS):
-        parts.main([part, "--folder", str(work), *ASKED.arguments])
-    found: dict[str, dict[str, Any]] = {}
-    for part in parts.REHEARSALS:
-        found |= json.loads((work / f"{part}.json").read_text("utf-8"))
-    return json.loads((work / "prepare.json").read_text("utf-8")), found
+def rehearsed(tmp_path_factory):
+    """The folder that a rehearsal of the smallest preset leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("rehearsal"))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(settings, "RUNS", Path("runs"))
+        words = ["--preset", "tiny-xs", "--name", NAME, "--set", *SMALL.split(), *SHORT.split()]
+        with pytest.raises(SystemExit) as ended:
+            rehearse.main([*words, "--price-per-hour", "2"])
+        assert ended.value.code == 0
+        yield Path("runs", NAME).absolute()
 
 
-def test_every_part_is_measured_by_the_pipelines_own_functions(measured):
-    about, found = measured
-    assert about["weights"] == "random, of the published shape"
-    assert about["texts"] == "synthetic token ids with the lengths of real posts"
-    names = {name for group in rehearse.PROCESSES.values() for name in group}
-    assert names <= found.keys()
-    for name in names:
-        assert found[name]["seconds"] > 0, name
-    for name in names - {"ppo rollout"}:
-        assert found[name]["flops"] > 0, name
-    assert found["start checks"]["said"] == "passed"
-    parameters = 2 * policy_parameters(shape_of(config_of(ASKED).base))
-    assert found["checkpoint"]["bytes"] > 0.7 * 12 * parameters  # weights and Adam of two networks
+def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(rehearsed):
+    assert {path.name for path in rehearsed.iterdir()} == {"rehearsal"}
+    files = {path.name for path in (rehearsed / "rehearsal").iterdir()}
+    assert files == {"rehearsal.json", "rehearsal.md"}
+    record = json.loads((rehearsed / "rehearsal/rehearsal.json").read_text("utf-8"))
+    assert tuple(record["stages"]) == rehearse.REHEARSED
+    for stage in ("sft", "rm", "ppo", "dpo"):
+        assert record["stages"][stage]["steps"] > 0, stage
+        assert record["stages"][stage]["steps_speed"] > 0, stage
+    assert record["stages"]["ppo"]["rollout_speed"] > 0
+    assert all(row["plan"] > 0 and row["seconds"] > 0 for row in record["stages"].values())
+    assert record["weights"] == "random, of the published shape"
+    assert record["batches"] == {"sft": 4, "rm": 2, "ppo": 4, "dpo": 2}
 
 
-def test_the_steps_of_a_rollout_take_no_longer_than_the_rollout(measured):
-    _, found = measured
-    steps = [found[f"ppo {one}"]["seconds"] for one in ("sample", "measure", "score")]
-    assert all(seconds > 0 for seconds in steps)
-    assert sum(steps) <= found["ppo rollout"]["seconds"]
-
-
-def test_the_page_says_all_of_it_in_80_columns(measured):
-    about, found = measured
-    lines = rehearse.page_lines(config_of(ASKED), about, found, price=2.0)
+def test_the_table_says_all_of_it_in_80_columns(rehearsed):
+    lines = (rehearsed / "rehearsal/rehearsal.md").read_text("utf-8").splitlines()
     assert [line for line in lines if len(line) > 80] == []
     text = "\n".join(lines)
-    for said in ("ratio", "one update of PPO", "together", "start checks", "$", "checkpoint"):
-        assert said in text
-    failed = {**found, "rm step": {"failed": "out of memory"}, "start checks": {"said": "no " * 40}}
-    lines = rehearse.page_lines(config_of(ASKED), about, failed, price=0)
-    assert all(len(line) <= 80 for line in lines)
-    text = "\n".join(lines)
-    assert "rm step        failed: out of memory" in text
+    for words in ("ratio", "an update of PPO", "together", "$", *rehearse.REHEARSED):
+        assert words in text, words
 
 
-def test_hours_follow_from_measured_speeds_by_counting(measured):
-    _, found = measured
-    config = config_of(ASKED)
-    setting = Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config))
-    hours = hours_of(setting, found)
-    rate = found["references"]["flops"] / found["references"]["seconds"]
-    work = next(one for one in work_of(setting) if one.stage == "normalize")
-    assert hours["normalize"] == pytest.approx(work.flops / rate / 3600)
-    slower = {**found, "references": {**found["references"], "seconds": 1e6}}
-    assert hours_of(setting, slower)["normalize"] > hours["normalize"]
-    assert "ppo" not in hours_of(setting, {**found, "ppo learn": {"failed": "x"}})
+def test_a_stage_that_has_failed_leaves_the_others_rows(rehearsed):
+    record = json.loads((rehearsed / "rehearsal/rehearsal.json").read_text("utf-8"))
+    del record["stages"]["ppo"]
+    text = "\n".join(rehearse.table_lines(record | {"hours": {}}, 0.0))
+    assert "\nsft " in text
+    assert "not known, because a stage has not finished" in text
+
+
+def test_a_rehearsal_changes_counts_alone():
+    config = make_config("pythia-1b")
+    counts = rehearse.counts_of(config, processes=2)
+    assert all(isinstance(value, int) for value in counts.values())
+    assert counts["sft.batch_size"] == 2 * 2 * config.memory.microbatch_size
+    assert counts["rm.batch_size"] == counts["sft.batch_size"] // 2  # a pair is two sequences
+    assert counts["ppo.batch_size"] == 2 * 2 * config.memory.forward_batch_size
+    assert counts["ppo.total_episodes"] == 2 * counts["ppo.batch_size"]
+    changed = [f"{key}={value}" for key, value in counts.items()]
+    short = make_config("pythia-1b", name="short", overrides=tuple(changed))
+    assert (short.memory, short.lora, short.optimizer) == (
+        config.memory,
+        config.lora,
+        config.optimizer,
+    )
+    assert short.ppo.num_updates == 2
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().data.source])
-def test_all_work_of_a_run_has_a_part_that_measures_it(preset):
+def test_hours_follow_from_measured_speeds_by_counting(preset):
     config = make_config(preset)
     setting = Setting(config=config, shape=shape_of(config.base), lengths=lengths_of(config))
-    assert {(one.stage, one.label) for one in work_of(setting)} <= MEASURED_BY.keys()
+    rows = {stage: {"steps_speed": 2e9} for stage in ("sft", "rm", "ppo", "dpo")}
+    rows["ppo"]["rollout_speed"] = 1e9
+    hours = rehearse.hours_of(setting, rows)
+    flops = {(work.stage, work.label): work.flops for work in work_of(setting)}
+    assert hours["normalize"] == pytest.approx(flops["normalize", "score"] / 2e9 / 3600)
+    sampled = flops["sft", "sample"] / 1e9
+    learned = (flops["sft", "learn"] + flops["sft", "validate"]) / 2e9
+    assert hours["sft"] == pytest.approx((sampled + learned) / 3600)
+    of_ppo = {label: value for (stage, label), value in flops.items() if stage == "ppo"}
+    seconds = [value / (2e9 if label[:5] == "learn" else 1e9) for label, value in of_ppo.items()]
+    assert hours["ppo"] == pytest.approx(sum(seconds) / 3600)
 
 
-# -- texts -----------------------------------------------------------------------------------------
+# -- rows and weights ------------------------------------------------------------------------------
 
 
-def test_synthetic_texts_have_the_mean_lengths_of_real_ones_and_reach_the_limits(tmp_path):
-    config = make_config("pythia-70m")
-    write_texts(config, shape_of(config.base), tmp_path / "base")
-    posts = read_texts(tmp_path / "base", "sft_train")
-    pairs = read_texts(tmp_path / "base", "comparisons_train")
-    assert len(posts) == ROWS + LIMIT_ROWS
-    for split, column, mean in (
-        (posts, "queries", QUERY_TOKENS),
-        (posts, "summaries", SUMMARY_TOKENS),
-        (pairs, "chosen", COMPARED_TOKENS),
-    ):
-        lengths = split.columns[column].lengths()[:ROWS].double()
-        assert lengths.mean().item() == pytest.approx(mean, rel=0.03), column
-    queries, summaries = (posts.columns[one].lengths() for one in ("queries", "summaries"))
-    assert (int(queries.max()), int((queries + summaries).max())) == (512, 562)
-    queries, chosen = (pairs.columns[one].lengths() for one in ("queries", "chosen"))
-    assert (int(chosen.max()), int((queries + chosen).max())) == (169, 638)
-    assert all(int(posts.columns["summaries"][row][-1]) == 0 for row in range(9))  # EOS
-
-
-def test_typical_rows_are_whole_microbatches_spread_over_the_lengths():
-    lengths = [10 * row for row in range(12)]
-    assert typical_rows(lengths, size=2, parts=3) == [2, 3, 6, 7, 10, 11]
-    assert longest_rows(lengths, 2) == [11, 10]
-
-
-# -- meter -----------------------------------------------------------------------------------------
-
-HELD = """
-import torch
-from reports.needs.meter import Meter
-meter = Meter(torch.device("cpu"))
-kept = torch.ones(64 * 2**18)
-_, one = meter.peak(lambda: torch.ones(96 * 2**18).sum())
-_, two = meter.peak(lambda: None)
-print(one, two)
-"""
-
-
-def test_the_meter_sees_what_is_held_and_what_was_held_for_a_moment():
-    found = subprocess.run(
-        [sys.executable, "-c", HELD], capture_output=True, text=True, cwd=ROOT, check=True
+def test_rows_are_as_long_as_the_limits_allow(tmp_path):
+    data = make_config("pythia-70m").data
+    write_tokenizer(512, tmp_path / "model")
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert len(tokenizer) == 512  # with [PAD]: all that the embedding has
+    counts = {"sft_train": 3, "comparisons_train": 2}
+    write_rows(tmp_path / "data", data, counts, tokenizer)
+    encode = plain_encoder(tokenizer)
+    posts, pairs = (
+        [json.loads(line) for line in (tmp_path / f"data/{name}.jsonl").read_text().splitlines()]
+        for name in counts
     )
-    one, two = map(int, found.stdout.split())
-    assert one == pytest.approx((64 + 96) * MIB, rel=0.05)
-    assert two == pytest.approx(64 * MIB, rel=0.1)
+    assert (len(posts), len(pairs)) == (3, 2)
+    query = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+    queries, longest = encode([query.format(**posts[0]), query.format(**pairs[0]["info"])])
+    (summary,) = encode([posts[0]["summary"]])
+    assert (len(queries), len(summary) + 1) == (509, 53)  # 562 together
+    compared = [len(tokens) + 1 for tokens in encode([s["text"] for s in pairs[0]["summaries"]])]
+    assert (len(longest), compared) == (469, [169, 168])  # 638 together
 
 
-def test_a_meter_times_what_it_runs():
-    result, seconds = Meter(torch.device("cpu")).timed(lambda: 7)
-    assert result == 7
-    assert 0 <= seconds < 1
-
-
-def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path, tokenizer):
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=4096,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    save_model(GPTNeoXForCausalLM(config), tokenizer, tmp_path / "model")
-    settings = (f"base.checkpoint={tmp_path / 'model'}", "memory.mixed_precision=no", *SMALL)
-    request = Request(preset="pythia-70m", name="measured", overrides=settings)
-    work = tmp_path / "work"
-    parts.main(["prepare", "--folder", str(work), *request.arguments])
-    assert rehearse.run_part("sft", request, work) == ""
-    found = json.loads((work / "sft.json").read_text("utf-8"))
-    run = config_of(request)
-    setting = Setting(config=run, shape=shape_of(run.base), lengths=lengths_of(run), on_gpu=False)
-    for name, planned in planned_peaks(setting, found).items():
-        assert planned == pytest.approx(found[name]["peak"], rel=0.15), name
+def test_random_weights_have_the_published_shape(tmp_path):
+    shape = shape_of(make_config("pythia-14m").base)
+    draw_weights(shape, 1, tmp_path)
+    assert read_shape(tmp_path / "config.json") == shape
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_a_part_that_fails_says_so_in_one_line(tmp_path):
-    said = rehearse.run_part("sft", ASKED, tmp_path)
-    assert "ids.json" in said
-    assert "\n" not in said
+def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(tmp_path, monkeypatch):
+    def stop(words):
+        Path("half").write_text("half")
+        raise SystemExit(130)
 
-
-def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(runs, monkeypatch):
-    def stop(name: str, request: Request, work: Path) -> str:
-        (work / "half").write_text("half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(rehearse, "run_part", stop)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "RUNS", Path("runs"))
+    monkeypatch.setattr(rehearse, "make_inputs", written)
+    monkeypatch.setattr(rehearse.pipeline, "main", stop)
     with pytest.raises(SystemExit) as ended:
-        rehearse.main(["--preset", "tiny-s"])
+        rehearse.main(["--preset", "tiny-xs"])
     assert ended.value.code == 130
-    assert list((runs / "tiny-s" / "rehearsal").iterdir()) == []
+    assert Path.cwd() == tmp_path
+    assert list((tmp_path / "runs/tiny-xs/rehearsal").iterdir()) == []
 
 
-def test_a_rehearsal_that_cannot_be_prepared_is_one_line(runs, monkeypatch):
-    monkeypatch.setattr(rehearse, "run_part", lambda *_: "no space left on device")
-    with pytest.raises(UserError, match="could not be prepared: no space left"):
-        rehearse.rehearse(Request(preset="tiny-s"), 0.0)
+def written(request, folder, *_):
+    (folder / "data").mkdir()
+    return {"settings": [], "weights": "none"}
 
 
-def test_a_device_name_leads_to_its_card():
-    for name, card in (
-        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
-        ("NVIDIA H200", "h200-141gb"),
-        ("NVIDIA GeForce RTX 4090", "rtx4090-24gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--preset", "tiny-xs"], "no stage of the rehearsal has finished"),
+        (["--preset", "smollm2", "--set", "released.policy=x", "judge.kind=openai"], "POLICY="),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_one_line(tmp_path, monkeypatch, capsys, words, reason):
+    def fails(words):
+        raise SystemExit(2)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "RUNS", Path("runs"))
+    monkeypatch.setattr(rehearse, "make_inputs", written)
+    monkeypatch.setattr(rehearse.pipeline, "main", fails)
+    (tmp_path / "posts").mkdir()
+    data = ["--data", "posts"] if "smollm2" in words else []
+    with pytest.raises(SystemExit) as ended:
+        rehearse.main([*words, *data])
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_device_name_leads_to_its_gpu():
+    for name, gpu in (
+        ("1 x NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("8 x NVIDIA H200", "h200-141gb"),
+        ("1 x NVIDIA GeForce RTX 4090", "rtx4090-24gb"),
+        ("2 x NVIDIA A100-SXM4-80GB", "a100-80gb"),
     ):
-        found = card_of_device(name)
-        assert found is not None
-        assert found[0] == card
-    assert card_of_device("NVIDIA Something") is None
+        assert gpu_of_device(name) == GPUS[gpu]
+    assert gpu_of_device("1 x NVIDIA Something") is None

@@ -1,17 +1,38 @@
-"""Cards: memory, speed, and what part of them a program gets. Standard library only."""
+"""What is paid for: GPUs, disk, and the judge. Standard library only."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from eval.judges.openai.budget import (
+    CHARACTERS_PER_TOKEN,
+    TEMPLATE_TOKENS,
+    price_of,
+    usual_reply,
+)
+from eval.judges.prompt import LINES, make_question
+from eval.judges.protocol import VERDICTS
+from reports.needs.lengths import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
+from reports.needs.memory import MOMENTS, Setting
+from reports.needs.shapes import FULL, adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.checks import UserError, unknown
+from stages.settings.config import HUB, RANDOM
 
 GIB = 2**30
+CONTROL_TEXTS = 9  # of eval/controls.py, without the reference itself, which is not asked about
+POLICIES = 2  # sft and ppo; dpo's summaries are as many questions more
+ON_A_SERVER = ("openai",)
+# Two good checkpoints are kept while a third is written.
+CHECKPOINTS = 3
+HUB_BYTES = 2  # a weight in the hub's files
+TOKEN_FILES = 1.5e9
+"""Bytes of the hub's posts and comparisons, as downloaded and as tokens. An estimate."""
 # What the CUDA context, cuBLAS and NCCL take, and what the allocator cannot use between blocks.
 # An assumption; `make rehearse` measures what is left.
 CONTEXT_GIB = 1.0
 USABLE = 0.94
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """One accelerator."""
 
     memory_gib: float
@@ -29,18 +50,18 @@ class Card(NamedTuple):
 
 # The makers' data sheets: dense bf16 with fp32 accumulation (no sparsity). Memory as the driver
 # reports it.
-CARDS = {
-    "h200-141gb": Card(140.4, 989.0, 4800.0),
-    "h100-80gb": Card(79.6, 989.0, 3350.0),
-    "a100-80gb": Card(80.0, 312.0, 2039.0),
-    "a100-40gb": Card(40.0, 312.0, 1555.0),
-    "l40s-48gb": Card(45.0, 362.0, 864.0),
-    "rtx4090-24gb": Card(23.99, 165.2, 1008.0),
-    "rtx3090-24gb": Card(24.0, 71.0, 936.0),
-    "a10-24gb": Card(22.5, 125.0, 600.0),
-    "l4-24gb": Card(22.5, 121.0, 300.0),
+GPUS = {
+    "h200-141gb": Gpu(140.4, 989.0, 4800.0),
+    "h100-80gb": Gpu(79.6, 989.0, 3350.0),
+    "a100-80gb": Gpu(80.0, 312.0, 2039.0),
+    "a100-40gb": Gpu(40.0, 312.0, 1555.0),
+    "l40s-48gb": Gpu(45.0, 362.0, 864.0),
+    "rtx4090-24gb": Gpu(23.99, 165.2, 1008.0),
+    "rtx3090-24gb": Gpu(24.0, 71.0, 936.0),
+    "a10-24gb": Gpu(22.5, 125.0, 600.0),
+    "l4-24gb": Gpu(22.5, 121.0, 300.0),
 }
-# The cards that a preset is made for, and how many.
+# The GPUs that a preset is made for, and how many.
 MADE_FOR = {
     "pythia-1b-24gb": ("rtx4090-24gb", 1),
     "pythia-2.8b": ("h200-141gb", 1),
@@ -48,24 +69,101 @@ MADE_FOR = {
     "pythia-6.9b-lora": ("h100-80gb", 8),
 }
 USUAL = ("h100-80gb", 1)
-# Presets whose networks one card cannot hold: its cards share them.
+# Presets whose networks one GPU cannot hold: several share them.
 SHARDED = ("pythia-6.9b",)
 
 
-def card_of(name: str) -> Card:
-    """The card of that name. Raises UserError with the nearest name if there is none."""
-    if name not in CARDS:
-        raise unknown("GPU", name, CARDS)
-    return CARDS[name]
+def gpu_of(name: str) -> Gpu:
+    """The GPU of that name. Raises UserError with the nearest name if there is none."""
+    if name not in GPUS:
+        raise unknown("GPU", name, GPUS)
+    return GPUS[name]
 
 
-def cards_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
-    """Name and number of the cards to plan for: as asked, or else those of the preset.
+def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
+    """Name and number of the GPUs to plan for: as asked, or else those of the preset.
 
-    Raises UserError for an unknown card or a negative number.
+    Raises UserError for an unknown GPU or a negative number.
     """
     name, number = MADE_FOR.get(preset, USUAL)
     if gpus < 0:
         raise UserError(f"GPUS={gpus}: give the number of cards, at least 1")
-    card_of(gpu or name)
+    gpu_of(gpu or name)
     return gpu or name, gpus or number
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """The GPU that a device's name means; None for others."""
+    words = device.lower().replace("-", " ").split()
+    named = (gpu for name, gpu in GPUS.items() if _model_of(name) in words)
+    return next(named, None)
+
+
+def _model_of(name: str) -> str:
+    return name.split("-")[0].replace("rtx", "")
+
+
+# -- disk and judge --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """What one seed of a run asks its judge."""
+
+    calls: int
+    read: float
+    """Tokens of all questions."""
+    written: float
+    """Tokens of all replies."""
+    dollars: float | None
+    """USD; None if the price is not known."""
+
+
+def questions_of(setting: Setting) -> Questions | None:
+    """What a judge behind a server is asked for one seed; None if the judge needs no server.
+
+    Every summary is compared with its reference in both orders, and so are the controls. Lengths
+    are means of real posts, so the sum is an estimate; the judge itself says it again before it
+    asks.
+    """
+    config, lengths = setting.config, setting.lengths
+    if config.judge.kind not in ON_A_SERVER:
+        return None
+    posts = config.eval.posts or lengths.rows["sft_validation"]
+    controls = min(config.checks.control_posts, posts) * CONTROL_TEXTS
+    calls = len(VERDICTS) * (POLICIES * posts + controls)
+    post, summary = (
+        "x" * round(tokens * CHARACTERS_OF_A_POST) for tokens in (lengths.query, lengths.summary)
+    )
+    prompt = make_question(post, summary, summary, LINES).prompt
+    read = calls * (len(prompt) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS)
+    reasons = config.judge.reasoning_effort not in ("none", "default")
+    written = float(calls * usual_reply(config.judge, reasons))
+    price = price_of(config.judge)
+    dollars = None if price is None else price.of(read, written)
+    return Questions(calls=calls, read=read, written=written, dollars=dollars)
+
+
+def disk_of(setting: Setting) -> dict[str, float]:
+    """Bytes on disk of one seed: the models that stay (base, sft, ppo, rm, normalize and critic, in
+    float32), the checkpoints of the stage with the largest, and what comes from the hub.
+    """
+    policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
+    base, source = setting.config.base.checkpoint, setting.config.data.source
+    return {
+        "models": float(FULL * 3 * (policy + scorer)),
+        "checkpoints": float(
+            CHECKPOINTS * max(checkpoint_bytes(setting, stage) for stage in ("sft", "ppo"))
+        ),
+        "downloads": HUB_BYTES * policy * (base != RANDOM) + TOKEN_FILES * (source == HUB),
+    }
+
+
+def checkpoint_bytes(setting: Setting, stage: str) -> int:
+    """Bytes of one checkpoint: all weights of the networks that learn, and Adam's moments."""
+    shape, rank = setting.shape, setting.rank(stage)
+    networks = [policy_parameters(shape)]
+    networks += [scorer_parameters(shape)] if stage == "ppo" else []
+    adapter = adapter_parameters(shape, rank)
+    learned = len(networks) * adapter if rank else sum(networks)
+    return FULL * (sum(networks) + len(networks) * adapter) + MOMENTS * learned

@@ -203,11 +203,11 @@ def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Byte
     Several devices hold every gradient twice, as DistributedDataParallel keeps buckets of its own,
     or share weights, gradients and moments.
     """
-    learned, shards = sum(one.learned for one in networks), setting.shards
+    learned, shards = sum(network.learned for network in networks), setting.shards
     copies = 2 if setting.devices > shards else 1
     return Bytes(
         moment="",
-        weights=sum(one.weight_bytes for one in networks) / shards,
+        weights=sum(network.weight_bytes for network in networks) / shards,
         gradients=learned * FULL * copies * gradients / shards,
         optimizer=learned * MOMENTS / shards,
     )
@@ -231,7 +231,8 @@ def gathered_whole(setting: Setting, network: Network) -> float:
 def embedding_gradient(networks: Sequence[Network]) -> float:
     """Bytes of a gradient of the embedding that is added to the one there is."""
     return max(
-        (FULL * one.largest for one in networks if one.trained and not one.adapter), default=0
+        (FULL * network.largest for network in networks if network.trained and not network.adapter),
+        default=0,
     )
 
 
@@ -256,12 +257,14 @@ def training(
     """
     sequences, tokens, positions = batch
     base = held(setting, networks, gradients=True)
-    learned = [one for one in networks if one.trained]
+    learned = [network for network in networks if network.trained]
     count = sequences * positions * setting.shape.vocabulary
     # PPO's networks learn one after the other, so one's activations and casts are alive.
     saved = saved_activations(setting, sequences, tokens)
-    casts = setting.half * max(one.cast_bytes(setting.recomputed) for one in learned)
-    whole = max(gathered_layers(setting, one) * (1 + (not one.adapter)) for one in learned)
+    casts = setting.half * max(network.cast_bytes(setting.recomputed) for network in learned)
+    whole = max(
+        gathered_layers(setting, network) * (1 + (not network.adapter)) for network in learned
+    )
     held_casts = whole + (0 if setting.recomputed else casts)
     extra = backward_extra(setting, sequences, tokens)
     step = partial(replace, base, copies=held_casts, activations=saved)
@@ -275,16 +278,16 @@ def training(
         weight = _head_gradient(setting, learned)
         grads = logit_bytes(setting, count, FULL + (HALF if setting.half else FULL))
         moments.append(step(moment="head", logits=grads, other=weight))
-    return max(moments, key=lambda one: one.total)
+    return max(moments, key=lambda moment: moment.total)
 
 
 def _head_gradient(setting: Setting, learned: Sequence[Network]) -> float:
     """Bytes of the output layer's new gradient, before it is added to the one there is."""
-    own = [one for one in learned if not one.adapter and not one.scalar]
+    own = [network for network in learned if not network.adapter and not network.scalar]
     each = FULL + (HALF if setting.half else 0)
     if not setting.whole_logits:
         each = FULL + (HALF if setting.half else FULL)  # the sum over chunks, and one chunk's
-    return max((each * one.largest for one in own), default=0)
+    return max((each * network.largest for network in own), default=0)
 
 
 def passing(
@@ -318,7 +321,7 @@ def passing(
             logits=logit_bytes(setting, count, per_logit),
         ),
     ]
-    return max(moments, key=lambda one: one.total)
+    return max(moments, key=lambda moment: moment.total)
 
 
 def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int]) -> Bytes:
@@ -349,4 +352,4 @@ def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, in
             logits=draws,
         ),
     ]
-    return max(moments, key=lambda one: one.total)
+    return max(moments, key=lambda moment: moment.total)

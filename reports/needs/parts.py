@@ -6,7 +6,7 @@ library only.
 
 from dataclasses import replace
 
-from reports.needs.gpus import Card
+from reports.needs.gpus import Gpu
 from reports.needs.memory import (
     ENTROPY,
     LOSS_FORWARD,
@@ -145,7 +145,7 @@ def _rollout(setting: Setting) -> Bytes:
     ]
     critic = setting.half * networks[1].cast_bytes(recomputed=True)
     moments[1] = replace(moments[1], copies=moments[1].copies + critic)
-    return max(moments, key=lambda one: one.total)
+    return max(moments, key=lambda moment: moment.total)
 
 
 def _ppo_learn(setting: Setting) -> Bytes:
@@ -180,12 +180,12 @@ def _summaries(setting: Setting) -> Bytes:
 # -- does it fit -----------------------------------------------------------------------------------
 
 
-def too_large(found: dict[str, Bytes], card: Card) -> list[str]:
-    """The parts that need more than a card has for tensors."""
-    return [name for name, one in found.items() if one.total > card.usable]
+def too_large(parts: dict[str, Bytes], gpu: Gpu) -> list[str]:
+    """The parts that need more than a GPU has for tensors."""
+    return [name for name, held in parts.items() if held.total > gpu.usable]
 
 
-def mends(setting: Setting, card: Card) -> list[str]:
+def mends(setting: Setting, gpu: Gpu) -> list[str]:
     """The fewest memory knobs, as SET takes them, with which everything fits; none if nothing does.
 
     Knobs are tried from the one that changes least to the one that changes most: smaller batches,
@@ -195,9 +195,9 @@ def mends(setting: Setting, card: Card) -> list[str]:
     config = setting.config
     tried: list[str] = []
     for knob in _knobs(setting):
-        tried = [*(one for one in tried if one.split("=")[0] != knob.split("=")[0]), knob]
-        if not too_large(part_bytes(replace(setting, config=_with(config, tried))), card):
-            return _fewest(setting, card, tried)
+        tried = [*(other for other in tried if other.split("=")[0] != knob.split("=")[0]), knob]
+        if not too_large(part_bytes(replace(setting, config=_with(config, tried))), gpu):
+            return _fewest(setting, gpu, tried)
     return []
 
 
@@ -218,11 +218,11 @@ def _with(config: Config, knobs: list[str]) -> Config:
     return config
 
 
-def _fewest(setting: Setting, card: Card, knobs: list[str]) -> list[str]:
+def _fewest(setting: Setting, gpu: Gpu, knobs: list[str]) -> list[str]:
     """The same without the knobs that are not needed, the cheapest left out last."""
     kept = list(knobs)
     for knob in knobs:
-        rest = [one for one in kept if one != knob]
-        if not too_large(part_bytes(replace(setting, config=_with(setting.config, rest))), card):
+        rest = [other for other in kept if other != knob]
+        if not too_large(part_bytes(replace(setting, config=_with(setting.config, rest))), gpu):
             kept = rest
     return kept

@@ -3,61 +3,248 @@
     python -m reports.needs.plan --preset pythia-6.9b --gpus 8
     python -m reports.needs.plan --presets pythia-1b pythia-2.8b-lora --seeds 1 2 3
 
-Parameters; bytes on each card, stage by stage, and which knob would make them fit; updates, tokens
-and hours at an assumed share of the card's peak; disk; what the judge costs.
+Parameters; bytes on each GPU, stage by stage, and which knob would make them fit; updates, tokens
+and hours at an assumed share of the GPU's peak; disk; what the judge costs.
 """
 
 import argparse
-from dataclasses import replace
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from reports.needs.gpus import SHARDED, card_of, cards_for
-from reports.needs.lengths import lengths_of
-from reports.needs.memory import Setting
-from reports.needs.shapes import shape_of
-from reports.needs.tables import (
-    cost_lines,
-    grid_lines,
-    memory_lines,
-    title_lines,
-    total_hours,
-    work_lines,
+from reports.needs.gpus import (
+    CONTEXT_GIB,
+    GIB,
+    SHARDED,
+    USABLE,
+    Gpu,
+    disk_of,
+    gpu_of,
+    gpus_for,
+    questions_of,
 )
-from reports.needs.work import MFU, Rate
+from reports.needs.lengths import lengths_of
+from reports.needs.memory import Bytes, Setting
+from reports.needs.parts import mends, part_bytes, too_large
+from reports.needs.shapes import policy_parameters, scorer_parameters, shape_of
+from reports.needs.work import (
+    MFU,
+    OPTIONAL,
+    Rate,
+    hours_by_stage,
+    loop_seconds,
+    updates_of,
+    work_of,
+)
 from stages.running.launch import check_numbers
-from stages.settings.checks import require
+from stages.settings.checks import UserError, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import UserError, fail
+from stages.settings.config import fail
+
+COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
+HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
+GIGA = 1e9
 
 
-def setting_of(request: Request, args: argparse.Namespace) -> tuple[Setting, str]:
-    """What is planned for one preset, and the name of its cards.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is planned for one run: its setting, its GPUs, and how it is counted."""
 
-    Raises UserError for an unknown preset, setting, card or shape.
+    setting: Setting
+    gpu_name: str
+    seeds: Sequence[int]
+    mfu: float
+    """Share of the GPU's peak, assumed."""
+    price: float = 0.0
+    """USD for an hour of one GPU; 0: not known."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Its GPU."""
+        return gpu_of(self.gpu_name)
+
+    @property
+    def gpus(self) -> str:
+        """How many GPUs of which kind."""
+        return f"{self.setting.devices} x {self.gpu_name}"
+
+    @property
+    def hours(self) -> float:
+        """Hours of one seed without DPO, which is optional."""
+        hours = hours_by_stage(self.setting, Rate(gpu=self.gpu, mfu=self.mfu))
+        return sum(spent for stage, spent in hours.items() if stage != OPTIONAL)
+
+    @property
+    def disk(self) -> float:
+        """Bytes on disk of all seeds."""
+        disk = disk_of(self.setting)
+        return (disk["models"] + disk["checkpoints"]) * len(self.seeds) + disk["downloads"]
+
+
+def plan_of(request: Request, args: argparse.Namespace) -> Plan:
+    """What is planned for one preset.
+
+    Raises UserError for an unknown preset, setting, GPU or shape.
     """
     config = config_of(request)
-    name, devices = cards_for(request.preset, args.gpu, args.gpus)
+    name, devices = gpus_for(request.preset, args.gpu, args.gpus)
     engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
     check_numbers(devices, args.nodes, engine)
-    lengths = lengths_of(config)
-    shape, sharded = shape_of(config.base), engine == "fsdp2"
-    return Setting(
-        config=config, shape=shape, lengths=lengths, devices=devices * args.nodes, sharded=sharded
-    ), name
+    setting = Setting(
+        config=config,
+        shape=shape_of(config.base),
+        lengths=lengths_of(config),
+        devices=devices * args.nodes,
+        sharded=engine == "fsdp2",
+    )
+    return Plan(
+        setting=setting,
+        gpu_name=name,
+        seeds=args.seeds,
+        mfu=args.mfu,
+        price=args.price_per_hour,
+    )
 
 
-def plan_lines(setting: Setting, gpu: str, args: argparse.Namespace) -> list[str]:
-    """The plan of one run, all its seeds."""
-    rate, seeds = Rate(card=card_of(gpu), mfu=args.mfu), len(args.seeds)
-    hours = total_hours(setting, rate)
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def gib(count: float) -> str:
+    """Bytes as GiB: three digits."""
+    value = count / GIB
+    return "-" if not count else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
+def title_lines(plan: Plan) -> list[str]:
+    """Which run, which model, which GPUs."""
+    setting, gpu = plan.setting, plan.gpu
+    policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
+    named = "seeds " if len(plan.seeds) > 1 else "seed "
+    shared = ", ENGINE=fsdp2" if setting.sharded else ""
+    precision = "bf16 autocast, float32 weights" if setting.half else "float32"
     return [
-        *title_lines(setting, gpu, args.seeds),
-        "",
-        *memory_lines(setting, gpu),
-        "",
-        *work_lines(setting, rate, seeds),
-        "",
-        *cost_lines(setting, hours, args.price_per_hour, seeds),
+        f"{setting.config.name}, {named}{' '.join(map(str, plan.seeds))}"[:80],
+        f"  starts from {setting.config.base.checkpoint} ({setting.shape.family})"[:80],
+        f"  {policy:,} parameters; reward model and critic {scorer:,}",
+        f"  {plan.gpus}{shared}, {precision}",
+        f"  of {gpu.memory_gib:.1f} GiB a card {gib(gpu.usable)} are for tensors: {USABLE:.0%} "
+        f"less {CONTEXT_GIB:g} for CUDA",
     ]
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """A row for every part of every stage, and what would make it fit."""
+    parts = part_bytes(plan.setting)
+    large = too_large(parts, plan.gpu)
+    lines = ["GiB on one card, at the worst moment of each part", _memory_row("", HEADS, "")]
+    for name, held in parts.items():
+        cells = [gib(getattr(held, column)) for column in COLUMNS] + [gib(held.total)]
+        lines.append(_memory_row(name, cells, "NO" if name in large else "ok"))
+    return lines + fit_lines(plan, parts)
+
+
+def _memory_row(name: str, cells: Sequence[str], end: str) -> str:
+    return f"{name:14}" + "".join(f"{cell:>6} " for cell in cells) + end
+
+
+def fit_lines(plan: Plan, parts: dict[str, Bytes]) -> list[str]:
+    """Whether everything fits; if not, the fewest knobs with which it does."""
+    setting, large = plan.setting, too_large(parts, plan.gpu)
+    if not large:
+        worst = max(parts, key=lambda name: parts[name].total)
+        return [f"everything fits; the most is {worst}, {gib(parts[worst].total)} GiB"]
+    lines = textwrap.wrap(f"does not fit: {', '.join(large)}", 80)
+    shared = replace(setting, sharded=True)
+    if setting.devices > setting.shards and not too_large(part_bytes(shared), plan.gpu):
+        return [*lines, "it would fit with ENGINE=fsdp2: the cards share the weights"]
+    knobs = mends(setting, plan.gpu)
+    if not knobs:
+        return [*lines, "no memory knob makes it fit: take a larger card, or a smaller model"]
+    quoted = textwrap.wrap(" ".join(knobs), 70, break_on_hyphens=False)
+    lines += ["it would fit with SET='", *(f"  {line}" for line in quoted)]
+    lines[-1] += "'"
+    if any("lora" in knob for knob in knobs):
+        lines.append("  (LoRA learns adapters in place of all weights: not the paper's way)")
+    return lines
+
+
+def work_lines(plan: Plan) -> list[str]:
+    """Updates, tokens and hours of every stage, and of the whole run."""
+    setting, rate = plan.setting, Rate(gpu=plan.gpu, mfu=plan.mfu)
+    updates, hours = updates_of(setting), hours_by_stage(setting, rate)
+    tokens: dict[str, float] = {}
+    for work in work_of(setting):
+        tokens[work.stage] = tokens.get(work.stage, 0.0) + work.tokens
+    lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
+    for stage, spent in hours.items():
+        count = f"{updates[stage]:,}" if stage in updates else "-"
+        mark = "  (optional)" if stage == OPTIONAL else ""
+        lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}{mark}")
+    seeds = f"  x {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
+    parts = loop_seconds(setting, rate)
+    whole = sum(parts.values())
+    shares = ", ".join(f"{name} {spent / whole:.0%}" for name, spent in parts.items())
+    return [
+        *lines,
+        f"{'without dpo':38}{plan.hours:>10.2f}{seeds}",
+        f"one update of PPO: {whole:.1f} s ({shares})",
+        f"at {plan.mfu:.0%} of {plan.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
+        "`make rehearse` measures it.",
+    ]
+
+
+def cost_lines(plan: Plan) -> list[str]:
+    """Disk, GPUs and judge, for all seeds."""
+    setting, seeds = plan.setting, len(plan.seeds)
+    sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in disk_of(setting).items())
+    cards = plan.hours * setting.devices * seeds
+    paid = f", ${cards * plan.price:,.0f} at ${plan.price:g} an hour" if plan.price else ""
+    lines = [
+        f"disk for {seeds} seed{'s' * (seeds > 1)}: {plan.disk / GIGA:,.0f} GB (one: {sizes})",
+        f"cards: {cards:,.1f} hours of one card{paid}",
+    ]
+    questions = questions_of(setting)
+    if questions is None:
+        return [*lines, f"judge: {setting.config.judge.kind}, which asks no server"]
+    dollars = "price not known: set judge.input_price and judge.output_price"
+    if questions.dollars is not None:
+        dollars = f"about ${questions.dollars * seeds:,.2f}"
+    read, written = questions.read * seeds / 1e6, questions.written * seeds / 1e6
+    model, calls = setting.config.judge.model, questions.calls * seeds
+    return [
+        *lines,
+        f"judge: {model}, {calls:,} calls, {read:,.1f} M tokens read,"[:80],
+        f"  {written:,.1f} M written, {dollars}"[:80],
+    ]
+
+
+# -- several runs ----------------------------------------------------------------------------------
+
+
+def grid_lines(plans: Sequence[Plan]) -> list[str]:
+    """One row a preset, and their sum; each for all seeds."""
+    head = (
+        f"{'preset':18}{'cards':>16}{'most GiB':>10}{'fits':>6}{'hours':>9}{'GB':>8}{'judge $':>9}"
+    )
+    lines, sums = [head], [0.0, 0.0, 0.0]
+    for plan in plans:
+        parts, questions = part_bytes(plan.setting), questions_of(plan.setting)
+        dollars = (questions.dollars or 0.0) if questions else 0.0
+        row = [plan.hours * len(plan.seeds), plan.disk / GIGA, dollars * len(plan.seeds)]
+        sums = [before + more for before, more in zip(sums, row, strict=True)]
+        worst = max(held.total for held in parts.values())
+        fits = "NO" if too_large(parts, plan.gpu) else "yes"
+        name = plan.setting.config.name
+        lines.append(f"{name:18}{plan.gpus:>16}{gib(worst):>10}{fits:>6}{_sums(row)}")
+    return [*lines, f"{'together':50}{_sums(sums)}"]
+
+
+def _sums(row: Sequence[float]) -> str:
+    hours, disk, dollars = row
+    return f"{hours:>9,.1f}{disk:>8,.0f}{dollars:>9,.2f}"
+
+
+# -- command line ----------------------------------------------------------------------------------
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -66,30 +253,31 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--presets", nargs="*", default=[], help="a grid: one row a preset")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="default: the one seed")
-    parser.add_argument("--gpu", default="", help="name of the card; default: the preset's")
-    parser.add_argument("--gpus", type=int, default=0, help="number of cards of a machine")
+    parser.add_argument("--gpu", default="", help="name of the GPU; default: the preset's")
+    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")
     parser.add_argument("--nodes", type=int, default=1, help="number of machines")
     parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
     parser.add_argument("--mfu", type=float, default=MFU, help="share of the peak, assumed")
-    parser.add_argument("--price-per-hour", type=float, default=0.0, help="of one card, USD")
+    parser.add_argument("--price-per-hour", type=float, default=0.0, help="of one GPU, USD")
     args = parser.parse_args(argv)
     args.seeds = args.seeds or [args.seed]
     return args
 
 
 def lines_of(args: argparse.Namespace) -> list[str]:
-    """What is printed. Raises UserError as `setting_of` does, and for numbers out of range."""
+    """What is printed. Raises UserError as `plan_of` does, and for numbers out of range."""
     require(0 < args.mfu <= 1, "MFU", f"lie above 0 and not above 1, not {args.mfu:g}")
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     request = request_of(args)
     if not args.presets:
-        return plan_lines(*setting_of(request, args), args)
-    asked_presets = [replace(request, preset=one) for one in args.presets]
-    cells = [setting_of(one, args) for one in asked_presets]
+        plan = plan_of(request, args)
+        sections = (title_lines, memory_lines, work_lines, cost_lines)
+        lines = [line for section in sections for line in ("", *section(plan))]
+        return lines[1:]
+    plans = [plan_of(replace(request, preset=preset), args) for preset in args.presets]
     seeds = len(args.seeds)
     head = f"{seeds} seed{'s' * (seeds > 1)} of each preset, without DPO; hours are ASSUMED: "
-    head += f"{args.mfu:.0%} of the peak"
-    return [head, "", *grid_lines(cells, args.mfu, seeds)]
+    return [f"{head}{args.mfu:.0%} of the peak", "", *grid_lines(plans)]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,13 +1,13 @@
 """Work and hours, stage by stage. Standard library only.
 
 Work is counted: multiplications of every pass. Hours are that work at an assumed share of the
-card's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
+GPU's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.needs.gpus import Card
+from reports.needs.gpus import Gpu
 from reports.needs.lengths import ARTICLE_TOKENS
 from reports.needs.memory import Setting
 from reports.needs.parts import shares
@@ -24,6 +24,8 @@ BANDWIDTH_SHARE = 0.6
 LAUNCH_SECONDS = 0.6e-3
 # Validation passes of SFT beside those of `sft.evaluations`: before the first update, at the end.
 MORE_EVALUATIONS = 2
+OPTIONAL = "dpo"
+"""A stage that a run may leave out: sums are without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +48,16 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How fast a card is assumed to be."""
+    """How fast a GPU is assumed to be."""
 
-    card: Card
+    gpu: Gpu
     mfu: float = MFU
 
     def seconds(self, work: Work, layers: int, devices: int) -> float:
         """Time of one part of a stage, all devices at work."""
-        computing = work.flops / devices / (self.card.teraflops * 1e12 * self.mfu)
+        computing = work.flops / devices / (self.gpu.teraflops * 1e12 * self.mfu)
         launching = layers * LAUNCH_SECONDS
-        step = max(work.read / (self.card.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
+        step = max(work.read / (self.gpu.bandwidth * 1e9 * BANDWIDTH_SHARE), launching)
         return max(computing, work.passes * launching) + work.steps * step
 
 
@@ -202,8 +204,8 @@ def _ppo(setting: Setting) -> list[Work]:
     measured = _pass(setting, ("ppo", "measure"), 2 * episodes, length, response)
     scored = _pass(setting, ("ppo", "score"), 2 * episodes, length)
     learned = [
-        _train(setting, ("ppo", f"learn {one}"), ppo.num_ppo_epochs * episodes, length, logits)
-        for one, logits in (("policy", response), ("critic", 0.0))
+        _train(setting, ("ppo", f"learn {network}"), ppo.num_ppo_epochs * episodes, length, logits)
+        for network, logits in (("policy", response), ("critic", 0.0))
     ]
     return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
 
@@ -212,14 +214,14 @@ def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
     """Operations of one update of PPO that must be done, by its steps, for queries of so many
     tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
     """
-    found = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
+    flops = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
     ppo = replace(setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1)
     config = replace(setting.config, ppo=ppo)
     for tokens in queries:
         lengths = replace(setting.lengths, query=float(tokens))
         for work in _ppo(replace(setting, config=config, lengths=lengths)):
-            found[work.label.split()[0]] += work.flops
-    return found
+            flops[work.label.split()[0]] += work.flops
+    return flops
 
 
 def _dpo(setting: Setting) -> list[Work]:
@@ -256,9 +258,9 @@ def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
 
 def loop_seconds(setting: Setting, rate: Rate) -> dict[str, float]:
     """Seconds of sampling, scoring and learning in one update of PPO."""
-    found = {"sample": 0.0, "score": 0.0, "learn": 0.0}
+    spent = {"sample": 0.0, "score": 0.0, "learn": 0.0}
     for work in _ppo(setting):
         key = work.label.split()[0]
         seconds = rate.seconds(work, setting.shape.layers, setting.devices)
-        found["score" if key == "measure" else key] += seconds / setting.config.ppo.num_updates
-    return found
+        spent["score" if key == "measure" else key] += seconds / setting.config.ppo.num_updates
+    return spent

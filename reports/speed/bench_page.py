@@ -20,9 +20,8 @@ from reports.speed import speed
 from reports.speed.figures import (
     STEPS,
     Figures,
-    Found,
+    Record,
     best,
-    bound,
     compare,
     failures,
     figures,
@@ -72,22 +71,21 @@ def _order(args: argparse.Namespace, cases: tuple[speed.Case, ...]) -> speed.Ord
     if args.runs < 1 or not cases:
         raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
     return speed.Order(
-        shapes=cases,
+        cases=cases,
         runs=args.runs,
         data=args.data,
         tokenizer=args.tokenizer,
         overrides=tuple(args.overrides),
-        growth=not args.check,
     )
 
 
-def write(found: Found, folder: Path) -> Path:
+def write(bench: Record, folder: Path) -> Path:
     """Write the numbers and the page of them; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{STEM}.json", found)
-    peers = " and ".join(found["about"]["peers"].values())
+    write_json(folder / f"{STEM}.json", bench)
+    peers = " and ".join(bench["about"]["peers"].values())
     title = f"Speed and memory, beside {peers}" if peers else "Speed and memory"
-    return page.write(folder, STEM, title, blocks(found))
+    return page.write(folder, STEM, title, blocks(bench))
 
 
 # -- the check, and publishing ---------------------------------------------------------------------
@@ -117,22 +115,22 @@ def publish_last() -> Path:
     Raises UserError if there is none, or if the code was not committed.
     """
     folder = settings.RUNS / STEM
-    found = read_json(folder / f"{STEM}.json")
-    if found is None:
+    bench = read_json(folder / f"{STEM}.json")
+    if bench is None:
         raise UserError("nothing was measured yet: run `make bench`")
-    about = found["about"]
+    about = bench["about"]
     if about["code_version"].endswith(publish.DIRTY):
         raise UserError("the bench was measured with code that was not committed: run it again")
     publish.GENERATED.mkdir(parents=True, exist_ok=True)
     written = page.files_of(folder, STEM)
-    names = [*(str(one.relative_to(folder)) for one in written), f"{STEM}.json"]
+    names = [*(str(path.relative_to(folder)) for path in written), f"{STEM}.json"]
     for name in names:
         (publish.GENERATED / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, publish.GENERATED / name)
     record = read_json(publish.GENERATED / publish.RECORD) or {"pages": {}}
     entry = {
         "kind": STEM,
-        "about": list(found["shapes"]),
+        "about": list(bench["shapes"]),
         "code_versions": [about["code_version"]],
         "finished": about["date"],
         "devices": [f"{about['machine']}: {about['device']}"],
@@ -150,46 +148,45 @@ def publish_last() -> Path:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def conclusions(found: Found) -> list[str]:
-    """What was found at each shape, in plain words."""
-    said = []
-    for name, shape in found["shapes"].items():
-        ours, *peers = figures(found, name)
+def conclusions(bench: Record) -> list[str]:
+    """How ours did at each shape, in plain words."""
+    sentences = []
+    for name, shape in bench["shapes"].items():
+        ours, *peers = figures(bench, name)
         beside = "".join(
             f" {number(peer.seconds / ours.seconds, 2)} times the episodes a second of"
             f" {peer.label}, in {number(ours.peak / peer.peak, 2)} of its memory;"
             for peer in peers
         )
-        said.append(
+        sentences.append(
             f"At the shape of {shape['preset']} ours makes {number(ours.episodes, 2)} episodes a"
             f" second:{beside} {number(ours.above, 2)} times the seconds that counting gives"
             f" (learning alone {number(ours.learning_above, 2)})."
         )
-    return said
+    return sentences
 
 
-def blocks(found: Found) -> list[Block]:
-    """The page: conclusions, each shape, the other stages, growth, how it was measured."""
-    first, *others = conclusions(found)
-    tables = [part for name in found["shapes"] for part in shape_blocks(found, name)]
+def blocks(bench: Record) -> list[Block]:
+    """The page: conclusions, each shape, the other stages, how it was measured."""
+    first, *others = conclusions(bench)
+    tables = [part for name in bench["shapes"] for part in shape_blocks(bench, name)]
     return [
         Text(first, lead=True),
-        *(Text(one) for one in others),
-        *(Note(one) for one in failures(found)),
+        *(Text(sentence) for sentence in others),
+        *(Note(failure) for failure in failures(bench)),
         *tables,
         Heading("SFT, reward model and DPO"),
-        *stages_tables(found),
-        *growth_blocks(found),
+        *stages_tables(bench),
         Heading("How it was measured"),
-        *(Text(one) for one in method(found)),
-        machine_table(found["about"]),
+        *(Text(sentence) for sentence in method(bench)),
+        machine_table(bench["about"]),
     ]
 
 
-def shape_blocks(found: Found, name: str) -> list[Block]:
+def shape_blocks(bench: Record, name: str) -> list[Block]:
     """One shape: everybody's seconds, steps and memory, and the lower bound."""
-    shape, rate = found["shapes"][name], found["about"]["matrix_rate"]
-    everybody = figures(found, name)
+    shape, rate = bench["shapes"][name], bench["about"]["matrix_rate"]
+    everybody = figures(bench, name)
     ours, bounds = everybody[0], least(shape, rate)
     queries = shape["measured"][speed.OURS][0]["queries"]
     floor = shape["measured"][speed.OURS][0]["floor"]
@@ -198,11 +195,11 @@ def shape_blocks(found: Found, name: str) -> list[Block]:
         f" of {whole(queries['mean'])} tokens on average and {queries['longest']} at most,"
         f" {shape['response']} sampled tokens, {shape['epochs']} epochs;"
         f" {shape['parameters'] / 1e6:.1f} million parameters. Seconds of the fastest of"
-        f" {found['about']['runs']} runs; spread: the slowest run above it. Memory: the most that"
+        f" {bench['about']['runs']} runs; spread: the slowest run above it. Memory: the most that"
         " any run held above what its process held before the weights."
     )
     header = "|episodes/s|tokens/s|seconds|spread|sample|measure|score|learn|GB|over the bound"
-    rows = [_row(one) for one in everybody]
+    rows = [_row(figure) for figure in everybody]
     rows += [_beside(ours, peer) for peer in everybody[1:]]
     cells = [number(bounds[step], 2) for step in STEPS]
     by_counting = [number(shape["batch"] / bounds["all"], 2), MISSING, number(bounds["all"], 2)]
@@ -211,11 +208,11 @@ def shape_blocks(found: Found, name: str) -> list[Block]:
     return [Heading(f"One update of PPO, {shape['preset']}"), table]
 
 
-def _row(one: Figures) -> list[str]:
-    steps = [number(one.steps[step], 2) for step in STEPS]
-    rates = [number(one.episodes, 2), whole(one.tokens), number(one.seconds, 2)]
-    last = [_gb(one.peak), number(one.above, 2)]
-    return [one.label, *rates, f"{100 * one.spread:.1f}%", *steps, *last]
+def _row(figure: Figures) -> list[str]:
+    steps = [number(figure.steps[step], 2) for step in STEPS]
+    rates = [number(figure.episodes, 2), whole(figure.tokens), number(figure.seconds, 2)]
+    last = [_gb(figure.peak), number(figure.above, 2)]
+    return [figure.label, *rates, f"{100 * figure.spread:.1f}%", *steps, *last]
 
 
 def _beside(ours: Figures, peer: Figures) -> list[str]:
@@ -231,19 +228,19 @@ def _gb(size: float) -> str:
     return number(size / 1e9, 2)
 
 
-def stages_tables(found: Found) -> list[Block]:
+def stages_tables(bench: Record) -> list[Block]:
     """An optimizer step of each of the other stages."""
     tables: list[Block] = []
-    for name, steps in found["stages"].items():
+    for name, steps in bench["stages"].items():
         rows = []
         for step, runs in steps.items():
             fastest, spread = best(runs)
             speed_cells = [whole(fastest["tokens"]), number(fastest["seconds"], 2)]
             rate = whole(fastest["tokens"] / fastest["seconds"])
-            over = number(over_bound(fastest, found["about"]["matrix_rate"]), 2)
-            peak = _gb(max(one["peak"] for one in runs))
+            over = number(over_bound(fastest, bench["about"]["matrix_rate"]), 2)
+            peak = _gb(max(run["peak"] for run in runs))
             rows.append([step, *speed_cells, f"{100 * spread:.1f}%", rate, peak, over])
-        preset = found["shapes"][name]["preset"]
+        preset = bench["shapes"][name]["preset"]
         caption = (
             f"{preset}: three microbatches of typical rows; the peak is of a step on the longest."
         )
@@ -252,49 +249,9 @@ def stages_tables(found: Found) -> list[Block]:
     return tables
 
 
-def growth_blocks(found: Found) -> list[Block]:
-    """How an update grows: a table for each thing that does."""
-    if not found["growth"]:
-        return []
-    start, *rest = found["growth"]
-    first = next(iter(found["shapes"].values()))
-    rate, made = found["about"]["matrix_rate"], list[Block]()
-    values = {
-        speed.BATCH: start["update"]["queries"]["rows"],
-        speed.QUERY: start["update"]["queries"]["longest"],
-        speed.RESPONSE: first["response"],
-        speed.MODEL: start["value"],
-    }
-    for axis, value in values.items():
-        points = [start | {"value": value}, *(one for one in rest if one["axis"] == axis)]
-        points.sort(key=lambda one: int(one["value"]))
-        rows = [_growth_row(one, rate) for one in points]
-        header = (axis, "episodes/s", "tokens/s", "seconds", "learn", "GB", "over the bound")
-        made.append(Table(header, rows))
-    said = (
-        f"An update of {first['preset']} with {values[speed.BATCH]} episodes, in which one thing"
-        " changes at a time; each was measured once."
-    )
-    return [Heading("How ours grows"), Text(said), *made]
-
-
-def _growth_row(point: dict[str, Any], rate: float) -> list[str]:
-    update = point["update"]
-    rows, seconds = update["queries"]["rows"], update["seconds"]
-    above = seconds / bound(update["flops"], rate)["all"]
-    cells = [number(rows / seconds, 2), whole(update["tokens"] / seconds), number(seconds, 2)]
-    return [
-        whole(point["value"]),
-        *cells,
-        number(update["learn"], 2),
-        _gb(update["peak"]),
-        number(above, 2),
-    ]
-
-
-def method(found: Found) -> list[str]:
+def method(bench: Record) -> list[str]:
     """What the numbers mean, and what they leave out."""
-    about = found["about"]
+    about = bench["about"]
     return [
         f"Texts: {about['texts']}; all implementations get the same token ids in one batch and new"
         " weights of the published shape. Every measurement is a process of its own, ours and the"
@@ -321,7 +278,7 @@ def machine_table(about: dict[str, Any]) -> Table:
         *about["versions"].items(),
         *(("beside", label) for label in about["peers"].values()),
     ]
-    return Table(("", "measured with"), [list(map(str, one)) for one in rows])
+    return Table(("", "measured with"), [list(map(str, row)) for row in rows])
 
 
 if __name__ == "__main__":

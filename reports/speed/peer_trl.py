@@ -1,6 +1,6 @@
 """One update of TRL's PPOTrainer on the task that ours is measured on; TRL's interpreter runs it.
 
-    runs/peers/trl/bin/python -m reports.speed.peer_trl task.json found.json
+    runs/peers/trl/bin/python -m reports.speed.peer_trl task.json result.json
 
 TRL is driven by its own settings, and none of its code is changed. Only the functions that its
 rollout calls are timed. TRL has its policy's log-probabilities from sampling, so what it measures
@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
-from reports.needs.meter import Meter, hold
+from reports.speed.meter import Meter, hold
 
 TRAINER = "trl.experimental.ppo.ppo_trainer"
 # Functions of TRL's rollout -> what their time counts as, in the words of ours.
@@ -163,15 +163,15 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure the task of the first file and write what was found to the second."""
+    """Measure the task of the first file and write the result to the second."""
     parser = argparse.ArgumentParser(description="one update of TRL's PPOTrainer, measured")
     parser.add_argument("task", type=Path)
-    parser.add_argument("found", type=Path)
+    parser.add_argument("result", type=Path)
     args = parser.parse_args(argv)
     task = json.loads(args.task.read_text(encoding="utf-8"))
     if task["bf16"]:  # TRL's trainer makes its accelerator from the environment
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    args.found.write_text(json.dumps(measure(task)), encoding="utf-8")
+    args.result.write_text(json.dumps(measure(task)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,34 @@
-"""Measures ours and its peers in turn on the same work, for `make bench`.
+"""Measures ours and its peers in turn on the same work, for `make bench`. It does not load torch.
 
 Each measurement is a process of its own, so that its peak memory is its own. A shape is measured
-several times, ours and every peer by turns, so that a machine that slows down slows all of them.
-Then ours alone: SFT, reward model and DPO, and how an update grows. It does not load torch.
+several times, ours and every peer interleaved, so that a machine that slows down slows all of them.
+Then optimizer steps of SFT, reward model and DPO, ours alone. A peer's environment is made once,
+below `runs/peers/`, from the same pinned versions as ours.
 """
 
+import hashlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from reports.needs.rehearse import run_part
-from reports.speed.peers import PEERS, interpreter_of, run_peer
-from stages.running.files import read_json
+from stages.running.files import read_json, write_json, write_text
 from stages.running.machine import code_version, cpu_model, library_versions
+from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of
-from stages.settings.config import UserError
+from stages.settings.config import Config, UserError
 
 NAME = "bench"
 OURS = "ours"
-STAGES = {"sft": "sft step", "rm": "rm step", "dpo": "dpo step"}
-# Larger models of a preset's family, as settings.
-LARGER = {
-    "pythia-14m": (
-        "base.checkpoint=EleutherAI/pythia-31m-deduped",
-        "base.checkpoint=EleutherAI/pythia-70m-deduped",
-    ),
-    "tiny-s": ("base.hidden_size=128", "base.hidden_size=256"),
-}
-# What a growing update is measured by, as the page names it.
-BATCH, QUERY, RESPONSE, MODEL = "episodes", "longest query", "sampled tokens", "parameters"
+CONSTRAINTS = Path("constraints.txt")
+QUERIES, IDS = "queries.json", "base/ids.json"
+LAST_LINE = 200
+# Measurement -> what the page calls it.
+STEPS_OF_STAGES = {"sft": "sft step", "rm": "rm step", "dpo": "dpo step"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,6 @@ class Case:
     preset: str
     batch: int
     microbatch: int
-    changes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -53,15 +49,14 @@ class Case:
 class Order:
     """What is to be measured."""
 
-    shapes: tuple[Case, ...]
+    cases: tuple[Case, ...]
     runs: int
     data: str = ""
     """Folder of posts; empty: token ids with the lengths of real posts."""
     tokenizer: str = ""
     overrides: tuple[str, ...] = ()
-    growth: bool = True
 
-    def asked(self, case: Case) -> Request:
+    def request(self, case: Case) -> Request:
         """The settings of a case."""
         fixed = (
             f"ppo.batch_size={case.batch}",
@@ -74,14 +69,14 @@ class Order:
             name=NAME,
             data=self.data,
             tokenizer=self.tokenizer,
-            overrides=(*fixed, *self.overrides, *case.changes),
+            overrides=(*fixed, *self.overrides),
         )
 
 
 def case_of(text: str) -> Case:
     """A case as it is typed: `pythia-14m:32:8`. Raises UserError for anything else."""
     preset, *numbers = text.split(":")
-    if len(numbers) != 2 or not all(one.isdigit() and int(one) for one in numbers):
+    if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
         raise UserError(f"SHAPES takes preset:batch:microbatch, as in pythia-14m:32:8, not {text}")
     batch, microbatch = map(int, numbers)
     if batch % microbatch:
@@ -89,17 +84,31 @@ def case_of(text: str) -> Case:
     return Case(preset=preset, batch=batch, microbatch=microbatch)
 
 
+def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
+    """The cases of a command line. Raises UserError for a bad one."""
+    return tuple(case_of(text) for text in dict.fromkeys(texts))
+
+
+def measure_in(order: Order, folder: Path) -> dict[str, Any]:
+    """Everything that is measured; working files are removed whenever this ends."""
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
+    work.mkdir(parents=True)
+    try:
+        return measure(order, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def measure(order: Order, work: Path) -> dict[str, Any]:
-    """Everything that was found. Raises UserError if ours fails; a peer that fails says so."""
-    for case in order.shapes:
-        config_of(order.asked(case))  # refuses a bad setting before anything is measured
+    """Everything that is measured. Raises UserError if ours fails; a peer that fails says so."""
+    for case in order.cases:
+        config_of(order.request(case))  # refuses a bad setting before anything is measured
     peers, left_out = _peers()
-    shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.shapes}
-    first = order.shapes[0]
+    shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.cases}
+    first = order.cases[0]
     stages = {first.text: _measure_stages(order, first, work)}
-    growth = _measure_growth(order, first, work) if order.growth else []
-    updates = [one for shape in shapes.values() for one in shape["measured"][OURS]]
-    updates += [one["update"] for one in growth]
+    updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
     return {
         "about": {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -113,11 +122,10 @@ def measure(order: Order, work: Path) -> dict[str, Any]:
             "runs": order.runs,
             "overrides": list(order.overrides),
             "texts": shapes[first.text]["texts"],
-            "matrix_rate": max(one["matrix_rate"] for one in updates),
+            "matrix_rate": max(run["matrix_rate"] for run in updates),
         },
         "shapes": shapes,
         "stages": stages,
-        "growth": growth,
     }
 
 
@@ -133,16 +141,16 @@ def _peers() -> tuple[dict[str, Path], list[str]]:
 
 
 def _measure_shape(order: Order, case: Case, work: Path, peers: dict[str, Path]) -> dict[str, Any]:
-    folder, asked = _prepared(order, case, work)
-    config = config_of(asked)
-    measured: dict[str, list[dict[str, Any]]] = {one: [] for one in (OURS, *peers)}
+    folder, request = _folder(case, work), order.request(case)
+    folder.mkdir(parents=True)
+    prepared, config = run_part("prepare", request, folder), config_of(request)
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
     for run in range(1, order.runs + 1):
-        _say(case, OURS, run, order.runs)
-        measured[OURS].append(_run("update", asked, folder)["update"])
+        _announce(case, OURS, run, order.runs)
+        measured[OURS].append(run_part("update", request, folder))
         for name, python in peers.items():
-            _say(case, PEERS[name].label, run, order.runs)
+            _announce(case, PEERS[name].label, run, order.runs)
             measured[name].append(run_peer(PEERS[name], python, folder, config))
-    prepared = read_json(folder / "prepare.json")
     about = {
         "preset": case.preset,
         "batch": case.batch,
@@ -155,86 +163,122 @@ def _measure_shape(order: Order, case: Case, work: Path, peers: dict[str, Path])
 
 def _measure_stages(order: Order, case: Case, work: Path) -> dict[str, list[dict[str, Any]]]:
     """Optimizer steps of the other stages, each several times."""
-    folder, asked = _folder(case, work), order.asked(case)
-    found: dict[str, list[dict[str, Any]]] = {step: [] for step in STAGES.values()}
+    folder, request = _folder(case, work), order.request(case)
+    steps: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS_OF_STAGES.values()}
     for run in range(1, order.runs + 1):
-        for part, step in STAGES.items():
-            _say(case, step, run, order.runs)
-            found[step].append(_run(part, asked, folder)[step])
-    return found
-
-
-def _measure_growth(order: Order, case: Case, work: Path) -> list[dict[str, Any]]:
-    """Updates that differ from a small one in one thing each, every one once."""
-    small = replace(case, batch=max(case.microbatch, case.batch // 4))
-    found = []
-    for axis, value, changed in [("", 0, small), *growing(order, case, small)]:
-        print(f"{case.preset}: growth, {axis or 'start'} {value or ''}".rstrip(), flush=True)
-        folder, asked = _folder(case, work), order.asked(changed)
-        if axis == MODEL:
-            folder, asked = _prepared(order, changed, work)
-        update = _run("update", asked, folder)["update"]
-        parameters = read_json(folder / "prepare.json")["parameters"]
-        found.append({"axis": axis, "value": value or parameters, "update": update})
-    return found
-
-
-def growing(order: Order, case: Case, small: Case) -> list[tuple[str, int, Case]]:
-    """What grows from a small update, to which value (0: the model says), and the case."""
-    data = config_of(order.asked(case)).data
-    query, response = data.max_query_tokens, data.max_summary_tokens
-    batches = [one for one in (2 * small.batch, 4 * small.batch) if one <= case.batch]
-    return [
-        *((BATCH, one, replace(small, batch=one)) for one in batches),
-        *(
-            (QUERY, one, replace(small, changes=(f"data.max_query_tokens={one}",)))
-            for one in (query // 4, query // 2)
-        ),
-        *(
-            (RESPONSE, one, replace(small, changes=(f"data.max_summary_tokens={one}",)))
-            for one in (response // 4, 2 * response)
-        ),
-        *((MODEL, 0, replace(small, changes=(one,))) for one in LARGER.get(case.preset, ())),
-    ]
-
-
-def _prepared(order: Order, case: Case, work: Path) -> tuple[Path, Request]:
-    """A folder with weights, texts and queries of a case, and its settings."""
-    folder, asked = _folder(case, work), order.asked(case)
-    folder.mkdir(parents=True)
-    _run("prepare-update", asked, folder)
-    return folder, asked
+        for part, step in STEPS_OF_STAGES.items():
+            _announce(case, step, run, order.runs)
+            steps[step].append(run_part(part, request, folder))
+    return steps
 
 
 def _folder(case: Case, work: Path) -> Path:
-    """Where a case works; what its changes name may hold slashes."""
-    return work / "-".join([*case.text.split(":"), *case.changes]).replace("/", "-")
+    return work / case.text.replace(":", "-")
 
 
-def _run(part: str, asked: Request, folder: Path) -> dict[str, Any]:
-    """What a part of ours found. Raises UserError with what went wrong."""
-    said = run_part(part, asked, folder)
-    if said:
-        raise UserError(f"bench: {part} of {asked.preset}: {said}")
-    found: dict[str, Any] = read_json(folder / f"{part}.json") or {}
-    return found
+def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
+    """Make a measurement of ours in a process of its own. Raises UserError with what went wrong."""
+    words = [sys.executable, "-m", "reports.speed.measure", part, "--folder", str(folder)]
+    made = subprocess.run(
+        [*words, *request.arguments], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if made.returncode:
+        raise UserError(f"bench: {part} of {request.preset}: {last_line(made.stderr)}")
+    measured: dict[str, Any] = read_json(folder / f"{part}.json")
+    return measured
 
 
-def _say(case: Case, what: str, run: int, runs: int) -> None:
+def _announce(case: Case, what: str, run: int, runs: int) -> None:
     print(f"{case.preset}: {what}, run {run} of {runs}", flush=True)
 
 
-def measure_in(order: Order, folder: Path) -> dict[str, Any]:
-    """The same, with its working files in a folder that is removed whenever this ends."""
-    work = folder / "work"
-    shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
-    work.mkdir(parents=True)
-    try:
-        return measure(order, work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+# -- peers -----------------------------------------------------------------------------------------
 
 
-def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of a command line. Raises UserError for a bad one."""
-    return tuple(case_of(text) for text in dict.fromkeys(texts))
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Another implementation of PPO."""
+
+    name: str
+    label: str
+    packages: tuple[str, ...]
+    """What pip installs beside torch."""
+    module: str
+    """Our script that drives it; called with the files of the task and of the result."""
+
+
+# The last release of TRL that has a PPOTrainer.
+TRL = Peer(
+    name="trl",
+    label="TRL 1.9.2",
+    packages=("trl==1.9.2",),
+    module="reports.speed.peer_trl",
+)
+PEERS = {TRL.name: TRL}
+
+
+def interpreter_of(peer: Peer) -> Path:
+    """The peer's Python, after its environment was made if it was not there.
+
+    Raises UserError with pip's last line if a package cannot be had.
+    """
+    folder = (settings.RUNS / "peers" / peer.name).absolute()
+    python, mark = folder / "bin" / "python", folder / "installed"
+    pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
+    wanted = " ".join((*peer.packages, pins))
+    if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"making the environment of {peer.label} in {folder}", flush=True)
+    _call(peer, [sys.executable, "-m", "venv", "--clear", str(folder)])
+    # torch first and alone, as `make install` does it: the same build as ours.
+    for packages in (("torch",), peer.packages):
+        install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
+        _call(peer, [*install, *packages])
+    write_text(mark, wanted)
+    return python
+
+
+def _call(peer: Peer, words: list[str]) -> None:
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise UserError(f"{peer.label} cannot be installed: {last_line(made.stderr)}")
+
+
+def last_line(text: str) -> str:
+    """The last line of what a process said, which is the one that tells what went wrong."""
+    lines = text.strip().splitlines() or ["no message"]
+    return lines[-1].removeprefix("error: ").removeprefix("ERROR: ")[:LAST_LINE]
+
+
+def run_peer(peer: Peer, python: Path, folder: Path, config: Config) -> dict[str, Any]:
+    """One measurement of the peer in a process of its own; what went wrong stands in `failed`."""
+    task, result = (folder / f"{peer.name}-{kind}.json" for kind in ("task", "result"))
+    write_json(task, task_of(folder, config))
+    result.unlink(missing_ok=True)
+    words = [str(python), "-m", peer.module, str(task), str(result)]
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    measured: dict[str, Any] | None = read_json(result)
+    if made.returncode or measured is None:
+        return {"failed": last_line(made.stderr)}
+    return measured
+
+
+def task_of(folder: Path, config: Config) -> dict[str, Any]:
+    """The update that ours makes too, as plain numbers and names."""
+    ids = read_json(folder / IDS)
+    return {
+        "weights": str(folder / "model"),
+        "queries": read_json(folder / QUERIES),
+        "eos_id": ids["eos"],
+        "pad_id": ids["pad"],
+        "response_length": config.data.max_summary_tokens,
+        "microbatch_size": config.memory.microbatch_size,
+        "forward_batch_size": config.memory.forward_batch_size,
+        "num_ppo_epochs": config.ppo.num_ppo_epochs,
+        "temperature": config.ppo.temperature,
+        "learning_rate": config.ppo.learning_rate,
+        "kl_coef": config.ppo.kl_coef,
+        "seed": config.seed,
+        "threads": config.memory.cpu_threads,
+        "bf16": config.memory.mixed_precision == "bf16",
+    }

@@ -30,67 +30,42 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.on_gpu = device.type == "cuda"
         keep_freed_memory(AT_ONCE)
         warm_up(device)
-        self.before = self._held()
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the device is a GPU."""
-        return self.device.type == "cuda"
+        self.before = torch.cuda.memory_allocated(device) if self.on_gpu else _status("VmRSS")
 
     def peak(self, work: Callable[[], T]) -> tuple[T, int]:
         """What some work returns, and the most that was held while it ran, bytes."""
-        keep_freed_memory(AT_ONCE)
-        self._forget()
-        result = work()
-        self.wait()
-        return result, self._highest() - self.before
-
-    def timed(self, work: Callable[[], T], last: bool = True) -> tuple[T, float]:
-        """What some work returns, and its seconds.
-
-        After the last peak the process may keep freed memory, as a real run does: it is faster.
-        """
-        keep_freed_memory(KEPT_BLOCK if last else AT_ONCE)
-        self.wait()
-        started = time.perf_counter()
-        result = work()
-        self.wait()
-        return result, time.perf_counter() - started
+        result, _, peak = self._measured(work, AT_ONCE)
+        return result, peak
 
     def whole(self, work: Callable[[], T]) -> tuple[T, float, int]:
         """What some work returns, its seconds, and the most that was held while it ran, bytes.
 
-        The process may keep freed memory, as a real run does. So it is for a process that measures
-        nothing else, and its peak may lie above `peak`'s.
+        The process keeps freed memory, as a real run does: it is faster, and the peak may lie above
+        `peak`'s. So `peak` comes first.
         """
-        keep_freed_memory()
-        self._forget()
-        result, seconds = self.timed(work)
-        return result, seconds, self._highest() - self.before
+        return self._measured(work, KEPT_BLOCK)
+
+    def _measured(self, work: Callable[[], T], kept_block: int) -> tuple[T, float, int]:
+        keep_freed_memory(kept_block)
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif CLEAR.exists():
+            CLEAR.write_text("5", encoding="ascii")  # the highest value starts again from here
+        self.wait()
+        started = time.perf_counter()
+        result = work()
+        self.wait()
+        seconds = time.perf_counter() - started
+        most = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else _status("VmHWM")
+        return result, seconds, most - self.before
 
     def wait(self) -> None:
         """Until the device has done all that was asked of it."""
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
-
-    def _held(self) -> int:
-        if self.on_gpu:
-            return torch.cuda.memory_allocated(self.device)
-        return _status("VmRSS")
-
-    def _highest(self) -> int:
-        if self.on_gpu:
-            return torch.cuda.max_memory_allocated(self.device)
-        return _status("VmHWM")
-
-    def _forget(self) -> None:
-        """Let the highest value start again from what is held now."""
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        elif CLEAR.exists():
-            CLEAR.write_text("5", encoding="ascii")
 
 
 def _status(name: str) -> int:
@@ -122,18 +97,16 @@ def hold(model: nn.Module) -> None:
             weight.sum().item()
 
 
-def matrix_rate(device: torch.device, half: bool) -> float:
+def matrix_rate(meter: Meter, half: bool) -> float:
     """Operations per second of a large matrix product on this device, the best of some tries."""
+    width = MATRIX * (4 if meter.on_gpu else 1)
     dtype = torch.bfloat16 if half else torch.float32
-    width = MATRIX * (4 if device.type == "cuda" else 1)
-    x = torch.randn(width, width, device=device, dtype=dtype)
+    x = torch.randn(width, width, device=meter.device, dtype=dtype)
     best = float("inf")
     for _ in range(TRIES):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        meter.wait()
         started = time.perf_counter()
         torch.mm(x, x)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        meter.wait()
         best = min(best, time.perf_counter() - started)
     return 2 * width**3 / best
