@@ -196,10 +196,8 @@ def test_a_meter_times_what_it_runs():
 
 
 def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path, tokenizer):
-    shape = replace(
-        PUBLISHED["pythia-14m"],
-        **{"vocabulary": 4096, "hidden": 256, "layers": 4, "intermediate": 1024},
-    )
+    small = PUBLISHED["pythia-14m"]
+    shape = replace(small, vocabulary=4096, hidden=256, layers=4, intermediate=1024)
     draw_weights(shape, 1, tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     overrides = (

@@ -12,6 +12,7 @@ from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
 from reports.needs.shapes import read_shape, shape_of
 from reports.needs.work import work_of
+from stages import pipeline
 from stages.learning.models import load_tokenizer
 from stages.posts.tokens import plain_encoder
 from stages.settings import config as settings
@@ -145,7 +146,7 @@ def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(settings, "RUNS", Path("runs"))
     monkeypatch.setattr(rehearse, "make_inputs", written)
-    monkeypatch.setattr(rehearse.pipeline, "main", stop)
+    monkeypatch.setattr(pipeline, "main", stop)
     with pytest.raises(SystemExit) as ended:
         rehearse.main(["--preset", "tiny-xs"])
     assert ended.value.code == 130
@@ -172,7 +173,7 @@ def test_what_cannot_be_rehearsed_is_one_line(tmp_path, monkeypatch, capsys, wor
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(settings, "RUNS", Path("runs"))
     monkeypatch.setattr(rehearse, "make_inputs", written)
-    monkeypatch.setattr(rehearse.pipeline, "main", fails)
+    monkeypatch.setattr(pipeline, "main", fails)
     (tmp_path / "posts").mkdir()
     data = ["--data", "posts"] if "smollm2" in words else []
     with pytest.raises(SystemExit) as ended:

@@ -29,13 +29,13 @@ from reports.needs.shapes import policy_parameters, shape_of
 from reports.needs.work import OPTIONAL, updates_of, work_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
-from stages.posts.readers import COMPARISONS, POSTS
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, fail
+from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import TRAINED
 
 GOALS = ("dpo", "summaries")  # with all that they are made from
@@ -44,8 +44,11 @@ UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
 STOPPED = (130, 143)
 ROLLOUT = "rollout"
-LIBRARIES = "import eval.summaries, stages.ppo, stages.running.machine as machine"
-LIBRARIES += "; print(machine.peak_memory_gib())"
+LIBRARIES = """
+import eval.summaries, stages.ppo
+from stages.running.machine import peak_memory_gib
+print(peak_memory_gib())
+"""
 ROOT = Path(__file__).parents[2]
 Row = dict[str, float]
 
@@ -229,8 +232,12 @@ def at_limits(setting: Setting, stage: str) -> Setting:
     query = lengths.longest_sft - lengths.longest_summary
     if stage in ("rm", "dpo"):
         query = lengths.longest_pair - lengths.longest_compared
-    means = {"summary": lengths.longest_summary, "compared": lengths.longest_compared}
-    longest = replace(lengths, query=min(query, lengths.longest_query), **means)
+    longest = replace(
+        lengths,
+        query=min(query, lengths.longest_query),
+        summary=lengths.longest_summary,
+        compared=lengths.longest_compared,
+    )
     return replace(setting, lengths=longest)
 
 
