@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from eval.rates.formulas import wilson
-from eval.rates.logit import clustered_logit
+from eval.rates.formulas import clustered_logit, wilson
 from reports.needs.inputs import draw_weights
 from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
