@@ -83,7 +83,8 @@ plan:
 	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call option,presets,$(PRESETS)) \
 		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 rehearse: $(INSTALLED)
-	@$(PY) -m reports.needs.rehearse $(REQUEST) $(call option,price-per-hour,$(PRICE_PER_HOUR))
+	@$(PY) -m reports.needs.rehearse $(REQUEST) $(DEVICES) \
+		$(if $(LAUNCH),--launch "$(LAUNCH)") $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)

@@ -49,7 +49,7 @@ GOAL_LINES = {
     "push": "models, cards and page of a run to the hub: HUB=me",
     "status": "what is done, stale, running, half done, missing, failed",
     "plan": "what a run needs, counted: memory, hours, disk, dollars",
-    "rehearse": "the same measured here: a few steps at the real shapes",
+    "rehearse": "the same measured here: two updates of every stage",
     "bench": "speed, memory beside TRL; CHECK=1: beside the published",
     "slurm": "a job script that goes on when preempted; PRESETS: an array",
     "settings": "every setting of PRESET with its value",
