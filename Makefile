@@ -58,7 +58,7 @@ STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
-OWN := pipeline help status settings plan rehearse bench slurm install check test chaos publish push \
+OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \
 	scaling compare versus leaderboard judges annotate annotated power simulations smollm judge-server
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
 .PHONY: $(OWN) $(GOALS)
@@ -172,9 +172,16 @@ check: $(DEVELOPED)
 	$(BIN)ruff format --check .
 	$(BIN)mypy stages eval reports tests
 # Two processes on two cores; threads that wait must not spin while others have work. Files keep
-# their order, because the longest have few tests and would otherwise come last, alone.
+# their order, because the longest have few tests and would otherwise come last, alone. Tests that
+# start servers, browsers or several processes walk; `make walks` also repeats the tests of learning
+# with the instructions that processors without AVX-512 and without AVX2 have.
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(DEVELOPED)
-	OMP_WAIT_POLICY=passive $(BIN)pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not walk"
+walks: $(DEVELOPED)
+	$(PYTEST) -m walk
+	ATEN_CPU_CAPABILITY=avx2 $(PYTEST) -m learns
+	ATEN_CPU_CAPABILITY=default $(PYTEST) -m learns
 chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos
 simulations: $(DEVELOPED)

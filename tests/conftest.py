@@ -33,6 +33,14 @@ def close(found: torch.Tensor, expected: Any, tolerance: float = 1e-6) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A test that uses a browser walks; other walks are marked by hand."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.walk)
+
+
 @pytest.fixture(scope="session")
 def shared():
     folder = ROOT.parent / "shared"

@@ -35,6 +35,7 @@ def killed(tmp_path_factory):
     return study, fallen
 
 
+@pytest.mark.walk
 def test_a_pipeline_that_was_killed_again_and_again_ends_with_the_same_weights(killed, tmp_path):
     study, fallen = killed
     assert len(fallen) >= 2  # on a busy machine a stage may end before its kill
@@ -44,6 +45,7 @@ def test_a_pipeline_that_was_killed_again_and_again_ends_with_the_same_weights(k
     assert found == []
 
 
+@pytest.mark.walk
 def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
     """The comparison itself can fail: one changed number is named with its stage and file."""
     calm = killed[0].seed_folder("calm")

@@ -141,6 +141,7 @@ def losses(run: Path, stage: str, key: str) -> list[float]:
     return [row[key] for row in read_lines(run / stage / "metrics.jsonl") if key in row]
 
 
+@pytest.mark.walk
 def test_every_stage_learns_in_bf16_as_in_float32(tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = checkpoint("llama", tokenizer_folder, tmp_path / "theirs")

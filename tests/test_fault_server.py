@@ -24,6 +24,8 @@ from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from tests.fault_server import FAULTS, SLOW_SECONDS, FaultServer, start
 
+pytestmark = pytest.mark.walk
+
 ROOT = Path(__file__).parents[1]
 PAIRS = 500
 CONCURRENCY = 32

@@ -24,6 +24,8 @@ from tests.hub_client import (
     small_tokenizer,
 )
 
+pytestmark = pytest.mark.walk
+
 NAMED = "--preset pythia-14m --name walk --set".split()
 SETTINGS = """
     data.max_query_tokens=160 data.max_summary_tokens=60 data.max_query_summary_tokens=220

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from tests import hub_repositories as layouts
 from tests.hub_client import Client, fetched, small_hub
 
+pytestmark = pytest.mark.walk
+
 
 @pytest.fixture
 def hub():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.walk
+
 ROOT = Path(__file__).parents[1]
 UPDATES = 300
 FROM = 100

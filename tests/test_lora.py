@@ -267,6 +267,7 @@ def test_a_stage_moves_linear_layers_by_a_matrix_of_the_rank_and_nothing_else(st
         assert (after["classifier.weight"] - before["classifier.weight"]).abs().max() > 1e-4
 
 
+@pytest.mark.learns
 def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
     losses = [row.get("loss/validation") for row in read_lines(study / "sft/metrics.jsonl")]
     measured = [loss for loss in losses if loss is not None]

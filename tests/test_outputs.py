@@ -260,6 +260,7 @@ def test_what_makes_no_sense_with_given_summaries_is_one_line(changes, goal, sai
         make_config("outputs")
 
 
+@pytest.mark.walk
 def test_make_judge_judges_the_folder_of_a_run_and_goes_on_after_a_stop(tmp_path):
     """As people type it; the second call finds everything done."""
     folder = tmp_path / "runs/mine/seed1/summaries"

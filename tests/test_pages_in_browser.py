@@ -27,7 +27,10 @@ PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=documen
 RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
 RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+pytestmark = [
+    pytest.mark.walk,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
 
 
 @pytest.fixture(scope="module")

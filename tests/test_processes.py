@@ -16,6 +16,8 @@ from stages import base, dpo, normalize, ppo, reward, sft
 from stages.running.files import read_lines
 from stages.running.launch import ENGINES
 
+pytestmark = pytest.mark.walk
+
 ROOT = Path(__file__).parents[1]
 # Of 9 held-out posts one process gets 5 and the other 4, of a single one it gets none.
 ARGUMENTS = """

@@ -70,6 +70,7 @@ print(torch.equal(found, here), len(AutoTokenizer.from_pretrained(name)))
 """
 
 
+@pytest.mark.walk
 def test_what_was_pushed_loads_back_with_equal_logits_and_a_card(place, hub, client, tokenizer):
     done = client(*MINE)
     assert done.code == 0, done.errors
@@ -166,6 +167,7 @@ def states(tmp_path_factory):
     return json.loads(done.out)
 
 
+@pytest.mark.walk
 def test_an_upload_that_was_cut_off_goes_on_where_it_was(states):
     lines, sent = states["cut off"]
     assert lines == [
@@ -179,6 +181,7 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_was(states):
     assert states["nothing new"][1] == []
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize(
     ("state", "said"),
     [

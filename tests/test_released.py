@@ -171,6 +171,7 @@ def judged(whole, tmp_path_factory):
     return folder, words, made.stdout
 
 
+@pytest.mark.walk
 def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     folder, words, said = judged
     run = folder / "runs/released-policy/seed44413"
@@ -200,6 +201,7 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     assert "nothing to do" in again.stdout, again.stderr
 
 
+@pytest.mark.walk
 def test_a_policy_without_a_reward_model_has_no_scores(judged, tmp_path, monkeypatch):
     folder, words, _ = judged
     shutil.copytree(folder / "policy", tmp_path / "policy")

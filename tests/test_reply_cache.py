@@ -143,6 +143,7 @@ for k in range(100):
 """
 
 
+@pytest.mark.walk
 def test_two_processes_may_write_at_once(tmp_path):
     path = tmp_path / "replies.sqlite"
     writers = [
@@ -166,6 +167,7 @@ for k in range(200):
 """
 
 
+@pytest.mark.walk
 def test_two_processes_may_make_the_file_at_once(tmp_path):
     # SQLite refuses to wait while it changes the journal's mode: one of two came to grief.
     start = str(time.time() + 1)

@@ -81,6 +81,7 @@ def many() -> list[Comparison]:
     return [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(500)]
 
 
+@pytest.mark.walk
 def test_two_runs_that_ask_the_same_at_once_pay_once(runs, monkeypatch):
     """It was 495 of 500 that were paid for twice."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -151,6 +152,7 @@ def judging(folder: Path, url: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize("trouble", ["slow", "rate limit"])
 def test_a_signal_ends_it_within_5_seconds_with_one_line_and_nothing_is_paid_for_again(
     tmp_path, trouble

@@ -70,6 +70,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
     raise AssertionError(process.communicate()[1])
 
 
+@pytest.mark.walk
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt, tmp_path, number):
     folder = attempt("ppo")
@@ -92,6 +93,7 @@ def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt
     same(whole / "ppo", folder, tmp_path / "differences.json")
 
 
+@pytest.mark.walk
 def test_two_processes_go_on_from_what_one_saved(whole, attempt, tmp_path):
     folder = attempt("ppo")
     with pytest.MonkeyPatch.context() as patch:
@@ -126,6 +128,7 @@ def launch_pair(folder: Path, code: str, second: str = "") -> list[subprocess.Po
     ]
 
 
+@pytest.mark.walk
 def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole, attempt, tmp_path):
     """One of them is told alone, as by a launcher that reaches them one after the other."""
     folder = attempt("ppo")
@@ -144,6 +147,7 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
     assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
 
 
+@pytest.mark.walk
 def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, tmp_path):
     attempt("rm")
     code = SCRIPT.format(module="reward", arguments=OFTEN)
@@ -213,6 +217,7 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
         run_stage("sft", stage, [], "a stage")
 
 
+@pytest.mark.walk
 def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
     (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "stages.running.start", "slow", "--preset", "tiny"]

@@ -93,6 +93,7 @@ def test_a_job_that_cannot_run_is_refused_before_it_is_written(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.walk
 def test_a_job_that_is_told_to_stop_is_queued_again_and_goes_on_to_the_same_weights(job, tmp_path):
     base.main(ARGUMENTS)
     seed = tmp_path / "runs/job/seed44413"

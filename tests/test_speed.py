@@ -15,6 +15,8 @@ from stages.settings.command_line import make_config
 from tests.chat_server import GOOD, chat, serving
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.walk
+
 POSTS = 1000
 TEXTS = 100  # distinct ones, so that the first pass need not ask 2,000 times
 CODE = "from eval import judge, win_rate; judge.main(); win_rate.main()"

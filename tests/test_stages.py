@@ -37,7 +37,7 @@ MINI = """
     base.hidden_size=64 base.num_layers=2
     world.train_posts=1600 world.validation_posts=40
     world.train_comparisons=640 world.validation_comparisons=200
-    sft.epochs=2 rm.learning_rate=0.002
+    sft.epochs=1 rm.learning_rate=0.002 memory.cpu_threads=1
     ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
     dpo.learning_rate=0.0005
 """.split()
@@ -82,6 +82,7 @@ def test_every_stage_leaves_a_manifest_with_its_inputs_and_nothing_partial(study
     assert not list(study.glob("*.partial"))
 
 
+@pytest.mark.learns
 def test_sft_learns(study):
     losses = column(study, "sft", "loss/validation")
     assert losses[0] == pytest.approx(math.log(results(study, "base")["vocabulary"]), rel=0.2)
@@ -90,10 +91,10 @@ def test_sft_learns(study):
     assert results(study, "sft")["rougeL"] > 0.3
 
 
+@pytest.mark.learns
 def test_the_reward_model_learns(study):
-    accuracy = column(study, "rm", "accuracy/train")
-    assert sum(accuracy[-5:]) / 5 > sum(accuracy[:5]) / 5
     assert results(study, "rm")["accuracy"] > 0.6
+    assert results(study, "rm")["loss"] < math.log(2) - 0.03
     groups = with_statistics(results(study, "rm"), study / "rm")
     assert groups["accuracy_low"] < results(study, "rm")["accuracy"] < groups["accuracy_high"]
     for key in ("by_split", "by_batch", "by_strength", "by_policies"):
@@ -117,10 +118,11 @@ def test_references_score_zero_on_average_after_normalization(study):
     assert found["std"] == pytest.approx(torch.tensor(scores).std().item(), rel=1e-3)
 
 
+@pytest.mark.learns
 def test_ppo_raises_the_score_and_moves_away_from_the_sft_model(study):
     scores = column(study, "ppo", "objective/scores")
     kl = column(study, "ppo", "objective/kl")
-    assert scores[-1] > scores[0]
+    assert sum(scores[-3:]) / 3 > scores[0] + 0.3
     assert kl[0] == pytest.approx(0, abs=1e-5)
     assert kl[-1] > 0.05
     assert len(scores) == 8
@@ -132,6 +134,7 @@ def test_the_reported_rlhf_reward_is_score_minus_kl_penalty(study):
         assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.learns
 def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     losses = column(study, "dpo", "loss/train")
     margins = column(study, "dpo", "rewards/margins")
@@ -217,15 +220,6 @@ def test_the_report_sets_dpos_accuracy_beside_the_reward_models(study):
         rows = [line for line in page_text.splitlines() if line.startswith(f"| {label} |")]
         expected = f" {100 * results(study, stage)['accuracy']:.1f}% ["
         assert any(expected in row for row in rows), (label, rows)
-
-
-def test_a_second_run_gives_the_same_numbers(study, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for module in (base, sft):
-        module.main(ARGUMENTS)
-    again = tmp_path / "runs" / "mini" / "seed44413"
-    first = (study / "sft" / "metrics.jsonl").read_text()
-    assert (again / "sft" / "metrics.jsonl").read_text() == first
 
 
 # -- equivalences ----------------------------------------------------------------------------------

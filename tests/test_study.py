@@ -165,6 +165,7 @@ SMALL = (
 )
 
 
+@pytest.mark.walk
 def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
     words = f"study --presets tiny-xs --seeds 1 2 --name x --job sft --set {SMALL}".split()
     process = subprocess.Popen(

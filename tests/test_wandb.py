@@ -86,6 +86,7 @@ def rows_of(table):
     return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_all_stages_of_a_seed_are_one_wandb_run_with_group_and_tags(told):
     runs = [one.run for one in told.sent.values()]
@@ -100,6 +101,7 @@ def test_all_stages_of_a_seed_are_one_wandb_run_with_group_and_tags(told):
     assert list(runs[-1].tags) == tags
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_win_rates_and_results_are_in_the_summary(told):
     found = result(told, "win_rate/facts")
@@ -112,6 +114,7 @@ def test_win_rates_and_results_are_in_the_summary(told):
     assert told.first.summary["results/controls/facts/posts"] == posts
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_judged_summaries_are_a_table(told):
     (path,) = (told.sent["win_rate"].folder / "files/media/table").rglob("texts_*.json")
@@ -125,6 +128,7 @@ def test_judged_summaries_are_a_table(told):
     assert len(rows) <= 3 * MOST_ROWS
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_no_host_folder_key_or_environment_is_sent(told):
     for name, one in told.sent.items():
@@ -165,6 +169,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_a_stage_that_goes_on_after_a_failure_goes_on_in_the_same_wandb_run(tmp_path):
     assert process(tmp_path, LIVE, "sft", "1", "3", "fail", **OFFLINE).code == 1
@@ -219,6 +224,7 @@ def test_asking_for_wandb_without_it_is_refused_and_leaves_no_file(runs, monkeyp
     assert not runs.exists()
 
 
+@pytest.mark.walk
 @needs_wandb
 @pytest.mark.parametrize(
     ("environment", "said"),
@@ -238,6 +244,7 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.walk
 @needs_wandb
 def test_a_server_that_does_not_answer_leaves_the_stage_to_be_recorded_offline(tmp_path):
     code = "from stages.running import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE

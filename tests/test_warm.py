@@ -18,7 +18,10 @@ from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.skipif(not warm.can_be_forked(), reason="nothing is forked here")
+pytestmark = [
+    pytest.mark.walk,
+    pytest.mark.skipif(not warm.can_be_forked(), reason="nothing is forked here"),
+]
 
 STAGE = """
 import os, signal, sys, time
