@@ -3,24 +3,18 @@
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
-import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.running.code import changed_files
 from stages.running.files import file_hash, hash_files, read_json
 from stages.settings import config as settings
+from stages.settings.command_line import make_command
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
-# Settings that have a variable of their own in the Makefile.
-GIVEN = {
-    "released.policy": "POLICY",
-    "released.reward_model": "REWARD_MODEL",
-    "outputs.file": "INPUT",
-}
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
@@ -254,28 +248,3 @@ def mend(config: Config, stage: str, problem: Problem) -> str:
     if problem.needs_replace:
         return f"take another NAME, or run `{command} REPLACE=1`, which moves the old one aside"
     return f"run `{command}`"
-
-
-def make_command(config: Config, stage: str) -> str:
-    """The `make` command that makes a stage of this run."""
-    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
-    elsewhere = config.upstream and STAGES[stage].shared
-    name = config.upstream if elsewhere else config.name
-    if name != config.preset:
-        words.append(f"NAME={name}")
-    if config.upstream and not elsewhere:
-        words.append(f"UPSTREAM={config.upstream}")
-    if not elsewhere:
-        # A path may hold spaces, at which SET= is split.
-        given = {key: one for one in config.overrides for key in GIVEN if one.startswith(f"{key}=")}
-        others = [one for one in config.overrides if one not in given.values()]
-        words += [f"SET={' '.join(others)}"] if others else []
-        words += [f"{GIVEN[key]}={one.partition('=')[2]}" for key, one in given.items()]
-    if config.data.source not in ("", settings.TOY, settings.HUB):
-        words.append(f"DATA={config.data.source}")
-    if config.base.tokenizer not in ("", settings.TRAIN_TOKENIZER):
-        words.append(f"TOKENIZER={config.base.tokenizer}")
-    parts = (word.partition("=") for word in words)
-    return " ".join(
-        f"{name}{equals}{shlex.quote(value)}" if equals else name for name, equals, value in parts
-    )

@@ -15,8 +15,8 @@ import pytest
 
 from eval.judge import make_judge
 from eval.outputs import read_outputs, take_outputs
-from stages.finished import make_command, read_manifest, stage_folder
-from stages.settings.command_line import make_config
+from stages.finished import read_manifest, stage_folder
+from stages.settings.command_line import make_command, make_config
 from stages.settings.config import Outputs, UserError
 from tests.test_outputs import (
     GOOD,

@@ -24,7 +24,7 @@ from stages.running.mirror import MOST_ROWS, Wandb, headline, note_for, open_mir
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from stages.settings.hidden import public_settings
+from stages.settings.config import public_settings
 from tests.resuming import ARGUMENTS
 from tests.wandb_files import all_sent
 

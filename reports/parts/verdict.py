@@ -11,7 +11,7 @@ from typing import Any
 
 from eval.rates.formulas import wilson
 from eval.rates.table import MOST_UNJUDGED, leans
-from stages.settings.hidden import public_value
+from stages.settings.config import public_value
 from stages.settings.judge import READ_BY, Judge
 
 Row = dict[str, Any]

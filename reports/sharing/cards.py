@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
-from stages.settings.config import HUB, RANDOM, TOY, Config, settings_of
-from stages.settings.hidden import is_path, public_value
+from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
 from stages.settings.presets import SMOLLM2
 from stages.settings.stages import CARD, STAGES
 

@@ -28,8 +28,7 @@ from stages.running.hub import LOGIN
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import TOY, Config, UserError, fail
-from stages.settings.hidden import slug
+from stages.settings.config import TOY, Config, UserError, fail, slug
 from stages.settings.stages import CARD, TRAINING_STAGES
 
 # Stage -> the end of its repository's name. The reward model is the normalized one.

@@ -19,8 +19,7 @@ from stages.running.machine import code_version
 from stages.runs import Mirror
 from stages.settings import config as settings
 from stages.settings.checks import UserError
-from stages.settings.config import Config
-from stages.settings.hidden import public_settings, slug
+from stages.settings.config import Config, public_settings, slug
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import STAGES, TRAINING_STAGES
 

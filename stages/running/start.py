@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.finished import make_command
 from stages.running.mirror import open_mirrors
 from stages.running.signals import Stopped, ask_to_stop, forget_signals
 from stages.runs import mirrored_by
 from stages.settings.checks import UserError, fail
-from stages.settings.command_line import config_from_arguments
+from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
 

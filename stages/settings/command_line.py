@@ -8,6 +8,7 @@ Unknown keys and wrong types are refused with one line, and an override needs a 
 import argparse
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from stages.settings import config as settings
 from stages.settings.checks import unknown
-from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, Config, UserError
+from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, TRAIN_TOKENIZER, Config, UserError
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     OUTPUTS,
@@ -31,6 +32,12 @@ from stages.settings.stages import (
 SAME_RUN = ("judge", "checks", "memory")
 # What gives the summaries, or the policy, of a run that trains nothing.
 GIVEN_BY = {RELEASED: "POLICY=", OUTPUTS: "INPUT="}
+# Settings that have a variable of their own in the Makefile.
+MAKE_VARIABLES = {
+    "released.policy": "POLICY",
+    "released.reward_model": "REWARD_MODEL",
+    "outputs.file": "INPUT",
+}
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 
 
@@ -207,17 +214,16 @@ def recorded_config(folder: Path) -> Config | None:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
-        sections = {name: section_from(name, saved[name]) for name in SECTIONS if name in saved}
+        sections = {name: section_from(name, saved[name]) for name in SECTIONS}
         return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
 def section_from(name: str, saved: dict[str, Any]) -> Any:
-    """A section as a run recorded it; fields that an earlier version had are left out."""
+    """A section as a run recorded it."""
     kind: Any = SECTIONS[name]
-    known = {one.name for one in fields(kind)}
-    return kind(**{key: value for key, value in saved.items() if key in known})
+    return kind(**saved)
 
 
 def _check_given(config: Config) -> None:
@@ -293,3 +299,28 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
     parser = argparse.ArgumentParser(description=description)
     add_arguments(parser)
     return config_of(request_of(parser.parse_args(argv)))
+
+
+def make_command(config: Config, stage: str) -> str:
+    """The `make` command that makes a stage of this run."""
+    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
+    elsewhere = config.upstream and STAGES[stage].shared
+    name = config.upstream if elsewhere else config.name
+    if name != config.preset:
+        words.append(f"NAME={name}")
+    if config.upstream and not elsewhere:
+        words.append(f"UPSTREAM={config.upstream}")
+    if not elsewhere:
+        # A path may hold spaces, at which SET= is split.
+        pairs = [override.split("=", 1) for override in config.overrides]
+        others = [f"{key}={value}" for key, value in pairs if key not in MAKE_VARIABLES]
+        words += [f"SET={' '.join(others)}"] if others else []
+        words += [f"{MAKE_VARIABLES[key]}={value}" for key, value in pairs if key in MAKE_VARIABLES]
+    if config.data.source not in ("", TOY, HUB):
+        words.append(f"DATA={config.data.source}")
+    if config.base.tokenizer not in ("", TRAIN_TOKENIZER):
+        words.append(f"TOKENIZER={config.base.tokenizer}")
+    parts = (word.partition("=") for word in words)
+    return " ".join(
+        f"{name}{equals}{shlex.quote(value)}" if equals else name for name, equals, value in parts
+    )

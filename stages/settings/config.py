@@ -8,6 +8,7 @@ installed.
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from stages.settings.rloo import Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
-    PLAIN_WORLD,
     RANDOM,
     TOY,
     TRAIN_TOKENIZER,
@@ -124,19 +124,8 @@ SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_datac
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
-# Settings that came later, with the value that says what was done before they came. At this value
-# they are not recorded, so that what was finished without them stays finished.
-CAME_LATER: dict[tuple[str, str], Any] = {
-    ("memory", "frozen_dtype"): "float32",
-    ("data", "on_bad_row"): "stop",
-    ("data", "train_posts"): 0,
-    ("data", "validation_posts"): 0,
-    ("data", "ppo_posts"): 0,
-    ("data", "train_comparisons"): 0,
-    ("data", "validation_comparisons"): 0,
-    ("rm", "pairs"): ALL_PAIRS,
-    ("world", "kind"): PLAIN_WORLD,
-}
+SERVERS = ("judge.base_url",)  # settings that no page shows
+NOT_SHOWN = "set (not shown)"
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
@@ -149,7 +138,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         sections.pop("world")
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
-    if "dpo" in sections and config.rm.pairs != ALL_PAIRS:
+    if "dpo" in sections:
         sections["rm"] = {"pairs": config.rm.pairs}
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
@@ -158,9 +147,6 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     if row.computes:
         numerics = (*NUMERICS, "frozen_dtype") if row.policy_gradient else NUMERICS
         sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
-    for (section, name), before in CAME_LATER.items():
-        if sections.get(section, {}).get(name) == before:
-            del sections[section][name]
     return {"seed": config.seed, **sections}
 
 
@@ -172,3 +158,44 @@ def settings_hash(config: Config, stage: str) -> str:
 def hash_of(value: Any) -> str:
     """Sixteen digits that name a value made of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# -- what others may see: on pages, at wandb, on model cards ---------------------------------------
+
+
+def public_value(name: str, value: Any) -> Any:
+    """A setting as others may see it: folders by their last name, servers and addresses not at all.
+
+    `name` is section and field: `judge.base_url`. An address may hold a host and a key.
+    """
+    if name in SERVERS and value:
+        return NOT_SHOWN
+    if not isinstance(value, str):
+        return value
+    if "://" in value:
+        return NOT_SHOWN
+    return f"folder {Path(value).name}" if is_path(value) else value
+
+
+def is_path(value: str) -> bool:
+    """Whether a setting names a place on this machine, as opposed to an id of the hub."""
+    return value.startswith(("/", ".", "~")) or "\\" in value
+
+
+def slug(text: str) -> str:
+    """A run's name with the characters that names elsewhere may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+def public_settings(config: Config) -> dict[str, Any]:
+    """All settings of a config as others may see them, nested by section."""
+    public = dataclasses.asdict(config)
+    for name in SECTIONS:
+        section = public[name]
+        public[name] = {key: public_value(f"{name}.{key}", section[key]) for key in section}
+    return {**public, "overrides": [_public_override(text) for text in config.overrides]}
+
+
+def _public_override(text: str) -> str:
+    key, equals, value = text.partition("=")
+    return f"{key}{equals}{public_value(key, value)}"
