@@ -72,11 +72,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
     path = folder / "manifest.json"
     try:
-        found = read_json(path)
+        manifest = read_json(path)
     except ValueError:
-        found = ""
-    if found is None or isinstance(found, dict):
-        return found
+        manifest = ""
+    if manifest is None or isinstance(manifest, dict):
+        return manifest
     raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
 
 
@@ -98,8 +98,8 @@ def why_not(config: Config, stage: str) -> Problem | None:
     differing = differing_settings(config, stage)
     if differing:
         more = f"; and {len(differing) - MOST_SHOWN} more" if len(differing) > MOST_SHOWN else ""
-        said = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
-        return Problem(f"was made with other settings ({said})", needs_replace=True)
+        differences = f"{'; '.join(differing[:MOST_SHOWN])}{more}"
+        return Problem(f"was made with other settings ({differences})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
         recorded = manifest["inputs"].get(name)
         if recorded is None and now is not None:
@@ -124,18 +124,18 @@ def differing_settings(config: Config, stage: str) -> list[str]:
         return []
     if manifest["settings_hash"] == settings_hash(config, stage):
         return []
-    made, asked = (
+    made, requested = (
         {
             f"{section}.{key}" if isinstance(values, dict) else section: value
-            for section, values in found.items()
+            for section, values in recorded.items()
             for key, value in (values if isinstance(values, dict) else {"": values}).items()
         }
-        for found in (manifest["settings"], settings_of(config, stage))
+        for recorded in (manifest["settings"], settings_of(config, stage))
     )
     return [
-        f"{key}: made with {made.get(key, 'nothing')}, asked {asked.get(key, 'nothing')}"
-        for key in made | asked
-        if made.get(key) != asked.get(key)
+        f"{key}: made with {made.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
+        for key in made | requested
+        if made.get(key) != requested.get(key)
     ]
 
 
@@ -156,13 +156,13 @@ def current_inputs(config: Config, stage: str) -> dict[str, str | None]:
     joined = {
         name: identity(config, name, stage) for name in row.joined_by if is_part(name, config.kind)
     }
-    there = {name: found for name, found in joined.items() if found is not None}
+    there = {name: content for name, content in joined.items() if content is not None}
     return inputs | there | outer_inputs(config, stage)
 
 
 def inputs_now(config: Config, stage: str) -> dict[str, str]:
     """`current_inputs` of a stage of which nothing is missing, as was checked before."""
-    return {name: str(found) for name, found in current_inputs(config, stage).items()}
+    return {name: str(content) for name, content in current_inputs(config, stage).items()}
 
 
 def identity(config: Config, stage: str, reader: str) -> str | None:
@@ -199,7 +199,7 @@ def output_files(source: str) -> list[Path]:
     if not path.is_dir():
         return [path] if path.is_file() else []
     folder = path / "summaries" if (path / "summaries").is_dir() else path
-    return sorted(one for one in folder.iterdir() if one.suffix in OUTPUT_FILES)
+    return sorted(file for file in folder.iterdir() if file.suffix in OUTPUT_FILES)
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:

@@ -59,7 +59,7 @@ from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 START = (sys.executable, "-m", "stages.running.start")
 # Two other commands compare what runs have made.
 BESIDE = ("versus", "leaderboard")
-GOALS = tuple(dict.fromkeys(one.goal for one in STAGES.values() if one.goal not in BESIDE))
+GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "status": lambda request: status(request.name),
@@ -111,21 +111,21 @@ def plan(
     config: Config, stages: Sequence[str], replaced: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """The stages that would be made, and why; some depend on the outcome of an earlier one."""
-    found: list[tuple[str, str]] = []
+    steps: list[tuple[str, str]] = []
     for stage in stages:
         row = row_of(stage, config.kind)
         read = (*row.inputs, *row.joined_by)
-        before = [name for name, _ in found if name in read]
+        before = [name for name, _ in steps if name in read]
         problem, partial = why_not(config, stage), partial_of(stage_folder(config, stage))
         if stage in replaced:
-            found.append((stage, "anew, as REPLACE asks"))
+            steps.append((stage, "anew, as REPLACE asks"))
         elif problem == MISSING and partial.is_dir():
-            found.append((stage, f"half done, {kept(partial)}"))
+            steps.append((stage, f"half done, {kept(partial)}"))
         elif problem is not None:
-            found.append((stage, str(problem)))
+            steps.append((stage, str(problem)))
         elif before:
-            found.append((stage, f"if {before[-1]} puts out something else than before"))
-    return found
+            steps.append((stage, f"if {before[-1]} puts out something else than before"))
+    return steps
 
 
 # -- making it -------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Maker:
         `ended` is told of each run that has ended by itself.
         """
 
-        def one(cell: Cell) -> int:
+        def make_cell(cell: Cell) -> int:
             if self.stopped:
                 return self.stopped
             try:
@@ -281,7 +281,7 @@ class Maker:
             return code
 
         with ThreadPoolExecutor(self.execution.jobs) as pool:
-            return list(pool.map(one, cells))
+            return list(pool.map(make_cell, cells))
 
 
 def _shell_code(code: int) -> int:

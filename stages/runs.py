@@ -123,9 +123,9 @@ class Run:
         """Pass the items on and show the progress, to `make status` too."""
 
         def note(count: int, left: float) -> None:
-            found = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
+            state = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
             with suppress(OSError):  # on a full disk the work goes on without a note
-                write_json(self.partial / "progress.json", found)
+                write_json(self.partial / "progress.json", state)
 
         return progress(items, label, total, done, note if self.main else None)
 
@@ -158,8 +158,8 @@ class Run:
         """Write the manifest and put the stage in its place. Main process only."""
         if not self.main:
             return
-        found = hash_files(self.partial, leave_out=WHILE_WORKING)
-        outputs = {name: one for name, one in found.items() if Path(name).name != CARD}
+        hashes = hash_files(self.partial, leave_out=WHILE_WORKING)
+        outputs = {name: digest for name, digest in hashes.items() if Path(name).name != CARD}
         for name in outputs:  # a manifest on the disk says that all of this is
             sync(self.partial / name)
         manifest = {
@@ -277,9 +277,9 @@ def _keep_or_remove(run: Run, error: Exception) -> None:
     if isinstance(error, UserError) and not run.resume.is_dir():
         shutil.rmtree(run.partial, ignore_errors=True)
         return
-    said = (str(error).splitlines() or [""])[0] or type(error).__name__
+    line = (str(error).splitlines() or [""])[0] or type(error).__name__
     with suppress(OSError):  # a full disk is one of the errors
-        write_json(run.partial / "failed.json", {"error": said})
+        write_json(run.partial / "failed.json", {"error": line})
 
 
 def put_in_place(config: Config, stage: str) -> None:
@@ -303,11 +303,11 @@ def put_in_place(config: Config, stage: str) -> None:
 
 def move_aside(folder: Path) -> Path:
     """Move a stage's folder to `aside/` of its seed, under a name that is free; returns it."""
-    seed = next(one for one in folder.parents if one.name.startswith("seed"))
+    seed = next(parent for parent in folder.parents if parent.name.startswith("seed"))
     name = "-".join(folder.relative_to(seed).parts)
     aside = seed / "aside"
     aside.mkdir(exist_ok=True)
-    number = 1 + sum(1 for one in aside.iterdir() if one.name.rpartition("-")[0] == name)
+    number = 1 + sum(1 for path in aside.iterdir() if path.name.rpartition("-")[0] == name)
     while (aside / f"{name}-{number}").exists():
         number += 1
     target = aside / f"{name}-{number}"
@@ -356,14 +356,14 @@ def held(path: Path, stage: str) -> Iterator[None]:
 def holder_of(path: Path) -> dict[str, Any] | None:
     """The living process that a lock names, or None; one on another machine counts as living."""
     try:
-        found = json.loads(path.read_text())
+        holder = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    if found["host"] == platform.node():
+    if holder["host"] == platform.node():
         try:
-            os.kill(found["pid"], 0)
+            os.kill(holder["pid"], 0)
         except ProcessLookupError:
             return None
         except PermissionError:
             pass
-    return dict(found)
+    return dict(holder)

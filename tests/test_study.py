@@ -115,7 +115,7 @@ def test_the_time_left_comes_from_runs_of_the_same_size(runs, monkeypatch):
     todo = grid.Todo(Recorder(Execution(jobs=2)), cells_of("tiny-xs", "tiny", seeds=(1, 2, 3)))
     # Two of tiny are left, an hour each, two at once; three of tiny-xs were never timed.
     assert todo.rest() == "; about 1 h 0 min left, without tiny-xs, unknown so far"
-    assert todo.said() == "1 of 6 cells are done"
+    assert todo.counted() == "1 of 6 cells are done"
 
 
 def test_seconds_are_those_that_the_stages_recorded(runs):

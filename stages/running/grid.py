@@ -96,15 +96,15 @@ def ablation_cells(
         base = replace(request, seed=seed)
         config = config_of(base)
         default.append(Cell(request=base, config=config, goals=("eval",)))
-        own = tuple(one for one in request.overrides if one.split(".")[0] not in SHARED_SECTIONS)
+        own = [text for text in request.overrides if text.split(".")[0] not in SHARED_SECTIONS]
         for name, switch in switches.items():
-            one = replace(
+            turn = replace(
                 base,
                 name=f"{config.name}-{name}",
                 upstream=request.upstream or config.name,
                 overrides=(*own, *switch),
             )
-            turned.append(Cell(request=one, config=config_of(one, config), goals=("eval",)))
+            turned.append(Cell(request=turn, config=config_of(turn, config), goals=("eval",)))
     return default, turned
 
 
@@ -147,16 +147,16 @@ def study_cells(
     """
     if request.upstream:
         raise UserError("a study trains every size from its own start: leave out UPSTREAM=")
-    found = []
+    cells = []
     for seed in dict.fromkeys(seeds):
         for preset in dict.fromkeys(presets):
             name = f"{preset}-{request.name}" if request.name else ""
-            one = replace(request, preset=preset, seed=seed, name=name)
-            config = config_of(one)
+            part = replace(request, preset=preset, seed=seed, name=name)
+            config = config_of(part)
             if config.kind != TRAINED:
                 raise UserError(f"a study trains what it compares, and {preset} trains nothing")
-            found.append(Cell(request=one, config=config, goals=tuple(goals) or STUDY_GOALS))
-    return found
+            cells.append(Cell(request=part, config=config, goals=tuple(goals) or STUDY_GOALS))
+    return cells
 
 
 def make_study(maker: Maker, request: Request, cells: Sequence[Cell]) -> int:
@@ -175,7 +175,7 @@ def make_study(maker: Maker, request: Request, cells: Sequence[Cell]) -> int:
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
         print(
-            f"stopped by {name}: {todo.said()}; `{study_command(request, cells)}` goes on",
+            f"stopped by {name}: {todo.counted()}; `{study_command(request, cells)}` goes on",
             file=sys.stderr,
         )
         return maker.stopped
@@ -205,35 +205,35 @@ class Todo:
                 self.refused[cell.label] = str(error)
         if len(self.refused) == len(cells):
             raise UserError(next(iter(self.refused.values())))
-        self.left = [one for one in cells if self.missing.get(one.label, True)]
+        self.left = [cell for cell in cells if self.missing.get(cell.label, True)]
 
     def lines(self) -> list[str]:
         """One line a cell: what it lacks."""
-        found = []
+        lines = []
         for label in (cell.label for cell in self.cells):
             steps = ", ".join(
                 stage if why == str(MISSING) else f"{stage} ({why})"
                 for stage, why in self.missing.get(label, [])
             )
             if label in self.refused:
-                found.append(f"{label}: refused: {self.refused[label]}")
+                lines.append(f"{label}: refused: {self.refused[label]}")
             else:
-                found.append(f"{label}: would make {steps}" if steps else f"{label}: done")
-        return [*found, f"{self.said()}{self.rest()}"]
+                lines.append(f"{label}: would make {steps}" if steps else f"{label}: done")
+        return [*lines, f"{self.counted()}{self.rest()}"]
 
     def ended(self, cell: Cell, code: int) -> None:
         """Say, in one line, that a cell has ended, what is done and how long the rest takes."""
         with self.lock:
             made = cell in self.left
-            self.left = [one for one in self.left if one is not cell]
+            self.left = [other for other in self.left if other is not cell]
             self.failed += bool(code)
             if made:
                 outcome = f"FAILED with status {code}" if code else "is done"
                 took = duration(time.monotonic() - self.begun)
-                said = f"study, after {took}: {cell.label} {outcome}; {self.said()}{self.rest()}"
-                print(f"\n{said}", flush=True)
+                news = f"study, after {took}: {cell.label} {outcome}; {self.counted()}{self.rest()}"
+                print(f"\n{news}", flush=True)
 
-    def said(self) -> str:
+    def counted(self) -> str:
         """How many cells are done and failed."""
         done = len(self.cells) - len(self.left) - self.failed
         failed = f", {self.failed} failed" if self.failed else ""
@@ -248,8 +248,8 @@ class Todo:
             if cell not in self.left and (seconds := seconds_of(cell.config)):
                 known.setdefault(cell.config.name, []).append(seconds)
         names = [cell.config.name for cell in self.left]
-        total = sum(sum(known[one]) / len(known[one]) for one in names if one in known)
-        unknown = list(dict.fromkeys(one for one in names if one not in known))
+        total = sum(sum(known[name]) / len(known[name]) for name in names if name in known)
+        unknown = list(dict.fromkeys(name for name in names if name not in known))
         if not total:
             return "; no run of the sizes that are left has finished, so their time is unknown"
         bound = f", without {', '.join(unknown)}, unknown so far" if unknown else ""
@@ -259,7 +259,7 @@ class Todo:
 def seconds_of(config: Config) -> float:
     """Seconds that the finished stages of a run took, by their manifests."""
     manifests = [read_manifest(stage_folder(config, stage)) for stage in STAGES]
-    return float(sum(one.get("seconds", 0.0) for one in manifests if one))
+    return float(sum(manifest["seconds"] for manifest in manifests if manifest))
 
 
 def duration(seconds: float) -> str:
@@ -276,7 +276,7 @@ def study_command(request: Request, cells: Sequence[Cell]) -> str:
     presets = dict.fromkeys(cell.request.preset for cell in cells)
     seeds = dict.fromkeys(str(cell.config.seed) for cell in cells)
     words = [f'make study PRESETS="{" ".join(presets)}" SEEDS="{" ".join(seeds)}"']
-    words += [f"{key}={value}" for key, value in (("NAME", request.name),) if value]
+    words += [f"NAME={request.name}"] if request.name else []
     words += [f'SET="{" ".join(request.overrides)}"'] if request.overrides else []
     words += [f"DATA={request.data}"] if request.data else []
     goals = cells[0].goals

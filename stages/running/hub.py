@@ -76,8 +76,8 @@ class Fetched:
     @property
     def size(self) -> str:
         """Its files and its commit, for people."""
-        files = [one for one in self.folder.rglob("*") if one.is_file()]
-        megabytes = sum(one.stat().st_size for one in files) / 1e6
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        megabytes = sum(path.stat().st_size for path in files) / 1e6
         return f"{len(files)} files, {megabytes:.1f} MB, at commit {self.commit or '-'}"
 
     @property

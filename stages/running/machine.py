@@ -20,13 +20,13 @@ def code_version() -> str:
     Published pages and Markdown files may differ: no run reads them.
     """
     describe = ["git", "describe", "--always", "--abbrev=10"]
-    found = subprocess.run(describe, capture_output=True, text=True, check=False)
-    if found.returncode:
+    described = subprocess.run(describe, capture_output=True, text=True, check=False)
+    if described.returncode:
         return "unknown"
     left_out = [":(exclude)reports/generated", ":(exclude)*.md"]
     differ = ["git", "diff", "--quiet", "HEAD", "--", ".", *left_out]
     changed = subprocess.run(differ, capture_output=True, check=False).returncode
-    return found.stdout.strip() + ("-dirty" if changed else "")
+    return described.stdout.strip() + ("-dirty" if changed else "")
 
 
 def library_versions() -> dict[str, str]:

@@ -62,10 +62,10 @@ def folded(text: str, more: str = "    ") -> list[str]:
     return textwrap.wrap(text, COLUMNS, subsequent_indent=more, break_on_hyphens=False)
 
 
-def told(who: str, said: str) -> str:
+def told(who: str, text: str) -> str:
     """What somebody says, in lines that each begin with the name, so that a log can be searched."""
     mark = f"{who}: "
-    return "\n".join(folded(mark + said, mark if len(mark) <= MOST_REPEATED else "    "))
+    return "\n".join(folded(mark + text, mark if len(mark) <= MOST_REPEATED else "    "))
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
@@ -78,9 +78,9 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
         return list(names)
     middle = width // 2
     for head in sorted(range(1, width - 1), key=lambda place: abs(place - middle)):
-        found = [_cut(name, head, width) for name in names]
-        if len(set(found)) == len(set(names)):
-            return found
+        cut = [_cut(name, head, width) for name in names]
+        if len(set(cut)) == len(set(names)):
+            return cut
     return [
         name if len(name) <= width else _cut(name, middle, width - len(f"#{place}")) + f"#{place}"
         for place, name in enumerate(names, start=1)

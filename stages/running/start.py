@@ -116,12 +116,12 @@ def signals_handled(command: str) -> Iterator[None]:
             end_at_once(number, command)
 
     forget_signals()
-    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -172,8 +172,8 @@ def load(module: str) -> ModuleType:
         return importlib.import_module(module)
     except KeyboardInterrupt:
         if CALLER_SAYS_STOP not in os.environ:
-            said = f"{module} was stopped before it began: the same command begins it"
-            print(said, file=sys.stderr)
+            text = f"{module} was stopped before it began: the same command begins it"
+            print(text, file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
 
 

@@ -130,29 +130,29 @@ def look(config: Config, stage: str, folder: Path) -> Seen:
 
 def kept(partial: Path) -> str:
     """What an interrupted stage goes on from."""
-    found = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
-    if found:
-        return f"its last checkpoint is of update {int(found[-1].name.split('-')[1])}"
+    checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
+    if checkpoints:
+        return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
     return (
         "without a checkpoint" if not (partial / RESUME).is_dir() else "its finished part is kept"
     )
 
 
 def _how_far(partial: Path) -> str:
-    found = read_json(partial / "progress.json")
-    if found is None:
+    noted = read_json(partial / "progress.json")
+    if noted is None:
         return "just begun"
-    left = f"{found['seconds_left']} s left"
-    return f"{found['label']} {found['done']} of {found['total']}, {left}"
+    left = f"{noted['seconds_left']} s left"
+    return f"{noted['label']} {noted['done']} of {noted['total']}, {left}"
 
 
 def _folders(seed: Path, stage: str) -> Iterator[Path]:
     """The folders of one stage of a seed, one for each judge; a stage under way has one too."""
     folders = [seed / stage]
     if STAGES[stage].per_judge:
-        folders = [one for one in (seed / stage).glob("*") if one.is_dir()]
-    names = {one.name.removesuffix(".partial"): one for one in folders}
-    yield from (one.with_name(name) for name, one in sorted(names.items()))
+        folders = [folder for folder in (seed / stage).glob("*") if folder.is_dir()]
+    names = {folder.name.removesuffix(".partial"): folder for folder in folders}
+    yield from (folder.with_name(name) for name, folder in sorted(names.items()))
 
 
 def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
@@ -169,14 +169,16 @@ def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
     if len(rows) > 1:  # what all judges share first, then each judge
         lines = [
             _line(label, shared, ""),
-            *(_line(f"  {one}", rows[one], "") for one in sorted(rows)),
+            *(_line(f"  {judge}", rows[judge], "") for judge in sorted(rows)),
         ]
     else:
         lines = [_line(label, shared | next(iter(rows.values()), {}), "-")]
-    said = [f"{stage}: {seen.why}" for stage, seen in shared.items() if seen.why]
+    reasons = [f"{stage}: {seen.why}" for stage, seen in shared.items() if seen.why]
     for judge, own in sorted(rows.items()):
-        said += [f"{stage}, judge {judge}: {seen.why}" for stage, seen in own.items() if seen.why]
-    return lines, said
+        reasons += [
+            f"{stage}, judge {judge}: {seen.why}" for stage, seen in own.items() if seen.why
+        ]
+    return lines, reasons
 
 
 def _line(label: str, row: dict[str, Seen], missing: str) -> str:
@@ -194,8 +196,10 @@ def status(name: str = "") -> list[str]:
     Raises UserError if `name` is given and there is no such run.
     """
     root = settings.RUNS
-    seeds = sorted(root.glob("*/seed*"), key=lambda one: (one.parent.name, len(one.name), one.name))
-    names = [one.parent.name for one in seeds]
+    seeds = sorted(
+        root.glob("*/seed*"), key=lambda seed: (seed.parent.name, len(seed.name), seed.name)
+    )
+    names = [seed.parent.name for seed in seeds]
     if name and name not in names:
         raise unknown("run", name, dict.fromkeys(names), "there is no run yet")
     if not seeds:
@@ -203,9 +207,9 @@ def status(name: str = "") -> list[str]:
     lines = [_columns("run and seed", list(SHOWN.values()))]
     for seed in seeds:
         if name in ("", seed.parent.name):
-            rows, said = seed_lines(seed)
+            rows, reasons = seed_lines(seed)
             lines += rows
-            lines += [part for one in said for part in _wrapped(one)]
+            lines += [part for reason in reasons for part in _wrapped(reason)]
     return [*lines, "", *MARKS]
 
 
@@ -221,7 +225,7 @@ def help_lines() -> list[str]:
     lines += [f"  {variable:18} {what}" for variable, what in VARIABLES.items()]
     lines += ["", "presets (PRESET=...)"]
     for family, what in PRESET_LINES.items():
-        members = " ".join(one for one in PRESETS if one.split("-")[0] == family)
+        members = " ".join(name for name in PRESETS if name.split("-")[0] == family)
         lines += textwrap.wrap(f"{members}", COLUMNS, initial_indent="  ", subsequent_indent="  ")
         lines.append(f"      {what}")
     return lines
@@ -229,12 +233,12 @@ def help_lines() -> list[str]:
 
 def settings_lines(config: Config) -> list[str]:
     """Every setting with its value, as `--set` takes it."""
-    found = [
-        f"{section}.{one.name}={_shown(getattr(getattr(config, section), one.name))}"
+    lines = [
+        f"{section}.{setting.name}={_shown(getattr(getattr(config, section), setting.name))}"
         for section, kind in SECTIONS.items()
-        for one in fields(kind)
+        for setting in fields(kind)
     ]
-    return [line.rstrip() for line in found]
+    return [line.rstrip() for line in lines]
 
 
 def _shown(value: Any) -> str:

@@ -28,8 +28,8 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 def can_be_forked() -> bool:
     """Whether stages may be forked on this machine: Linux, and no accelerator."""
-    found = any(any(Path("/dev").glob(one)) for one in DRIVERS)
-    return sys.platform == "linux" and not found
+    has_driver = any(any(Path("/dev").glob(pattern)) for pattern in DRIVERS)
+    return sys.platform == "linux" and not has_driver
 
 
 # -- the pipeline's side ---------------------------------------------------------------------------
@@ -77,13 +77,13 @@ def main(argv: list[str] | None = None) -> None:
     (pipe,) = sys.argv[1:] if argv is None else argv
     try:
         with os.fdopen(int(pipe), "w", buffering=1) as answers:
-            request = serve(answers)
+            stage = serve(answers)
     except KeyboardInterrupt:  # no stage is under way: there is nothing to say
         raise SystemExit(128 + signal.SIGINT) from None
     except BrokenPipeError:  # the pipeline was killed
         return
-    if request is not None:
-        module, arguments = request
+    if stage is not None:
+        module, arguments = stage
         module.main(arguments)
 
 

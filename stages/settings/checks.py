@@ -55,7 +55,7 @@ def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> User
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    near = near or [one for one in names if name and (name in one or one.endswith(f".{name}"))][:3]
+    near = near or [whole for whole in names if name and name in whole][:3]
     if near:
         return UserError(f"unknown {what} {name!r}: did you mean {' or '.join(near)}?")
     return UserError(f"unknown {what} {name!r}: {where or 'choose one of ' + ', '.join(names)}")

@@ -117,7 +117,7 @@ def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
     """A section's changes are made at once, because its numbers are checked together."""
-    sections = {name: replace(getattr(config, name), **one) for name, one in changes.items()}
+    sections = {name: replace(getattr(config, name), **values) for name, values in changes.items()}
     return replace(config, **sections)
 
 
@@ -190,20 +190,20 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     runs = settings.RUNS
     folder = runs / request.upstream / f"seed{request.seed}"
     if not folder.is_dir():
-        there = [one.name for one in runs.iterdir() if one.is_dir()] if runs.is_dir() else []
+        there = [path.name for path in runs.iterdir() if path.is_dir()] if runs.is_dir() else []
         near = str(unknown("run", request.upstream, there)) if there else "there are no runs yet"
         if request.upstream in there:
-            near = "it has " + ", ".join(one.name for one in sorted(folder.parent.glob("seed*")))
+            near = "it has " + ", ".join(path.name for path in sorted(folder.parent.glob("seed*")))
         raise UserError(
             f"upstream {request.upstream} has no seed {request.seed} ({near}): run `make rm "
             f"PRESET={request.preset} SEED={request.seed} NAME={request.upstream}` to make it"
         )
-    found = {}
+    sections = {}
     for stage in SHARED_STAGES:
         path = folder / stage / "config.json"
         for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) if path.exists() else ():
-            found[name] = section_from(name, json.loads(path.read_text(encoding="utf-8"))[name])
-    return found
+            sections[name] = section_from(name, json.loads(path.read_text(encoding="utf-8"))[name])
+    return sections
 
 
 def recorded_config(folder: Path) -> Config | None:
@@ -249,11 +249,12 @@ def override_of(override: str) -> tuple[str, str, Any]:
     if not equals:
         raise UserError(f"--set takes section.key=value, not {override!r}")
     section, _, name = key.partition(".")
-    known = {one.name: one.type for one in fields(SECTIONS[section])} if section in SECTIONS else {}
-    if name not in known:
-        every = [f"{one}.{field.name}" for one, kind in SECTIONS.items() for field in fields(kind)]
-        raise unknown("setting", key, every, "`make settings` lists all of them")
-    return section, name, _parse(key, text, known[name])
+    types = {
+        f"{part}.{field.name}": field.type for part in SECTIONS for field in fields(SECTIONS[part])
+    }
+    if key not in types:
+        raise unknown("setting", key, types, "`make settings` lists all of them")
+    return section, name, _parse(key, text, types[key])
 
 
 def _parse(key: str, text: str, kind: Any) -> bool | int | float | str:
@@ -290,7 +291,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> Request:
     """What parsed options ask for."""
-    known = {one.name: getattr(args, one.name) for one in fields(Request)}
+    known = {option.name: getattr(args, option.name) for option in fields(Request)}
     return Request(**{**known, "overrides": tuple(args.overrides)})
 
 

@@ -120,7 +120,7 @@ class Config:
         return RELEASED if self.released.policy else TRAINED
 
 
-SECTIONS = {one.name: one.type for one in fields(Config) if dataclasses.is_dataclass(one.type)}
+SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")

@@ -56,7 +56,7 @@ MODELS = {
 
 def known_model(name: str) -> Known | None:
     """The line of the table for a model's name, which may be that of a snapshot; None without."""
-    lines = [one for one in MODELS if is_model(one, name)]
+    lines = [model for model in MODELS if is_model(model, name)]
     return MODELS[max(lines, key=len)] if lines else None
 
 

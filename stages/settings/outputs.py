@@ -33,16 +33,16 @@ class Outputs:
     """Column that says whether people prefer the summary to the reference; empty: none."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            named = bool(getattr(self, one.name).strip(", "))
-            require(named or one.name in ("file", "label"), f"outputs.{one.name}", "name a column")
+        for name in (field.name for field in fields(self)):
+            is_named = bool(getattr(self, name).strip(", "))
+            require(is_named or name in ("file", "label"), f"outputs.{name}", "name a column")
         one_summary = len(self.summary_columns) == 1
         require(one_summary or not self.label, "outputs.label", "go with one column of summaries")
 
     @property
     def summary_columns(self) -> tuple[str, ...]:
         """The columns of summaries."""
-        return tuple(one.strip() for one in self.summary.split(",") if one.strip())
+        return tuple(column.strip() for column in self.summary.split(",") if column.strip())
 
     @property
     def run_name(self) -> str:
@@ -60,7 +60,7 @@ def file_name(name: str, kept: str = "A-Za-z0-9._+-", otherwise: str = "system")
     """
     name = unicodedata.normalize("NFC", name)
     safe = re.sub(f"[^{kept}]+", "-", name).strip("-.")
-    lost = any(one.isalnum() and not one.isascii() for one in name)
+    lost = any(letter.isalnum() and not letter.isascii() for letter in name)
     if safe and not lost and len(safe) <= LONGEST_NAME:
         return safe
     digits = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:6]

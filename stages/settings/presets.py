@@ -54,9 +54,8 @@ def paper_with_lora(size: str, ending: str, stages: str, **memory: Any) -> Confi
     differs: Huang et al. 2024 learns all weights in every stage.
     """
     config, name = paper(size, **memory), f"pythia-{size}-{ending}"
-    rates = {
-        one: replace(getattr(config, one), learning_rate=LORA_RATE) for one in stages.split(",")
-    }
+    names = stages.split(",")
+    rates = {stage: replace(getattr(config, stage), learning_rate=LORA_RATE) for stage in names}
     lora = Lora(rank=16, stages=stages)
     return replace(config, preset=name, name=name, lora=lora, **rates)
 

@@ -66,9 +66,8 @@ class World:
 
     def __post_init__(self) -> None:
         one_of(self, "world", "kind", (PLAIN_WORLD, "hard"))
-        for one in fields(self):
-            if one.name not in ("kind", "seed"):
-                positive(self, "world", one.name)
+        counts = [field.name for field in fields(self) if field.name not in ("kind", "seed")]
+        positive(self, "world", *counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +107,11 @@ class Data:
 
     def __post_init__(self) -> None:
         one_of(self, "data", "on_bad_row", ("stop", "skip"))
-        for one in fields(self):
-            if one.name.startswith("max_"):
-                positive(self, "data", one.name)
-            elif isinstance(one.default, int):
-                at_least_0(self, "data", one.name)
+        for setting in fields(self):
+            if setting.name.startswith("max_"):
+                positive(self, "data", setting.name)
+            elif isinstance(setting.default, int):
+                at_least_0(self, "data", setting.name)
 
     @property
     def rows(self) -> dict[str, int]:
