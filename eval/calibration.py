@@ -40,7 +40,7 @@ from eval.rates.simple_judges import (
     measured,
     not_beaten,
 )
-from eval.rates.table import MOST_UNJUDGED, analyse, leans, verdict_table
+from eval.rates.table import analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
@@ -50,6 +50,7 @@ from stages.running.progress import folded
 from stages.running.start import run_stage
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
+from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import OUTPUTS
 
 HUMAN_CEILING = (0.72, 0.77)

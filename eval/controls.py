@@ -22,10 +22,11 @@ from eval.judge import config_with_cap, make_judge, questions_about, read_polici
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.formulas import clustered_share
-from eval.rates.table import MOST_UNJUDGED, analyse, verdict_table
+from eval.rates.table import analyse, verdict_table
 from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
+from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.judge import Judge as JudgeSettings
 
 EVEN = 0.5

@@ -22,7 +22,6 @@ from eval.rates.strengths import (
     majority,
     strengths,
 )
-from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import (
     Scores,
     describe,
@@ -33,6 +32,7 @@ from eval.win_rate import (
     statistics_of,
 )
 from stages.settings.config import UserError
+from stages.settings.judge import MOST_UNJUDGED
 
 Texts = Mapping[str, Mapping[str, tuple[str, str]]]
 """System -> post id -> its summary and the reference."""

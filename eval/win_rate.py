@@ -21,13 +21,14 @@ import numpy as np
 from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from eval.rates.scores import proxy_and_gold
-from eval.rates.table import MOST_UNJUDGED, POINTS, analyse, verdict_table
+from eval.rates.table import POINTS, analyse, verdict_table
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, UserError, fail
+from stages.settings.judge import MOST_UNJUDGED
 
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""

@@ -9,7 +9,6 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 from collections.abc import Sequence
 from typing import Any
 
-from eval.rates.table import MOST_UNJUDGED
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
 from reports.parts import page
@@ -24,6 +23,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, read_lines
 from stages.runs import open_stage
 from stages.settings.config import TOY, UserError, fail
+from stages.settings.judge import MOST_UNJUDGED
 
 OTHER = "the other"
 LEVEL = 0.05  # a p-value above it tells nothing apart

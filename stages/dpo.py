@@ -10,7 +10,7 @@ Source: Huang et al. 2024, section B.4.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +23,10 @@ from stages.learning.batches import (
     batch_tensors,
     check_batch,
     chunks,
-    global_sum,
     local_share,
-    synchronized_last,
 )
-from stages.learning.learner import in_memory
-from stages.learning.loop import (
-    make_accelerator,
-    refuse_non_finite,
-)
+from stages.learning.learner import take_step as learner_step
+from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
     alike,
@@ -124,37 +119,27 @@ def take_step(
     policy.train()
     share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
-    def gradients(size: int) -> dict[str, float | Tensor]:
-        summed: dict[str, float | Tensor] = {}
-        parts = chunks(share, max(1, size // 2))  # a pair counts as two sequences
-        for part in synchronized_last(accelerator, policy, parts):
-            chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
-            ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
-            loss, chosen_rewards, rejected_rewards = dpo_loss(
-                chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
-            )
-            # Devices average their gradients; the global mean needs their sum.
-            accelerator.backward(loss * len(part) * accelerator.num_processes / len(rows))
-            columns = {
-                "loss/train": loss.detach().expand(len(part)),
-                "rewards/chosen": chosen_rewards,
-                "rewards/rejected": rejected_rewards,
-                "rewards/accuracies": chosen_rewards > rejected_rewards,
-                "rewards/margins": chosen_rewards - rejected_rewards,
-                "logps/chosen": chosen,
-                "logps/rejected": rejected,
-            }
-            sums = {key: x.detach().double().sum() for key, x in columns.items()}
-            summed = {key: summed.get(key, 0.0) + x for key, x in sums.items()}
-        return summed
+    def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
+        ref_chosen, ref_rejected = reference[list(part)].to(chosen).unbind(1)
+        loss, chosen_rewards, rejected_rewards = dpo_loss(
+            chosen, rejected, ref_chosen, ref_rejected, config.dpo.beta
+        )
+        columns = {
+            "loss/train": loss.expand(len(part)),
+            "rewards/chosen": chosen_rewards,
+            "rewards/rejected": rejected_rewards,
+            "rewards/accuracies": chosen_rewards > rejected_rewards,
+            "rewards/margins": chosen_rewards - rejected_rewards,
+            "logps/chosen": chosen,
+            "logps/rejected": rejected,
+        }
+        sums = {key: x.detach().double().sum() for key, x in columns.items()}
+        yield loss * len(part) / len(rows), sums
 
-    summed = in_memory(learner, gradients, least=2)
-    totals = global_sum(accelerator, *summed.values())
-    stats = {key: total / len(rows) for key, total in zip(summed, totals, strict=True)}
-    refuse_non_finite("dpo", stats)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
-    return stats
+    # A pair counts as two sequences.
+    stats = learner_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    return {key: total / len(rows) for key, total in stats.items()}
 
 
 def tolerance(config: Config) -> float:

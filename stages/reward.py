@@ -6,7 +6,7 @@ loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 Source: Huang et al. 2024, details 10 to 18.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,11 @@ from stages.learning.batches import (
     batch_tensors,
     check_batch,
     chunks,
-    global_sum,
     local_share,
     stream,
-    synchronized_last,
 )
-from stages.learning.learner import in_memory
-from stages.learning.loop import (
-    make_accelerator,
-    refuse_non_finite,
-)
+from stages.learning.learner import take_step as learner_step
+from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.preferences import (
     alike,
@@ -81,23 +76,14 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
     reward_model.train()
     share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
-    def gradients(size: int) -> tuple[float | Tensor, float | Tensor]:
-        loss_sum: float | Tensor = 0.0
-        correct: float | Tensor = 0.0
-        parts = chunks(share, max(1, size // 2))  # a pair counts as two sequences
-        for part in synchronized_last(accelerator, reward_model, parts):
-            chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
-            loss = preference_loss(chosen, rejected) * len(part)
-            accelerator.backward(loss * accelerator.num_processes / len(rows))
-            loss_sum = loss_sum + loss.detach().double()
-            correct = correct + (chosen > rejected).sum()
-        return loss_sum, correct
+    def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
+        loss = preference_loss(chosen, rejected) * len(part)
+        yield loss / len(rows), {"loss/train": loss, "accuracy/train": (chosen > rejected).sum()}
 
-    loss_sum, correct = global_sum(accelerator, *in_memory(learner, gradients, least=2))
-    refuse_non_finite("rm", {"loss/train": loss_sum})
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
-    return {"loss/train": loss_sum / len(rows), "accuracy/train": correct / len(rows)}
+    # A pair counts as two sequences.
+    stats = learner_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    return {key: total / len(rows) for key, total in stats.items()}
 
 
 def score_pairs(

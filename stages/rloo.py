@@ -43,7 +43,7 @@ def train_rloo(config: Config) -> None:
             adapt=partial(adapt, config=config, stage="rloo"),
         )
         networks = load_networks(origins, tokenizer, rloo, config.memory.frozen_dtype)
-        learner = make_learner(accelerator, networks, rloo, config.optimizer, config.memory)
+        learner = make_learner(accelerator, networks, rloo, config.optimizer, config.memory, "rloo")
         state = begin(run, learner, rloo, len(queries), group)
         for update in state.remaining("rloo"):
             rate, kl_coef = set_rate(learner, rloo), state.kl_coef

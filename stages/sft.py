@@ -5,6 +5,7 @@ One update: a global batch of query + summary, the mean negative log-likelihood 
 differs: the loss is a mean over the global batch's tokens, not a mean of microbatch means.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,14 +22,10 @@ from stages.learning.batches import (
     global_sum,
     local_share,
     parts_by_length,
-    synchronized_last,
 )
-from stages.learning.learner import in_memory
+from stages.learning.learner import take_step as learner_step
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
-from stages.learning.loop import (
-    make_accelerator,
-    refuse_non_finite,
-)
+from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer
 from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered
@@ -79,20 +76,12 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     (count,) = global_sum(accelerator, counted_tokens(train, share, config.sft.loss_on_query))
     share.sort(key=lambda row: sequence_length(train, row))
 
-    def gradients(size: int) -> float | Tensor:
-        total: float | Tensor = 0.0
-        for part in synchronized_last(accelerator, policy, chunks(share, size)):
-            summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
-            total = total + summed.detach().double()
-            # Devices average their gradients; the global mean needs their sum.
-            accelerator.backward(summed * accelerator.num_processes / count)
-        return total
+    def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
+        yield summed / count, {"loss/train": summed}
 
-    (loss,) = global_sum(accelerator, in_memory(learner, gradients))
-    refuse_non_finite("sft", {"loss/train": loss})
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
-    return loss / count
+    stats = learner_step(learner, lambda size: chunks(share, size), losses)
+    return stats["loss/train"] / count
 
 
 @torch.no_grad()

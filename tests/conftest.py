@@ -190,6 +190,7 @@ def learner_of(networks: Any, config: Any, optimizer: Any = None, **others: Any)
     from stages.rl.networks import PolicyLearner
 
     given = {
+        "stage": "ppo",
         "accelerator": Accelerator(cpu=True),
         "networks": networks,
         "optimizer": optimizer,
@@ -212,6 +213,7 @@ def state_of(config: Any, network: Any, optimizer: Any = None, **others: Any) ->
     from stages.learning.state import State
 
     learner = Learner(
+        stage="test",
         accelerator=others.pop("accelerator", None) or Accelerator(cpu=True),
         trained=network,
         optimizer=optimizer,

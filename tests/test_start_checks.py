@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages import functional, normalize
-from stages.learning.loop import NonFiniteError, refuse_non_finite
+from stages.learning.learner import NonFiniteError, refuse_non_finite
 from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
 from stages.learning.state import saving_a_broken_batch

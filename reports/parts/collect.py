@@ -16,7 +16,6 @@ import pandas as pd
 
 from eval.rates.reward_pairs import with_statistics
 from eval.rates.scores import agreement
-from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.verdict import shown
 from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
@@ -25,6 +24,7 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
+from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
 

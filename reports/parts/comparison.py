@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.rates.formulas import Interval
-from eval.rates.table import MOST_UNJUDGED
 from eval.versus import parts_of
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.parts.collect import Record, find_runs, policies_of
@@ -18,6 +17,7 @@ from reports.parts.compared import mean_scores, over_seeds
 from reports.parts.sample_rows import BETTER, WORSE, Row, change, post_rows
 from reports.parts.verdict import MISSING, shown
 from stages.settings.config import UserError
+from stages.settings.judge import MOST_UNJUDGED
 
 Posts = dict[str, Row]
 """Post id -> its row, with the one side that is compared."""

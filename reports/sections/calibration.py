@@ -5,7 +5,6 @@ from typing import Any
 from eval.calibration import HUMAN_CEILING, correct
 from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
-from eval.rates.table import MOST_UNJUDGED
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.verdict import (
@@ -19,6 +18,7 @@ from reports.parts.verdict import (
     percent,
     whole,
 )
+from stages.settings.judge import MOST_UNJUDGED
 
 Row = dict[str, Any]
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
-from eval.rates.table import MOST_UNJUDGED
 from eval.win_rate import names_of_pair
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
@@ -23,6 +22,7 @@ from reports.parts.verdict import (
     turned_by_length,
     whole,
 )
+from stages.settings.judge import MOST_UNJUDGED
 
 Row = dict[str, Any]
 RATES = (

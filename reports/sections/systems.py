@@ -6,7 +6,6 @@ A standing is what `eval.standings.standings` finds by one judge.
 from collections.abc import Mapping
 from typing import Any
 
-from eval.rates.table import MOST_UNJUDGED
 from reports.parts import plots
 from reports.parts.page import Block, Details, Figure, Table, Text
 from reports.parts.verdict import (
@@ -19,6 +18,7 @@ from reports.parts.verdict import (
     percent,
     posts_of,
 )
+from stages.settings.judge import MOST_UNJUDGED
 
 Standing = dict[str, Any]
 LEVEL = 0.05  # a corrected p-value below it counts as a difference

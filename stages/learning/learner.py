@@ -9,14 +9,17 @@ collective call for it. So the launch ends, and starts again from its last check
 smaller microbatch.
 """
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 
+from stages.learning.batches import global_sum, synchronized_last
 from stages.settings.checks import UserError
 
 T = TypeVar("T")
@@ -25,6 +28,9 @@ T = TypeVar("T")
 @dataclass(kw_only=True)
 class Learner:
     """What an optimizer step needs, and nothing else: no run, no settings, no files."""
+
+    stage: str
+    """How messages and settings name what learns."""
 
     accelerator: Accelerator
     trained: Any
@@ -38,6 +44,52 @@ class Learner:
     """The next update, counted from 0."""
     note_halving: Callable[[dict[str, int]], None] | None = None
     """Is told of each size that did not fit: `update` (from 1), `from`, `to`."""
+
+
+class NonFiniteError(UserError):
+    """A loss or gradient is not a finite number; raised before it can spoil the weights."""
+
+
+def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
+    """Raise NonFiniteError if a statistic of the step about to be taken is not finite."""
+    bad = [key for key, value in stats.items() if not math.isfinite(value)]
+    if bad:
+        raise NonFiniteError(
+            f"{stage} stopped before a step: {', '.join(bad)} not finite: try a smaller "
+            f"{stage}.learning_rate"
+        )
+
+
+def take_step(
+    learner: Learner,
+    parts: Callable[[int], Sequence[T]],
+    losses: Callable[[T], Iterable[tuple[Tensor, dict[str, Tensor]]]],
+    least: int = 1,
+    clip: Callable[[], dict[str, float]] = dict,
+) -> dict[str, float]:
+    """One optimizer step; returns each statistic summed over the global batch.
+
+    `parts(size)` gives the microbatches of an attempt, `losses(part)` the losses of one, each with
+    its statistics. A loss is this part's share of the global mean. `least` is the smallest size;
+    `clip` is called before the step and may add statistics. Raises NonFiniteError instead of a step
+    if a statistic is not finite.
+    """
+    accelerator = learner.accelerator
+
+    def gradients(size: int) -> dict[str, float]:
+        sums: dict[str, Tensor | float] = {}
+        for part in synchronized_last(accelerator, learner.trained, parts(size)):
+            for loss, stats in losses(part):
+                # Devices average their gradients; the global mean needs their sum.
+                accelerator.backward(loss * accelerator.num_processes)
+                sums |= {key: sums.get(key, 0.0) + x.detach().double() for key, x in stats.items()}
+        return dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
+
+    stats = in_memory(learner, gradients, least) | clip()
+    refuse_non_finite(learner.stage, stats)
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+    return stats
 
 
 def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -> T:

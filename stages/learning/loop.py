@@ -17,7 +17,6 @@ from stages.running.files import KeptRows
 from stages.running.machine import has_bf16_units, keep_freed_memory
 from stages.running.progress import progress
 from stages.running.signals import finishing_first, stop_if_asked
-from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
 
@@ -81,20 +80,6 @@ def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
     """Set it in every parameter group, times the group's `lr_scale` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
-
-
-class NonFiniteError(UserError):
-    """A loss or gradient is not a finite number; raised before it can spoil the weights."""
-
-
-def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
-    """Raise NonFiniteError if a statistic of the step about to be taken is not finite."""
-    bad = [key for key, value in stats.items() if not math.isfinite(value)]
-    if bad:
-        raise NonFiniteError(
-            f"{stage} stopped before a step: {', '.join(bad)} not finite: try a smaller "
-            f"{stage}.learning_rate"
-        )
 
 
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:

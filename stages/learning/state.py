@@ -37,9 +37,8 @@ from stages.learning.checkpoints import (
     remove_leftovers,
     seal,
 )
-from stages.learning.learner import Learner
+from stages.learning.learner import Learner, NonFiniteError
 from stages.learning.loop import (
-    NonFiniteError,
     cosine_rate,
     make_optimizer,
     set_learning_rate,
@@ -368,6 +367,7 @@ def begin_supervised(
     optimizer = make_optimizer(network.parameters(), settings.learning_rate, config.optimizer)
     trained, optimizer = prepare(accelerator, network, optimizer)
     learner = Learner(
+        stage=run.stage,
         accelerator=accelerator,
         trained=trained,
         optimizer=optimizer,

@@ -80,6 +80,7 @@ def make_learner(
     settings: PolicyGradient,
     optimizer: Optimizer,
     memory: Memory,
+    stage: str = "ppo",
 ) -> PolicyLearner:
     """A learner of whole networks: places them, and makes the optimizer of policy and critic."""
     trained = PolicyAndCritic(networks.policy, networks.critic)
@@ -90,14 +91,16 @@ def make_learner(
     for frozen in (networks.reward_model, networks.ref_policy):
         if not isinstance(frozen, WithoutAdapter):
             place(accelerator, frozen)
+    fixed_by = f"{stage}.loss_mean=microbatches"
     return PolicyLearner(
+        stage=stage,
         accelerator=accelerator,
         trained=wrapped,
         optimizer=stepper,
         networks=networks,
         microbatch_size=memory.microbatch_size,
         forward_batch_size=memory.forward_batch_size,
-        fixed_by="loss_mean=microbatches" if settings.loss_mean == "microbatches" else "",
+        fixed_by=fixed_by if settings.loss_mean == "microbatches" else "",
     )
 
 

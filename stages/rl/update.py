@@ -1,18 +1,18 @@
 """Step 6 of an update: passes over the rollout, minibatches, optimizer steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.batches import global_sum, synchronized_last
-from stages.learning.learner import in_memory
-from stages.learning.loop import linear_rate, refuse_non_finite, set_learning_rate
+from stages.learning.learner import take_step as learner_step
+from stages.learning.loop import linear_rate, set_learning_rate
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
 from stages.rl.loss import (
+    Divisors,
     Pretraining,
     count_divisors,
     microbatch_losses,
@@ -104,30 +104,24 @@ def take_step(
     `step` counts the optimizer steps of this update.
     """
     accelerator, pad_id = learner.accelerator, learner.networks.pad_id
+    mixed: dict[str, float] = {}
 
-    def gradients(size: int) -> dict[str, float]:
-        stats: dict[str, float] = {}
+    def parts(size: int) -> list[tuple[Rollout, Divisors]]:
         if ptx is not None:
-            stats["loss/ptx"] = pretraining_step(learner, ptx, step)
-        parts = split_minibatch(minibatch, settings, pad_id, size)
-        divisors = count_divisors(accelerator, minibatch, settings, len(parts))
-        summed: dict[str, Tensor | float] = {}
-        for part, longest in synchronized_last(accelerator, learner.trained, parts):
-            rows = torch.tensor(part, device=minibatch.queries.device)
-            microbatch = minibatch.rows(rows).trimmed(*longest)
-            losses = microbatch_losses(learner, microbatch, divisors, settings, pad_id, kl_coef)
-            for loss, sums in losses:
-                # Devices average their gradients; the global mean needs their sum.
-                accelerator.backward(loss * accelerator.num_processes)
-                summed |= {key: summed.get(key, 0.0) + x.double() for key, x in sums.items()}
-        return stats | dict(zip(summed, global_sum(accelerator, *summed.values()), strict=True))
+            mixed["loss/ptx"] = pretraining_step(learner, ptx, step)
+        places = split_minibatch(minibatch, settings, pad_id, size)
+        divisors = count_divisors(accelerator, minibatch, settings, len(places))
+        device = minibatch.queries.device
+        rows = [(torch.tensor(part, device=device), longest) for part, longest in places]
+        return [(minibatch.rows(row).trimmed(*longest), divisors) for row, longest in rows]
 
-    stats = in_memory(learner, gradients)
-    stats |= clip_gradients(accelerator.unwrap_model(learner.trained), settings)
-    refuse_non_finite("ppo", stats)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad()
-    return stats
+    def losses(part: tuple[Rollout, Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        return microbatch_losses(learner, *part, settings, pad_id, kl_coef)
+
+    def clip() -> dict[str, float]:
+        return mixed | clip_gradients(accelerator.unwrap_model(learner.trained), settings)
+
+    return learner_step(learner, parts, losses, clip=clip)
 
 
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
