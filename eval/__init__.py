@@ -11,7 +11,7 @@ calibration    the judge beside labelled comparisons
 annotations    people as judges, and how far they agree
 versus         two policies against each other
 power          posts and dollars that show a difference
-pairs          every two systems against each other
+pairs          all pairs of systems, against each other
 standings      all systems by one judge, several, a panel
 leaderboard    the command that makes all of it
 judges         who compares

@@ -3,7 +3,7 @@
     python -m eval.annotations --folder runs/annotate/tiny-44413-ppo
 
 reads what the page of `reports.annotate_page` has saved in people's browsers, files
-`annotations_<worker>.jsonl` with rows in the schema of `comparisons`. It says how far every two
+`annotations_<worker>.jsonl` with rows in the schema of `comparisons`. It says how far all pairs of
 people agree and writes all verdicts to `comparisons_validation.jsonl` beside them. That folder is
 then labelled data like any other, for the calibration of a judge.
 """

@@ -115,7 +115,7 @@ def _text(where: str, row: Row, column: str, setting: str, if_null: str) -> str:
 
 
 def _cell(where: str, row: Row, column: str, if_null: str, or_else: str = "") -> str:
-    """The text in a column. Raises BadRowError, with the mend, where it is null or no text."""
+    """The text in a column. Raises BadRowError, with the way out, where it is null or no text."""
     value = row[column]
     if value is None:
         raise BadRowError(where, f"column {column} is null: {if_null}")

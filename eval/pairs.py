@@ -1,4 +1,4 @@
-"""Every two systems of a run against each other, on the posts that both have, in both orders.
+"""All pairs of systems of a run against each other, on the posts that both have, in both orders.
 
     python -m eval.pairs --preset tiny
 
@@ -40,7 +40,7 @@ def judge_pairs(config: Config) -> dict[str, Any]:
 
 
 def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """For each two systems the first one's rows, with the other's summary as the reference."""
+    """For all pairs of systems the first one's rows, with the other's summary as the reference."""
     return {
         pair_name(a, b): [
             {**row, "reference": other["summary"], "reference_score": other["score"]}
@@ -57,8 +57,8 @@ def same_posts(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Judge each two systems of a run."""
-    description = "judge every two systems of a run in both orders"
+    """Judge all pairs of systems of a run."""
+    description = "judge all pairs of systems of a run in both orders"
     results = run_stage("pairs", judge_pairs, argv, description, config_with_cap)
     print(f"{results['judgements']} judgements, {results['unjudged']:.1%} of them unjudged")
 

@@ -97,7 +97,7 @@ def detectable_difference(spread: float, posts: int) -> float:
 
 
 def needed(judgements: Sequence[Row], difference: float) -> list[Needed]:
-    """For each two policies, and each policy against the reference, what shows `difference`.
+    """For all pairs of policies, and each policy against the reference, what shows `difference`.
 
     `difference` in [0, 1]. A pair without spread, such as two policies that write alike, is left
     out. Raises UserError where no pair has any.

@@ -66,7 +66,7 @@ def judge_sides(
 
     `judge_folder` names one of the judges that judged run A, where these are several.
 
-    Raises UserError where a side has no summaries, the posts differ, or the judge cannot tell.
+    Raises UserError where a side has no summaries, the posts differ, or no post is judged.
     """
     left, right = read_side(a), read_side(b)
     check_posts(left, right)

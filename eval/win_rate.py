@@ -56,7 +56,7 @@ def measure_win_rates(config: Config) -> dict[str, Any]:
         if not any(has_verdict(of_posts) for of_posts in scores.values()):
             raise UserError(
                 f"{folder}: no post has a verdict in both orders: see the replies in"
-                " judgements.jsonl, mend the judge's settings and judge again"
+                " judgements.jsonl, correct the judge's settings and judge again"
             )
         rows = [
             {"policy": policy, "id": post_id, "score": score}

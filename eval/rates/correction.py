@@ -118,8 +118,8 @@ def corrected_rate(
     pairs of one post are drawn together), and `shift / skill` wider on each side: so far the rate
     moves where sensitivity and specificity on the judged texts differ from the labelled ones by at
     most `shift`, in the direction that matters most (sensitivity up and specificity down lowers
-    it). None where this allowance alone would span every rate, the judge cannot tell (skill below
-    `LEAST_SKILL`), or one kind of label is missing.
+    it). None where this allowance alone would span every rate, the judge is hardly better than
+    chance (skill below `LEAST_SKILL`), or one kind of label is missing.
     Source: Rogan and Gladen 1978; for LLM judges Lee et al. 2511.21140; the allowance is the
     identification region of misclassification rates known within bounds (Molinari 2008).
     """

@@ -110,10 +110,10 @@ def beside_length(
 ) -> dict[str, Any]:
     """What length alone would get on these pairs, and the scorer where length says nothing.
 
-    `gaps`: score of the chosen summary less that of the rejected one; `chosen`, `rejected`: their
+    `gaps`: score of the chosen summary minus that of the rejected one; `chosen`, `rejected`: their
     tokens; `posts`: the post's id, all [pairs]. A gap of 0 and an equal length count half.
 
-    `longer`: accuracy of "the longer one"; `above_longer`: the scorer's accuracy less that, on the
+    `longer`: accuracy of "the longer one"; `above_longer`: the scorer's accuracy minus that, on the
     same pairs; `near_equal`, `longer_near_equal`: both where lengths differ by at most 10 %;
     `at_equal_length`: see `accuracy_at_equal_length`. Rates lie in [0, 1], with 95% intervals.
     """

@@ -71,7 +71,7 @@ def by_name(rows: ScoredRows) -> Scores:
 
 
 def gain(scores: Scores, policy: str) -> dict[str, Any] | None:
-    """The mean of a policy's score less SFT's, over the posts on which both have one."""
+    """The mean of a policy's score minus SFT's, over the posts on which both have one."""
     ours, start = scores.get(policy, {}), scores.get(START, {})
     return interval([ours[post] - start[post] for post in ours if post in start])
 

@@ -52,7 +52,7 @@ NO_CREDIT = ("insufficient_quota", "credit balance is too low")
 MOST_OTHER_NAMES = 4
 
 
-class Request(NamedTuple):
+class ChatRequest(NamedTuple):
     """A question as it is sent, without the budget of its reply."""
 
     key: str
@@ -111,7 +111,7 @@ class Chat:
             self.dialect = replace(self.dialect, structured=judge.structured == "on")
         self.confirmed = self.dialect if known else None
 
-    def request(self, comparison: Comparison) -> Request:
+    def request(self, comparison: Comparison) -> ChatRequest:
         """The request that a comparison makes, in the dialect that the server is known to take.
 
         Its key is made of what was set, so that a reply is found whatever the server takes by then.
@@ -126,7 +126,7 @@ class Chat:
         keys = {form: self._key(questions[form], form) for form in forms}
         own = keys.pop(self.dialect.structured)
         question = questions[self.dialect.structured]
-        return Request(own, tuple(keys.values()), question, self.dialect)
+        return ChatRequest(own, tuple(keys.values()), question, self.dialect)
 
     def _key(self, question: Question, structured: bool) -> str:
         """The hash of a question with all that was set. The budget is kept beside the key."""
@@ -148,12 +148,12 @@ class Chat:
             body["reasoning_effort"] = judge.reasoning_effort
         return body
 
-    def body(self, request: Request, max_tokens: int) -> dict[str, Any]:
+    def body(self, request: ChatRequest, max_tokens: int) -> dict[str, Any]:
         """The request as the protocol spells it; a judge that reasons gets room for it."""
         limit = {request.dialect.tokens: self.limit(request, max_tokens)}
         return self._body(request.question, request.dialect) | limit
 
-    def limit(self, request: Request, max_tokens: int) -> int:
+    def limit(self, request: ChatRequest, max_tokens: int) -> int:
         """The most tokens a reply may take: its budget, and room for reasoning that grows with it.
 
         A judge that reasons spends its tokens on that first, and says nothing if they run out.
@@ -163,14 +163,14 @@ class Chat:
             return max_tokens
         return max_tokens + judge.reasoning_tokens * max_tokens // judge.max_tokens
 
-    def refuse_post(self, request: Request, why: str) -> None:
+    def refuse_post(self, request: ChatRequest, why: str) -> None:
         """Note that the server will not judge a post, unless it may without room for reasoning."""
         if self.reasons and request.key not in self.narrow:
             self.narrow.add(request.key)
         else:
             self.unanswerable[request.key] = why
 
-    def ask(self, request: Request, max_tokens: int) -> None:
+    def ask(self, request: ChatRequest, max_tokens: int) -> None:
         """Ask until a whole reply is in the cache; the first question of a process goes alone.
 
         Raises UserError where the server refuses, does not answer after all tries, or the cap on
@@ -184,7 +184,7 @@ class Chat:
                 return
         self._ask(request, max_tokens)
 
-    def _ask(self, request: Request, max_tokens: int) -> None:
+    def _ask(self, request: ChatRequest, max_tokens: int) -> None:
         try:
             for failures in range(1, self.settings.max_retries + 2):
                 self.pace.wait_for_turn()
@@ -216,7 +216,7 @@ class Chat:
         """Whether the server answers in another name than the one asked, and not by a slip."""
         return self.confirmed is None or self.other_names >= MOST_OTHER_NAMES
 
-    def worst(self, request: Request, max_tokens: int) -> float:
+    def worst(self, request: ChatRequest, max_tokens: int) -> float:
         """USD that a reply cannot exceed; 0 where the price is unknown."""
         if self.price is None:
             return 0.0
@@ -231,7 +231,7 @@ class Chat:
         return self.price.of_row(row)
 
     @contextmanager
-    def _entered(self, request: Request, worst: float) -> Iterator[dict[str, Any]]:
+    def _entered(self, request: ChatRequest, worst: float) -> Iterator[dict[str, Any]]:
         """A try in the ledger, at its worst price until it is known how it ended."""
         self.budget.reserve(worst)
         number = self.cache.begin(request.key, worst)
@@ -248,7 +248,7 @@ class Chat:
             self.cache.settle(number, **end)
             self.budget.settle(worst, end["usd"])
 
-    def _try(self, request: Request, max_tokens: int, last: bool) -> None:
+    def _try(self, request: ChatRequest, max_tokens: int, last: bool) -> None:
         body, worst = self.body(request, max_tokens), self.worst(request, max_tokens)
         with self._entered(request, worst) as end:
             end["raw"] = self._post(body, request.dialect)

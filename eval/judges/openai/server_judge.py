@@ -14,7 +14,7 @@ from threading import Lock
 
 from eval.judges.openai.budget import price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
-from eval.judges.openai.client import Chat, DialectError, PostError, Request, StoppedError
+from eval.judges.openai.client import Chat, ChatRequest, DialectError, PostError, StoppedError
 from eval.judges.openai.replies import is_accepted
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
@@ -77,7 +77,7 @@ class OpenAIJudge(Judge):
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
 
-    def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[Request, int]]:
+    def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[ChatRequest, int]]:
         """The requests to send next, each once, with their budgets."""
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         budgets = [(request, self.next_budget(request)) for request in requests.values()]
@@ -105,7 +105,7 @@ class OpenAIJudge(Judge):
                 self.unjudged[comparison.post_id] = self.chat.unanswerable[request.key]
             return self._best(request)
 
-    def _see_through(self, request: Request) -> None:
+    def _see_through(self, request: ChatRequest) -> None:
         """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
         with self.locks[request.key]:
             if self.next_budget(request) is None:
@@ -136,12 +136,12 @@ class OpenAIJudge(Judge):
             count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
             print(told(self.chat.bill.who, f"{count} ({named}): {why}"))
 
-    def _rows(self, request: Request) -> list[Row]:
+    def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
         rows = self.cache.replies(request.key, *request.other_keys)
         return [row for row in rows if is_accepted(self.settings, row["model"])]
 
-    def next_budget(self, request: Request) -> int | None:
+    def next_budget(self, request: ChatRequest) -> int | None:
         """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
 
         An unusable reply is not asked for again with the same budget. With a larger
@@ -156,7 +156,7 @@ class OpenAIJudge(Judge):
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
         return next((budget for budget in budgets if budget > tried), None)
 
-    def _best(self, request: Request) -> Reply:
+    def _best(self, request: ChatRequest) -> Reply:
         """The first usable reply, else the last; where there is none, why."""
         rows = self._rows(request)
         if not rows:
@@ -174,7 +174,7 @@ class OpenAIJudge(Judge):
         choice = choice_of(row, request.question)
         return Reply(choice=choice, **{name: row[name] for name in names})
 
-    def _estimate(self, known: int, todo: list[tuple[Request, int]]) -> str:
+    def _estimate(self, known: int, todo: list[tuple[ChatRequest, int]]) -> str:
         """What stands before the first request; it sets what the bill is compared with."""
         who = self.chat.bill.who
         start = f"{len(todo):,} of {known:,} replies to ask for"
