@@ -4,6 +4,7 @@ It cannot answer "tie": a pair is a tie where its two orders disagree.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from threading import Lock
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from eval.judges.offline import higher
-from eval.judges.prompt import LETTER, Question, make_question
+from eval.judges.prompt import LETTER, make_question
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
@@ -78,37 +79,29 @@ class LocalJudge(Judge):
             _, query, first, second = comparison
             question = make_question(query, first, second, LETTER, self.axis)
             tokens = encode(self.tokenizer, question.prompt)
+            text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"
+            reply = Reply(
+                choice=None,
+                text=text,
+                model=self.source,
+                requested_model=self.source,
+                prompt_hash=question.hash,
+            )
             if self.longest is not None and len(tokens) > self.longest:
-                text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"
-                replies[comparison] = self._reply(None, text, question, 0)
+                replies[comparison] = reply
             else:
-                fitting.append((comparison, question, tokens))
-        if fitting:
-            shares = self._letter_shares([tokens for _, _, tokens in fitting])
-            for (comparison, question, tokens), (a, b) in zip(fitting, shares, strict=True):
-                choice = higher(a, b) if a + b > 0 else None
-                text = f"[probabilities] A {a:.6f}, B {b:.6f}"
-                confidence = max(a, b) / (a + b) if choice else None
-                replies[comparison] = self._reply(choice, text, question, len(tokens), confidence)
+                fitting.append((comparison, reply, tokens))
+        shares = self._letter_shares([tokens for _, _, tokens in fitting]) if fitting else []
+        for (comparison, reply, tokens), (a, b) in zip(fitting, shares, strict=True):
+            choice = higher(a, b) if a + b > 0 else None
+            replies[comparison] = replace(
+                reply,
+                choice=choice,
+                text=f"[probabilities] A {a:.6f}, B {b:.6f}",
+                prompt_tokens=len(tokens),
+                confidence=max(a, b) / (a + b) if choice else None,
+            )
         return replies
-
-    def _reply(
-        self,
-        choice: Choice | None,
-        text: str,
-        question: Question,
-        tokens: int,
-        confidence: float | None = None,
-    ) -> Reply:
-        return Reply(
-            choice=choice,
-            text=text,
-            model=self.source,
-            requested_model=self.source,
-            prompt_hash=question.hash,
-            prompt_tokens=tokens,
-            confidence=confidence,
-        )
 
     @torch.no_grad()
     def _letter_shares(self, prompts: Sequence[list[int]]) -> list[tuple[float, float]]:

@@ -44,8 +44,6 @@ COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
     *("text", "prompt_tokens", "completion_tokens", "raw"),
 )
-NEW_TRY = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
-UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
 CHUNK = 500
@@ -106,9 +104,9 @@ class ReplyCache:
 
     def begin(self, key: str, usd: float) -> int:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
-        row = (key, usd, UNDER_WAY, now())
+        query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
         with self._transaction(durable=False):
-            return self.connection.execute(NEW_TRY, row).lastrowid or 0
+            return self.connection.execute(query, (key, usd, "under way", now())).lastrowid or 0
 
     def settle(
         self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
@@ -119,16 +117,16 @@ class ReplyCache:
         `raw` is what the server sent; where it is no usable reply, it is stored beside the ledger.
         """
         with self._transaction(durable=bool(reply or raw)):
-            self._keep(number, reply, raw)
+            if reply is not None:
+                self._keep(reply)
+            elif raw:
+                values = (number, raw)
+                self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", values)
             self.connection.execute(
                 "UPDATE tries SET usd = ?, outcome = ? WHERE id = ?", (usd, outcome, number)
             )
 
-    def _keep(self, number: int, reply: Row | None, raw: str) -> None:
-        if reply is None and raw:
-            self.connection.execute("INSERT INTO unused (try, raw) VALUES (?, ?)", (number, raw))
-        if reply is None:
-            return
+    def _keep(self, reply: Row) -> None:
         names, marks = ", ".join((*COLUMNS, "time")), ", ".join("?" * (len(COLUMNS) + 1))
         values = (*(reply[name] for name in COLUMNS), now())
         changed = ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS, "time"))

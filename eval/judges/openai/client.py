@@ -252,7 +252,7 @@ class Chat:
         body, worst = self.body(request, max_tokens), self.worst(request, max_tokens)
         with self._entered(request, worst) as end:
             end["raw"] = self._post(body, request.dialect)
-            row = self.read(request.key, request.question.hash, max_tokens, end["raw"])
+            row = self._read(request, max_tokens, end["raw"])
             if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
                 raise PassingError("the reply is empty", usd=self.cost(row))
             end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
@@ -284,15 +284,10 @@ class Chat:
             raise PassingError(what, retry_after_of(response.headers))
         if status in BAD_REQUESTS and not is_about_credit(text):
             self._change_dialect(text, dialect)
-        raise UserError(self.refusal(status, text))
-
-    def refusal(self, status: int, text: str) -> str:
-        """One line on an error status that stays: what the server says and what to do."""
         error = f"Error code: {status} - {' '.join(text.split())[:200]}"
         known = 402 if is_about_credit(text) else 400 if status in BAD_REQUESTS else status
-        return (
-            f"{self._who()}{error}; {HINTS.get(known, 'replies are kept: run it again to go on')}"
-        )
+        hint = HINTS.get(known, "replies are kept: run it again to go on")
+        raise UserError(f"{self._who()}{error}; {hint}")
 
     def _change_dialect(self, complaint: str, sent: Dialect) -> None:
         """Raise DialectError where the refused request leaves something to leave out."""
@@ -317,13 +312,18 @@ class Chat:
         taken = replace(dialect, structured=dialect.structured or self.settings.structured == "off")
         self.cache.set_note(self.note, json.dumps({**asdict(taken), "reasons": reasons}))
 
-    def read(self, key: str, prompt_hash: str, max_tokens: int, raw: str) -> Row:
+    def _read(self, request: ChatRequest, max_tokens: int, raw: str) -> Row:
         """A raw body as a row of the cache.
 
         Raises PassingError where it is no chat completion or another model's, whose verdict must
         not enter the results.
         """
-        row = read_reply(self.settings, key, prompt_hash, max_tokens, raw)
+        row = read_reply(raw) | {
+            "key": request.key,
+            "max_tokens": max_tokens,
+            "prompt_hash": request.question.hash,
+            "requested_model": self.settings.model,
+        }
         if is_accepted(self.settings, row["model"]):
             return row
         self.other_names += 1

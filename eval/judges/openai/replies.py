@@ -62,11 +62,10 @@ class OtherModelError(PassingError):
     """A whole reply of a model that is neither the one asked nor one accepted for it."""
 
 
-def read_reply(judge: JudgeSettings, key: str, prompt_hash: str, max_tokens: int, raw: str) -> Row:
-    """A raw body as a row of the cache, with tokens by kind beside what the cache keeps.
+def read_reply(raw: str) -> Row:
+    """What a raw body says, as columns of the cache, with tokens by kind beside what it keeps.
 
-    `max_tokens` is the budget without its room for reasoning. Raises PassingError where the body is
-    no chat completion.
+    Raises PassingError where the body is no chat completion.
     """
     try:
         completion = json.loads(raw)
@@ -77,10 +76,6 @@ def read_reply(judge: JudgeSettings, key: str, prompt_hash: str, max_tokens: int
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
         return {
-            "key": key,
-            "max_tokens": max_tokens,
-            "prompt_hash": prompt_hash,
-            "requested_model": judge.model,
             "model": plain(completion.get("model")),
             "finish_reason": plain(answer.get("finish_reason")),
             "text": plain(text),

@@ -67,21 +67,16 @@ class OpenAIJudge(Judge):
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
-        requests = list(map(self.chat.request, (*comparisons, *beside)))
-        account = {key for request in requests for key in (request.key, *request.other_keys)}
-        self.chat.budget.spent = self.cache.spent(account)
-        todo = self._missing(comparisons)
-        known = len({request.key for request in requests[: len(comparisons)]})
-        self.remembered = known - len(todo)
-        print(self._estimate(known, todo), flush=True)
+        requests = {request.key: request for request in map(self.chat.request, comparisons)}
+        account = [*requests.values(), *map(self.chat.request, beside)]
+        keys = {key for request in account for key in (request.key, *request.other_keys)}
+        self.chat.budget.spent = self.cache.spent(keys)
+        budgets = [(request, self.next_budget(request)) for request in requests.values()]
+        todo = [(request, tokens) for request, tokens in budgets if tokens is not None]
+        self.remembered = len(requests) - len(todo)
+        print(self._estimate(len(requests), todo), flush=True)
         if todo and self.chat.confirmed is None:
             self._ask_shortest(comparisons)
-
-    def _missing(self, comparisons: Sequence[Comparison]) -> list[tuple[ChatRequest, int]]:
-        """The requests to send next, each once, with their budgets."""
-        requests = {request.key: request for request in map(self.chat.request, comparisons)}
-        budgets = [(request, self.next_budget(request)) for request in requests.values()]
-        return [(request, tokens) for request, tokens in budgets if tokens is not None]
 
     def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
         """Ask one missing question by itself: the shortest, which is too long for no model."""
