@@ -44,6 +44,7 @@ COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
     *("text", "prompt_tokens", "completion_tokens", "raw"),
 )
+UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
 CHUNK = 500
@@ -106,7 +107,7 @@ class ReplyCache:
         """Enter a try that is about to be sent, at its worst price; returns its number."""
         query = "INSERT INTO tries (key, usd, outcome, time) VALUES (?, ?, ?, ?)"
         with self._transaction(durable=False):
-            return self.connection.execute(query, (key, usd, "under way", now())).lastrowid or 0
+            return self.connection.execute(query, (key, usd, UNDER_WAY, now())).lastrowid or 0
 
     def settle(
         self, number: int, usd: float, outcome: str, reply: Row | None = None, raw: str = ""
