@@ -56,7 +56,7 @@ class Execution:
 Ended = Callable[[Cell, int], None]
 
 
-class Maker(Protocol):
+class CellMaker(Protocol):
     """What makes the cells of a grid (`stages.pipeline.Maker`)."""
 
     execution: Execution
@@ -109,7 +109,7 @@ def ablation_cells(
 
 
 def make_ablations(
-    maker: Maker, request: Request, seeds: Sequence[int], names: Sequence[str]
+    maker: CellMaker, request: Request, seeds: Sequence[int], names: Sequence[str]
 ) -> int:
     """Make the runs and their ablations, then the page that compares them.
 
@@ -159,7 +159,7 @@ def study_cells(
     return cells
 
 
-def make_study(maker: Maker, request: Request, cells: Sequence[Cell]) -> int:
+def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int:
     """Make every cell that is missing, then the page about all sizes; returns the exit status.
 
     A cell that fails stops no other. Raises UserError if the goals are unknown, or if several runs
@@ -191,7 +191,7 @@ def make_study(maker: Maker, request: Request, cells: Sequence[Cell]) -> int:
 class Todo:
     """What of a study is done, and how long the rest takes."""
 
-    def __init__(self, maker: Maker, cells: Sequence[Cell]) -> None:
+    def __init__(self, maker: CellMaker, cells: Sequence[Cell]) -> None:
         """Look at all cells. Raises UserError for an unknown goal."""
         self.jobs, self.cells = maker.execution.jobs, cells
         self.missing: dict[str, list[tuple[str, str]]] = {}
