@@ -26,7 +26,7 @@ FRONT, PAPER = TEXTS["README.md"], TEXTS["stages/README.md"]
 ALL = "\n".join(TEXTS.values())
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
-FENCE = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(?:python)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.findall(r"`([^`\n]+)`", FENCE.sub("", ALL))
 TYPED = [*CODE, *(line for block in FENCE.findall(ALL) for line in block.splitlines())]
 DETAILS = re.findall(r"^\| (\d\d?|inherited) \|(.*)\|$", PAPER, re.MULTILINE)
