@@ -23,7 +23,7 @@ from reports.needs.gpus import (
 )
 from reports.needs.lengths import CHARACTERS_PER_TOKEN, QUERY_TOKENS, SUMMARY_TOKENS, lengths_of
 from reports.needs.memory import Setting, saved_activations, saved_per_token
-from reports.needs.parts import PARTS, mends, part_bytes, too_large
+from reports.needs.parts import STAGE_OF_PART, mends, part_bytes, too_large
 from reports.needs.plan import lines_of, parse
 from reports.needs.shapes import (
     PUBLISHED,
@@ -348,7 +348,7 @@ def test_a_plan_says_everything_in_80_columns():
     text = "\n".join(lines)
     assert all(len(line) <= 80 for line in lines), [line for line in lines if len(line) > 80]
     said = ("6,857,302,016", "1 x h100-80gb", "does not fit", "lora.rank=16", "ASSUMED", "judge")
-    assert [one for one in (*said, *PARTS) if one not in text] == []
+    assert [one for one in (*said, *STAGE_OF_PART) if one not in text] == []
 
 
 def test_a_grid_has_a_row_for_each_preset_and_sums_them():

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from reports.needs.shapes import NEOX, Shape, shape_of
-from stages.learning.models import load_tokenizer, with_dropout
+from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
 from stages.posts.readers import format_post
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
@@ -59,6 +59,7 @@ def model_for(config: Config, folder: Path) -> tuple[Path, str]:
 
 def draw_weights(shape: Shape, seed: int, folder: Path) -> None:
     """Write a policy of this shape with new weights, drawn from the seed."""
+    quiet_loading()
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(model_config(shape), dtype=torch.bfloat16)
     model.save_pretrained(folder)

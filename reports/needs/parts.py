@@ -24,32 +24,44 @@ from stages.settings.command_line import override_of
 from stages.settings.config import Config
 from stages.settings.families import SHARING
 
-# Part -> its stage and what it does.
-PARTS = {
-    "sft step": ("sft", "an optimizer step"),
-    "sft validation": ("sft", "the validation loss"),
-    "rm step": ("rm", "an optimizer step"),
-    "rm validation": ("rm", "scores of held-out pairs"),
-    "references": ("normalize", "scores of the reference summaries"),
-    "ppo rollout": ("ppo", "sample, measure, score"),
-    "ppo learn": ("ppo", "an optimizer step"),
-    "dpo step": ("dpo", "an optimizer step"),
-    "summaries": ("summaries", "summaries of held-out posts"),
+# Part -> its stage.
+STAGE_OF_PART = {
+    "sft step": "sft",
+    "sft validation": "sft",
+    "rm step": "rm",
+    "rm validation": "rm",
+    "references": "normalize",
+    "ppo rollout": "ppo",
+    "ppo learn": "ppo",
+    "dpo step": "dpo",
+    "summaries": "summaries",
 }
 
 
 def part_bytes(setting: Setting) -> dict[str, Bytes]:
     """The worst moment of every part, by the part's name."""
+    config, lengths = setting.config, setting.lengths
+    small, large = shares(setting)
+    alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
+    policy, scorer = Network(shape=setting.shape), Network(shape=setting.shape, scalar=True)
+    sft, dpo = [_learner(setting, "sft")], [_learner(setting, "dpo")]
+    rm = [_learner(setting, "rm", scalar=True)]
+    positions = lengths.longest_sft if config.sft.loss_on_query else lengths.longest_summary
+    sft_size = min(small, share_of(config.sft.batch_size, setting))
+    rm_size = min(_pairs(small), 2 * share_of(config.rm.batch_size, setting))
+    dpo_size = min(_pairs(small), 2 * share_of(config.dpo.batch_size, setting))
+    references = (large, lengths.longest_episode, 0)
+    summaries = (large, lengths.longest_query, lengths.longest_summary)
     return {
-        "sft step": _sft_step(setting),
-        "sft validation": _sft_validation(setting),
-        "rm step": _rm_step(setting),
-        "rm validation": _rm_validation(setting),
-        "references": _references(setting),
+        "sft step": training(setting, sft, (sft_size, lengths.longest_sft, positions)),
+        "sft validation": passing(setting, sft, (small, lengths.longest_sft, positions)),
+        "rm step": training(setting, rm, (*_pair_rows(setting, rm_size)[:2], 0)),
+        "rm validation": passing(setting, rm, (*_pair_rows(setting, _pairs(large))[:2], 0)),
+        "references": passing(alone, [scorer], references),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
-        "dpo step": _dpo_step(setting),
-        "summaries": _summaries(setting),
+        "dpo step": training(setting, dpo, _pair_rows(setting, dpo_size)),
+        "summaries": sampling(alone, [policy, scorer], summaries),
     }
 
 
@@ -69,24 +81,6 @@ def _learner(setting: Setting, stage: str, scalar: bool = False) -> Network:
     return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
 
 
-def _sft_step(setting: Setting) -> Bytes:
-    config, lengths = setting.config, setting.lengths
-    size = min(shares(setting)[0], share_of(config.sft.batch_size, setting))
-    batch = (size, lengths.longest_sft, _sft_positions(setting))
-    return training(setting, [_learner(setting, "sft")], batch)
-
-
-def _sft_positions(setting: Setting) -> int:
-    """Positions of a sequence that have logits in the SFT loss."""
-    lengths = setting.lengths
-    return lengths.longest_sft if setting.config.sft.loss_on_query else lengths.longest_summary
-
-
-def _sft_validation(setting: Setting) -> Bytes:
-    batch = (shares(setting)[0], setting.lengths.longest_sft, _sft_positions(setting))
-    return passing(setting, [_learner(setting, "sft")], batch)
-
-
 def _pairs(size: int) -> int:
     """Sequences of a pass over pairs that may hold `size`: always an even number."""
     return 2 * max(1, size // 2)
@@ -99,25 +93,6 @@ def _pair_rows(setting: Setting, sequences: int) -> tuple[int, int, int]:
         longest = lengths.longest_pair + lengths.longest_compared
         return sequences // 2, longest, 2 * lengths.longest_compared
     return sequences, lengths.longest_pair, lengths.longest_compared
-
-
-def _rm_step(setting: Setting) -> Bytes:
-    size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.rm.batch_size, setting))
-    rows, tokens, _ = _pair_rows(setting, size)
-    return training(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
-
-
-def _rm_validation(setting: Setting) -> Bytes:
-    rows, tokens, _ = _pair_rows(setting, _pairs(shares(setting)[1]))
-    return passing(setting, [_learner(setting, "rm", scalar=True)], (rows, tokens, 0))
-
-
-def _references(setting: Setting) -> Bytes:
-    batch = (shares(setting)[1], setting.lengths.longest_episode, 0)
-    # What only scores is loaded whole by every process.
-    return passing(
-        replace(setting, sharded=False), [Network(shape=setting.shape, scalar=True)], batch
-    )
 
 
 def ppo_networks(setting: Setting) -> list[Network]:
@@ -163,18 +138,6 @@ def ppo_floor(setting: Setting, longest: int) -> float:
     least = held(setting, ppo_networks(setting), gradients=True)
     size = min(shares(setting)[0], share_of(setting.config.ppo.batch_size, setting))
     return least.total + saved_activations(setting, size, longest)
-
-
-def _dpo_step(setting: Setting) -> Bytes:
-    size = min(_pairs(shares(setting)[0]), 2 * share_of(setting.config.dpo.batch_size, setting))
-    return training(setting, [_learner(setting, "dpo")], _pair_rows(setting, size))
-
-
-def _summaries(setting: Setting) -> Bytes:
-    lengths = setting.lengths
-    networks = [Network(shape=setting.shape), Network(shape=setting.shape, scalar=True)]
-    batch = (shares(setting)[1], lengths.longest_query, lengths.longest_summary)
-    return sampling(replace(setting, sharded=False), networks, batch)
 
 
 # -- does it fit -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 from reports.needs.gpus import GIB, gpu_of_device
 from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
-from reports.needs.parts import PARTS, part_bytes
+from reports.needs.parts import STAGE_OF_PART, part_bytes
 from reports.needs.shapes import policy_parameters, shape_of
 from reports.needs.work import OPTIONAL, updates_of, work_of
 from stages import pipeline
@@ -203,7 +203,8 @@ def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     peak = manifest["peak_gpu_gib"] if on_gpu else manifest["peak_memory_gib"] - libraries_gib()
     parts = part_bytes(setting)
     row = {
-        "plan": max(parts[part].total for part in parts if PARTS[part][0] == stage) / GIB,
+        "plan": max(held.total for part, held in parts.items() if STAGE_OF_PART[part] == stage)
+        / GIB,
         "peak": max(0.0, peak),
         "seconds": manifest["seconds"],
     }

@@ -191,6 +191,16 @@ def _random_shape(base: Base) -> Shape:
     )
 
 
+# What `config.json` calls a number where it is not the usual name.
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+
+
 def read_shape(path: Path) -> Shape:
     """The shape that a transformers `config.json` describes. Raises UserError for another family
     than those known here, or a file that lacks a number.
@@ -198,11 +208,12 @@ def read_shape(path: Path) -> Shape:
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         family = saved["model_type"]
-        if family == GPT2:
-            return _gpt2_shape(saved)
-        if family != NEOX and family not in LLAMA_LIKE:
+        if family not in (NEOX, GPT2, *LLAMA_LIKE):
             known = ", ".join((NEOX, GPT2, *LLAMA_LIKE))
             raise UserError(f"{path}: no formula for model_type {family}: known are {known}")
+        if family == GPT2:
+            saved |= {name: saved.get(given) for name, given in GPT2_NAMES.items()}
+            saved["intermediate_size"] = saved["intermediate_size"] or 4 * saved["hidden_size"]
         return Shape(
             family=family,
             hidden=saved["hidden_size"],
@@ -212,24 +223,11 @@ def read_shape(path: Path) -> Shape:
             head_width=saved.get("head_dim") or 0,
             intermediate=saved["intermediate_size"],
             vocabulary=saved["vocab_size"],
-            tied=saved.get("tie_word_embeddings", family.startswith("gemma")),
-            positions=saved.get("max_position_embeddings", 2048),
+            tied=saved.get("tie_word_embeddings", family == GPT2 or family.startswith("gemma")),
+            positions=saved.get("max_position_embeddings") or (1024 if family == GPT2 else 2048),
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the configuration of a model ({error})") from None
-
-
-def _gpt2_shape(saved: dict[str, Any]) -> Shape:
-    return Shape(
-        family=GPT2,
-        hidden=saved["n_embd"],
-        layers=saved["n_layer"],
-        heads=saved["n_head"],
-        intermediate=saved.get("n_inner") or 4 * saved["n_embd"],
-        vocabulary=saved["vocab_size"],
-        tied=saved.get("tie_word_embeddings", True),
-        positions=saved.get("n_positions", 1024),
-    )
 
 
 FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
