@@ -7,16 +7,16 @@ runs/<name>/seed<k>/calibration_report/<judge>/. The corrected rates are shown i
 evaluated the run.
 """
 
-from typing import Any
-
 from reports.parts import page
-from reports.parts.collect import find_calibration, flags_beside, load_run
+from reports.parts.collect import SIDE, flags_beside, load_run, results_of
 from reports.parts.page import Block, Heading, Text
+from reports.parts.words import Row
 from reports.sections.calibration import calibration, corrected_rates
-from stages.finished import inputs_now, read_manifest, stage_folder
+from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs import open_stage
+from stages.settings.checks import UserError, fail
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,16 +35,28 @@ def main(argv: list[str] | None = None) -> None:
     print(f"report: {run.folder / path.name}")
 
 
-def blocks(config: Config, results: dict[str, Any]) -> list[Block]:
+def find_calibration(config: Config) -> Row:
+    """What the calibration of a config's judge found.
+
+    Raises UserError, with the make command to run, if this judge has none, or a stale one.
+    """
+    results = results_of(stage_folder(config, SIDE))
+    if results is None:
+        command = mend(config, SIDE, MISSING)
+        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
+    problem = why_not(config, SIDE)
+    if problem:
+        raise refusal(config, SIDE, problem)
+    return results
+
+
+def blocks(config: Config, results: Row) -> list[Block]:
     """The page: verdict, numbers, corrected rates if there is a run."""
     flags = flags_beside(config)
     name = results["judge"]["name"]
     verdict = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
-    corrected: dict[str, Any] = {}
-    evaluated = read_manifest(stage_folder(config, "win_rate")) is not None
-    record = load_run(config) if evaluated else None
-    if record is not None and record.calibration is not None:
-        corrected = corrected_rates(record)
+    evaluated = results_of(stage_folder(config, "win_rate")) is not None
+    corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [
         Text(verdict, lead=True),
         Heading("Agreement with labels"),

@@ -7,32 +7,38 @@ without the texts of real data. Everything was judged against the references bef
 asked here. `reports.versus_page` shows two policies that were judged against each other.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports.parts import page, plots, verdict
-from reports.parts.blocks import Figure
+from reports.parts import page, plots, sentences, words
 from reports.parts.collect import Record, judged_row
-from reports.parts.comparison import (
-    Against,
-    Entry,
-    against,
-    changed_posts,
-    collect,
-    flips,
-    mean_curve,
-    settings_apart,
-    some_of_each,
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.paired import Entry, Paired, beside, read_entries
+from reports.parts.run_report import write_about_runs
+from reports.parts.sample_views import (
+    BETTER,
+    FAILING,
+    UNCHANGED,
+    UNJUDGED,
+    WORSE,
+    SampleBrowser,
+    change,
+    fitting,
+    post_rows,
 )
-from reports.parts.page import PUBLIC, Block, Heading, Note, Table, Text
-from reports.parts.run_report import note_sources
-from reports.parts.sample_browser import SampleBrowser, fitting
-from reports.parts.sample_rows import BETTER, FAILING, UNCHANGED, UNJUDGED, WORSE
-from reports.parts.verdict import MISSING, number, p_value, percent, whole
-from reports.sections.samples import sample, without_the_data
-from stages.running.files import read_json, write_json
-from stages.settings.config import TOY, UserError, fail
+from reports.parts.words import (
+    MISSING,
+    Row,
+    bounds_in_points,
+    estimate,
+    in_points,
+    number,
+    p_value,
+    percent,
+    whole,
+)
+from reports.sections.samples import sample
+from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
 SHOWN = 4  # changed posts that stand where no script runs
@@ -48,16 +54,19 @@ CHANGES = {
 CURVES: dict[str, tuple[tuple[str, str], ...]] = {
     "sft": (("loss/train", "SFT loss, nats per token"),),
     "rm": (("accuracy/train", "RM accuracy on training pairs"),),
-    "ppo": (
-        ("objective/scores", "PPO: reward-model score"),
-        ("objective/kl", "PPO: KL from SFT, nats per summary"),
-        ("objective/rlhf_reward", "PPO: score less KL penalty"),
-        ("policy/response_length", "PPO: length, tokens"),
-        ("policy/eos_rate", "PPO: responses that end"),
-        ("objective/entropy", "PPO: entropy, nats"),
-        ("loss/value_avg", "PPO: value loss"),
-        ("val/explained_variance", "PPO: explained variance"),
-    ),
+    **{
+        stage: (
+            ("objective/scores", f"{words.named(stage)}: reward-model score"),
+            ("objective/kl", f"{words.named(stage)}: KL from SFT, nats per summary"),
+            ("objective/rlhf_reward", f"{words.named(stage)}: score - KL penalty"),
+            ("policy/response_length", f"{words.named(stage)}: length, tokens"),
+            ("policy/eos_rate", f"{words.named(stage)}: responses that end"),
+            ("objective/entropy", f"{words.named(stage)}: entropy, nats"),
+            ("loss/value_avg", f"{words.named(stage)}: value loss"),
+            ("val/explained_variance", f"{words.named(stage)}: explained variance"),
+        )
+        for stage in POLICY_GRADIENT_STAGES
+    },
     "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
 }
 SHARES = ("accuracy/train", "policy/eos_rate")
@@ -65,61 +74,48 @@ SHARES = ("accuracy/train", "policy/eos_rate")
 
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdicts and its path."""
-    parser = argparse.ArgumentParser(description="policies of finished runs side by side")
+    parser = page.arguments("policies of finished runs side by side")
     parser.add_argument("--runs", nargs="+", default=[], help="name[/seed][:policy], two or more")
-    parser.add_argument("--judge", default="", help="where runs were judged by several")
-    args = parser.parse_args(argv)
-    try:
-        path, conclusions = write_page(args.runs, args.judge)
-    except UserError as error:
-        fail(error)
-    print(page.for_terminal(conclusions, path))
+
+    def lines(path: Path, conclusions: list[str]) -> str:
+        return page.for_terminal(conclusions, path)
+
+    page.print_page(lambda args: lines(*write_page(args.runs, args.judge)), parser, argv)
 
 
 def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     """Write the page about what some texts name; its path and its verdicts.
 
-    Raises UserError where they cannot be compared.
+    Raises UserError where they cannot be pairs.
     """
-    entries, left_out = collect(texts, judge)
+    entries, left_out = read_entries(texts, judge)
     first, *others = entries
-    compared = [against(entry, first) for entry in others]
-    stem = "-".join(
-        ["compare", *(entry.label.replace("/", "-").replace(":", "-") for entry in entries)]
-    )
-    title = f"{first.label} beside {', '.join(entry.label for entry in others)}"
-    made = blocks(entries, compared, left_out)
-    folder = page.beside_the_runs()
-    path = page.write(folder, stem, title, made)
+    pairs = [beside(entry, first) for entry in others]
+    labels = [entry.label for entry in entries]
+    stem = "-".join(["compare", *(name.replace("/", "-").replace(":", "-") for name in labels)])
+    title = f"{first.label} beside {', '.join(labels[1:])}"
+    made = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
-    if any(is_real(run) for run in records):
-        (folder / PUBLIC).mkdir(exist_ok=True)
-        page.write(folder / PUBLIC, stem, title, without_the_data(made))
-    labels = " ".join(entry.label for entry in entries)
     names = list(dict.fromkeys(entry.name for entry in entries))
-    note_sources(path, "compare", names, records)
-    note = path.with_suffix(".json")
-    write_json(note, read_json(note) | {"command": f'make compare RUNS="{labels}"'})
-    return path, [conclusion(pair) for pair in compared]
-
-
-def is_real(run: Record) -> bool:
-    """Whether posts and references are others' words."""
-    return run.settings.get("data", {}).get("source") != TOY or "base" not in run.manifests
+    command = f'make compare RUNS="{" ".join(labels)}"'
+    path = write_about_runs(stem, title, made, names, records, {"command": command})
+    if any(run.has_real_texts for run in records):
+        page.write_public(path.parent, stem, title, made)
+    return path, [conclusion(pair) for pair in pairs]
 
 
 def blocks(
-    entries: Sequence[Entry], compared: Sequence[Against], left_out: Sequence[str]
+    entries: Sequence[Entry], pairs: Sequence[Paired], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: conclusions, results, changed posts, settings, curves, each seed."""
-    lead, *more = (conclusion(pair) for pair in compared)
+    lead, *more = (conclusion(pair) for pair in pairs)
     return [
         Text(lead, lead=True),
         *(Text(sentence) for sentence in more),
         *(Note(caveat) for caveat in (*caveats(entries), *left_out)),
         Heading("Results"),
-        results(entries, compared),
-        changes(compared),
+        results(entries, pairs),
+        changes(pairs),
         measures(entries),
         Heading("Changed posts"),
         *posts(entries),
@@ -131,7 +127,7 @@ def blocks(
     ]
 
 
-def conclusion(pair: Against) -> str:
+def conclusion(pair: Paired) -> str:
     """How an entry stands to the first, as far as the posts and the seeds tell."""
     name, first = pair.entry.label, pair.first.label
     if pair.together is None:
@@ -140,19 +136,19 @@ def conclusion(pair: Against) -> str:
         return (
             f"{name} wrote what {first} wrote, word for word, on all {whole(pair.written)} posts."
         )
-    told = "cannot be told from"
+    told = f"{name} against {first} is inconclusive"
     if pair.together.low > 0:
-        told = "is preferred to the references more often than"
+        told = f"{name} is preferred to the references more often than {first}"
     if pair.together.high < 0:
-        told = "is preferred to the references less often than"
+        told = f"{name} is preferred to the references less often than {first}"
     return (
-        f"{name} {told} {first}: {points(pair)}, {p_value(pair.together.p_value)}; better on"
+        f"{told}: {points(pair)}, {p_value(pair.together.p_value)}; better on"
         f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
         f" {whole(pair.written)} summaries. {seeds(pair)}"
     )
 
 
-def seeds(pair: Against) -> str:
+def seeds(pair: Paired) -> str:
     """What the seeds say of a difference."""
     if len(pair.each) == 1:
         return "That is one pair of policies; it says nothing about other seeds."
@@ -161,35 +157,25 @@ def seeds(pair: Against) -> str:
     return f"By seed: {each}; {told}."
 
 
-def points(pair: Against) -> str:
+def points(pair: Paired) -> str:
     """The difference with its interval over posts; a dash if there is none."""
-    if pair.together is None:
-        return MISSING
-    middle, low, high = (
-        100 * value for value in (pair.together.estimate, pair.together.low, pair.together.high)
-    )
-    return f"{middle:+.1f} points [{low:+.1f}, {high:+.1f}]"
+    return in_points(pair.together) if pair.together else MISSING
 
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    warnings = [each(row) for each in (verdict.judge_flags, verdict.judge_note) for row in rows]
-    notes = list(dict.fromkeys(note for note in warnings if note))
-    if len({(row["judge"], row["posts"]) for row in rows}) > 1:
-        notes.append("The runs were not judged alike: judge or number of posts differ.")
-    return notes
+    return [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows)]
 
 
-def results(entries: Sequence[Entry], compared: Sequence[Against]) -> Table:
+def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     """A row an entry: its win rate, and by how much it differs from the first."""
     first = entries[0].label
-    header = ["", "win rate [95%]", f"less {first} [95%]", "p-value", "over seeds [95%]"]
+    header = ["", "win rate [95%]", f"difference from {first} [95%]", "p-value", "over seeds [95%]"]
     rows = [[first, rate(entries[0]), MISSING, MISSING, MISSING]]
-    for pair in compared:
+    for pair in pairs:
         p = p_value(pair.together.p_value if pair.together else None)
-        over = pair.over_seeds
-        spread = f"[{100 * over[0]:+.1f}, {100 * over[1]:+.1f}]" if over else MISSING
+        spread = bounds_in_points(pair.over_seeds)
         rows.append([pair.entry.label, rate(pair.entry), points(pair), p, spread])
     caption = (
         "Win rate against the references, and its difference on the same posts: intervals over"
@@ -214,36 +200,22 @@ def measures(entries: Sequence[Entry]) -> Table:
 def rate(entry: Entry) -> str:
     """The win rate with its interval over posts; a dash if too much is unjudged."""
     interval = entry.rate
-    if interval is None:
-        return f"{MISSING} ({percent(entry.unjudged)} unjudged)"
-    return f"{percent(interval.estimate)} {verdict.interval(interval.low, interval.high)}"
+    return estimate(interval) if interval else words.unjudged_share(entry.unjudged)
 
 
 def measured(entry: Entry) -> list[str]:
     """Score, KL, length, ROUGE-L and EOS as means over the runs."""
-    written = [run.results("summaries")["policies"][entry.policy] for run in entry.runs]
+    rows = [judged_row(run) for run in entry.runs]
 
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(values) else None
+    def mean(key: str) -> float | None:
+        values = [row[f"{entry.policy}/{key}"] for row in rows]
+        return None if None in values else sum(values) / len(values)
 
-    distances = [distance(run, entry.policy) for run in entry.runs]
-    score, tokens, rouge, ends = (
-        mean([row[key] for row in written]) for key in ("score", "tokens", "rougeL", "eos_rate")
-    )
-    cells = [number(score), number(mean(distances), 1), number(tokens, 1), number(rouge, 3)]
-    return [*cells, percent(ends)]
+    cells = [number(mean("score")), number(mean("kl"), 1), number(mean("tokens"), 1)]
+    return [*cells, number(mean("rougeL"), 3), percent(mean("eos_rate"))]
 
 
-def distance(run: Record, policy: str) -> float | None:
-    """KL from SFT in nats a summary; known of SFT and PPO."""
-    if policy == "ppo" and "ppo" in run.manifests:
-        kl: float = run.results("ppo")["objective/kl"]
-        return kl
-    return 0.0 if policy == "sft" else None
-
-
-def changes(compared: Sequence[Against]) -> Table:
+def changes(pairs: Sequence[Paired]) -> Table:
     """How many verdicts changed, an entry a row."""
     rows = [
         [
@@ -251,10 +223,10 @@ def changes(compared: Sequence[Against]) -> Table:
             *(whole(pair.changes[name]) for name in CHANGES),
             percent(pair.alike / pair.written),
         ]
-        for pair in compared
+        for pair in pairs
     ]
     caption = (
-        f"Verdicts on the same posts, beside {compared[0].first.label}: preferred to the reference,"
+        f"Verdicts on the same posts, beside {pairs[0].first.label}: preferred to the reference,"
         " even, or not. Better and worse: it changed. Both lose: the reference is preferred to"
         " both. Alike: summaries that are the same word for word."
     )
@@ -279,6 +251,50 @@ def posts(entries: Sequence[Entry]) -> list[Block]:
     return [Text(text), SampleBrowser("changed-posts", names, rows, few, shown=1)]
 
 
+def changed_posts(entries: Sequence[Entry]) -> list[Row]:
+    """The posts of all entries in the order of the data, with a side of each, of one seed.
+
+    Each side after the first says how its verdict stands to the first's.
+    """
+    seed = entries[0].seeds[0]
+    sides = [
+        {row["id"]: row for row in post_rows(entry.runs[entry.place_of(seed)], [entry.policy])}
+        for entry in entries
+    ]
+    rows = []
+    for post, row in sides[0].items():
+        if not all(post in posts for posts in sides):
+            continue
+        first, *others = (posts[post]["sides"][0] for posts in sides)
+        marked = [side | {"change": change(first["verdict"], side["verdict"])} for side in others]
+        rows.append(row | {"sides": [first, *marked]})
+    return rows
+
+
+def some_of_each(rows: Sequence[Row], others: int, changed: int, rest: int) -> list[Row]:
+    """The first posts that changed for each of the `others`, then the first that did not.
+
+    At most `changed` and `rest`; the places are shared out evenly.
+    """
+    share = changed // others
+    wanted: set[str] = set()
+    for side in range(1, others + 1):
+        own = [row["id"] for row in rows if flipped(row["sides"][side])]
+        wanted |= set(own[:share])
+    kept = [row for row in rows if row["id"] in wanted]
+    return [*kept, *[row for row in rows if not flips(row)][:rest]]
+
+
+def flips(row: Row) -> bool:
+    """Whether a verdict on a post changed for better or worse."""
+    return any(map(flipped, row["sides"]))
+
+
+def flipped(side: Row) -> bool:
+    """Whether this side's verdict is better or worse than the first's."""
+    return side.get("change") in (BETTER, WORSE)
+
+
 def settings(entries: Sequence[Entry]) -> Block:
     """A row a setting that is not alike."""
     differing = settings_apart(entries)
@@ -286,6 +302,34 @@ def settings(entries: Sequence[Entry]) -> Block:
         return Text("No setting differs.")
     rows = [[name, *values] for name, values in differing.items()]
     return Table(["setting", *(entry.label for entry in entries)], rows, name="settings")
+
+
+def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """The settings that are not alike -> their values, one an entry; a dash where it has none.
+
+    A section is compared between the entries that have it: not every run has an optional stage.
+    """
+    held = [values_of(entry) for entry in entries]
+    names = dict.fromkeys(name for values in held for name in values)
+    sections = [{section for section, _ in values} for values in held]
+    differing = {}
+    for section, key in names:
+        values = [own.get((section, key), MISSING) for own in held]
+        told = {value for value, own in zip(values, sections, strict=True) if section in own}
+        if len(told) > 1:
+            differing[f"{section}.{key}"] = values
+    return differing
+
+
+def values_of(entry: Entry) -> dict[tuple[str, str], str]:
+    """Every setting of an entry's runs, by section and field, as a page shows it."""
+    shown_values: dict[tuple[str, str], dict[str, None]] = {}
+    for run in entry.runs:
+        for section, values in run.settings.items():
+            for key, value in values.items():
+                shown = words.shown(f"{section}.{key}", value)
+                shown_values.setdefault((section, key), {})[shown] = None
+    return {name: ", ".join(values) for name, values in shown_values.items()}
 
 
 def curves(entries: Sequence[Entry]) -> list[Block]:
@@ -307,10 +351,23 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
                 panels.append(plots.lines(title, lines, share=key in SHARES))
     if not panels:
         return []
-    parts = [plots.alone(panel, f"curves{place}") for place, panel in enumerate(panels)]
     caption = "Means over the seeds; the band is the range of neighbouring updates."
-    figure = Figure("curves", caption, plots.together(panels), parts)
-    return [Heading("Learning curves"), figure]
+    return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
+
+
+def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
+    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
+    by_step: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows(stage) if stage in run.manifests else []:
+            if row.get(key) is not None:
+                by_step.setdefault(row["step"], []).append(row[key])
+    most = max(map(len, by_step.values()), default=0)
+    return [
+        {"step": step, key: sum(values) / most}
+        for step, values in sorted(by_step.items())
+        if len(values) == most
+    ]
 
 
 def each_seed(entries: Sequence[Entry]) -> Table:
@@ -321,7 +378,7 @@ def each_seed(entries: Sequence[Entry]) -> Table:
             numbers = judged_row(run)
             made = run.manifests[entry.policy if entry.policy in run.manifests else "summaries"]
             version = made["code_version"]
-            rows.append([entry.label, verdict.rate(numbers, entry.policy), str(run.seed), version])
+            rows.append([entry.label, words.rate(numbers, entry.policy), str(run.seed), version])
     return Table(["", "win rate [95%]", "seed", "code"], rows, name="seeds")
 
 

@@ -21,7 +21,7 @@ from eval.rates.simple_judges import NAMES, simple_judges_on
 from reports.parts import page
 from reports.parts.collect import names_of_runs
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.verdict import (
+from reports.parts.words import (
     MISSING,
     briefly,
     difference,

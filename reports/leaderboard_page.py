@@ -10,17 +10,15 @@ shown; without it, all are.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from eval.judges.openai.budget import cost
-from eval.judges.protocol import Row
 from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
 from reports.parts import page
 from reports.parts.collect import Record, judge_flags, load_run
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.run_report import note_sources
-from reports.parts.verdict import MISSING, briefly, estimate, kappa, percent, told_apart, whole
+from reports.parts.run_report import write_about_runs
+from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
@@ -40,42 +38,44 @@ class Judged:
     record: Record
     judgements: list[Row]
     pairs: list[Row]
-    """Its judgements on each two systems; none where nobody asked."""
-    standing: dict[str, Any]
+    """Its judgements on all pairs of systems; none where nobody asked."""
+    standing: Row
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Row:
         """Who it is."""
-        about: dict[str, Any] = self.record.results("judge")["judge"]
+        about: Row = self.record.results("judge")["judge"]
         return about
 
 
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print who leads by each judge, and the page's path."""
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--judges", nargs="+", default=[])
+    given, others = own.parse_known_args(argv)
     try:
-        own = argparse.ArgumentParser(add_help=False)
-        own.add_argument("--judges", nargs="+", default=[])
-        given, others = own.parse_known_args(argv)
         config = config_from_arguments(others, "all systems of a run side by side")
-        judges, left_out = read_judges(config, given.judges)
+        print(write_page(config, given.judges))
     except UserError as error:
         fail(error)
+
+
+def write_page(config: Config, folders: Sequence[str] = ()) -> str:
+    """Write the page of a run's judges, or of those that are named; its lines for the terminal."""
+    judges, left_out = read_judges(config, folders)
     by_panel = panel_standing(judges)
     stem = f"leaderboard-{config.name}-seed{config.seed}"
-    shown = blocks(judges, by_panel, left_out)
-    path = page.write(page.beside_the_runs(), stem, f"Leaderboard of {config.name}", shown)
-    note_sources(path, "leaderboard", [config.name], [judged.record for judged in judges])
-    sentences = [
-        f"{name}: {systems.leads(standing)}"
-        for name, standing in standings_of(judges, by_panel).items()
-    ]
-    print(page.for_terminal(sentences, path))
+    shown, records = blocks(judges, by_panel, left_out), [judged.record for judged in judges]
+    path = write_about_runs(stem, f"Leaderboard of {config.name}", shown, [config.name], records)
+    standings = standings_of(judges, by_panel)
+    lines = [f"{name}: {systems.leads(standing)}" for name, standing in standings.items()]
+    return page.for_terminal(lines, path)
 
 
 def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judged], list[str]]:
     """Every judge whose verdicts on the run still hold, and a line on each other one.
 
-    `folders` names those that are asked for, in the place of all. Raises UserError where there is
+    `folders` names those that are shown, in the place of all. Raises UserError where there is
     none.
     """
     runs: list[tuple[Config, Record]] = []
@@ -130,11 +130,11 @@ def members(judges: Sequence[Judged]) -> list[Judged]:
 
 
 def without_pairs(judges: Sequence[Judged]) -> list[str]:
-    """The judges that were not asked about each two systems."""
+    """The judges that were not asked about all pairs of systems."""
     return [judged.label for judged in judges if not judged.pairs]
 
 
-def panel_standing(judges: Sequence[Judged]) -> dict[str, Any] | None:
+def panel_standing(judges: Sequence[Judged]) -> Row | None:
     """The systems by the majority of the panel; None for fewer than two judges."""
     voters = members(judges)
     if len(voters) < 2:
@@ -144,17 +144,13 @@ def panel_standing(judges: Sequence[Judged]) -> dict[str, Any] | None:
     return standings(panel([judged.judgements for judged in voters]), texts, pairs)
 
 
-def standings_of(
-    judges: Sequence[Judged], by_panel: dict[str, Any] | None
-) -> dict[str, dict[str, Any]]:
+def standings_of(judges: Sequence[Judged], by_panel: Row | None) -> dict[str, Row]:
     """What each judge says, and the panel if there is one."""
     standings = {judged.label: judged.standing for judged in judges}
     return standings | ({PANEL: by_panel} if by_panel else {})
 
 
-def blocks(
-    judges: Sequence[Judged], by_panel: dict[str, Any] | None, left_out: Sequence[str]
-) -> list[Block]:
+def blocks(judges: Sequence[Judged], by_panel: Row | None, left_out: Sequence[str]) -> list[Block]:
     """The page: warnings, all judges side by side, each by itself, and their agreement."""
     standings = standings_of(judges, by_panel)
     first = next(iter(standings.values()))
@@ -224,7 +220,7 @@ def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
     )
 
 
-def _standing(name: str, standing: dict[str, Any], explained: bool) -> list[Block]:
+def _standing(name: str, standing: Row, explained: bool) -> list[Block]:
     slug = "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
     return [
         Heading(f"By {name}"),

@@ -7,16 +7,16 @@ writes for the others: the page, headline.txt and numbers.json.
 """
 
 from pathlib import Path
-from typing import Any
 
 from eval.standings import standings
 from eval.win_rate import summary_texts
-from reports.parts import run_report, verdict
+from reports.parts import run_report
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Heading, Note, Text, wrapped
+from reports.parts.page import Block, Heading, Note, Text
 from reports.parts.run_report import Report, hashes
-from reports.parts.verdict import posts_of
-from reports.sections import calibration, judge, made_with, samples, systems
+from reports.parts.sentences import judged_caveats
+from reports.parts.words import Row, at_equal_length, judge, posts_of
+from reports.sections import calibration, judging, made_with, samples, systems
 from stages.running.files import read_lines
 from stages.running.progress import shortened
 from stages.settings.config import Config
@@ -38,7 +38,7 @@ def write_report(config: Config) -> str:
 def report(record: Record, path: Path) -> Report:
     """The report of given summaries."""
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-    summaries = record.results("summaries")  # of an older run, without these two
+    summaries = record.results("summaries")  # where the file had such systems
     numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
     numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
     standing = standing_of(record)
@@ -51,13 +51,13 @@ def report(record: Record, path: Path) -> Report:
     )
 
 
-def standing_of(record: Record) -> dict[str, Any]:
+def standing_of(record: Record) -> Row:
     """The systems of a run by its judge."""
     judgements = read_lines(record.folders["judge"] / "judgements.jsonl")
     return standings(judgements, summary_texts(record.folders["summaries"]))
 
 
-def blocks(record: Record, numbers: dict[str, Any], standing: dict[str, Any]) -> list[Block]:
+def blocks(record: Record, numbers: Row, standing: Row) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
         Text(lead(numbers, standing), lead=True),
@@ -68,7 +68,7 @@ def blocks(record: Record, numbers: dict[str, Any], standing: dict[str, Any]) ->
         *_given_names(numbers),
         *systems.figure(standing),
         *systems.differences(standing),
-        *judge.blocks(record, numbers),
+        *judging.blocks(record, numbers),
         *calibration.blocks(record),
         *samples.blocks(record),
         *made_with.settings_tables(record.settings, record.preset),
@@ -76,42 +76,42 @@ def blocks(record: Record, numbers: dict[str, Any], standing: dict[str, Any]) ->
     ]
 
 
-def caveats(numbers: dict[str, Any]) -> list[str]:
+def caveats(numbers: Row) -> list[str]:
     """What to hold against the numbers; that the reference is a system comes first."""
     system = numbers.get("reference_system")
     if not system:
-        return verdict.judged_caveats(numbers)
+        return judged_caveats(numbers)
     place = (
         f"The reference is the system {system}. The controls are made from its summaries, whose"
         " worth is not known: a judge that fails them may have read well."
     )
-    return [place, *verdict.judged_caveats(numbers)]
+    return [place, *judged_caveats(numbers)]
 
 
-def _in_its_place(numbers: dict[str, Any]) -> str:
+def _in_its_place(numbers: Row) -> str:
     system = numbers.get("reference_system")
     return f" which is the system {system}," if system else ""
 
 
-def _given_names(numbers: dict[str, Any]) -> list[Block]:
+def _given_names(numbers: Row) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
     names_given = ", ".join(f"{ours} is {given}" for ours, given in names.items())
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def lead(numbers: dict[str, Any], standing: dict[str, Any]) -> str:
+def lead(numbers: Row, standing: Row) -> str:
     """What was judged, by whom, and who leads."""
     count = len(standing["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
         f"We judged {many} summaries of {_posts(standing)} as they are: no run here"
-        f" wrote them. The judge, {verdict.judge(numbers)}, compared each with the reference,"
+        f" wrote them. The judge, {judge(numbers)}, compared each with the reference,"
         f"{_in_its_place(numbers)} in both orders. {systems.leads(standing)}"
     )
 
 
-def _posts(standing: dict[str, Any]) -> str:
+def _posts(standing: Row) -> str:
     """How many posts the rates rest on, and of how many where some system lacks others."""
     if not standing["left_out"]:
         return posts_of(standing["posts"])
@@ -119,33 +119,17 @@ def _posts(standing: dict[str, Any]) -> str:
     return f"{posts_of(standing['posts'])} that all have (of {everything:,})"
 
 
-def headline(numbers: dict[str, Any], standing: dict[str, Any], path: Path) -> str:
+def headline(numbers: Row, standing: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = [f"{name:22}" for name in shortened(list(standing["systems"]), 22)]
-    rates = [systems.rate(system) for system in standing["systems"].values()]
-    equal = [
-        system["statistics"]["length_controlled"] if systems.rank_given(standing, name) else None
-        for name, system in standing["systems"].items()
-    ]
-    lines = [
-        f"  {name} {rate:22} {verdict.at_equal_length(length)}"[:80].rstrip()
-        for name, rate, length in zip(names, rates, equal, strict=True)
-    ]
-    title = f"{numbers['name']}: {_posts(standing)}, judged by {verdict.judge(numbers)}"
-    return "\n".join(
-        (
-            *wrapped(title),
-            "",
-            f"  {'':22} {'win rate [95%]':22} at equal length",
-            *lines,
-            "",
-            *wrapped(systems.leads(standing)),
-            *(line for caveat in caveats(numbers) for line in wrapped(caveat, "- ")),
-            "",
-            "report:",
-            f"{path}\n",
-        )
-    )
+    names = shortened(list(standing["systems"]), 22)
+    lines = [f"  {'':22} {'win rate [95%]':22} at equal length"]
+    for name, system in zip(names, standing["systems"].values(), strict=True):
+        length = system["statistics"]["length_controlled"] if systems.has_rate(system) else None
+        line = f"  {name:22} {systems.rate(system):22} {at_equal_length(length)}"
+        lines.append(line[:80].rstrip())
+    title = f"{numbers['name']}: {_posts(standing)}, judged by {judge(numbers)}"
+    leads = systems.leads(standing)
+    return run_report.headline(title, [lines], leads, caveats(numbers), path)
 
 
 if __name__ == "__main__":

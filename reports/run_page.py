@@ -7,17 +7,28 @@ Markdown page, headline.txt (the result tables for the terminal) and numbers.jso
 `public/` holds the page once more without the texts of real data: `make publish` takes that one.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from reports.parts import lineage, opening, paper, plots, run_report, verdict
-from reports.parts.collect import Record, is_released, judged_row, row
-from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text, wrapped
-from reports.parts.run_report import Report, hashes
-from reports.parts.verdict import MISSING, STRENGTH, counted, interval, number, percent, whole
-from reports.sections import calibration, curves, judge, made_with, samples, scores
-from stages.settings.config import TOY, Config
+from reports.parts import lineage, paper, plots, run_report, sentences
+from reports.parts.collect import Record, judged_row, row
+from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text
+from reports.parts.run_report import Report, hashes, text_table
+from reports.parts.words import (
+    MISSING,
+    STRENGTH,
+    Row,
+    above_sft,
+    accuracy,
+    counted,
+    judge,
+    named,
+    number,
+    percent,
+    rate,
+    whole,
+)
+from reports.sections import calibration, curves, judging, made_with, samples, scores
+from stages.settings.config import Config
 
 MOST_GROUPS = 12
 RM_GROUPS = (
@@ -43,7 +54,7 @@ def write_report(config: Config) -> str:
 
 def report(record: Record, path: Path) -> Report:
     """The report of a run, or of a policy that others trained."""
-    if is_released(record):
+    if record.is_released:
         numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
         shown, text = released_blocks(record, numbers), released_headline(numbers, path)
     else:
@@ -54,7 +65,7 @@ def report(record: Record, path: Path) -> Report:
         blocks=shown,
         numbers=numbers,
         headline=text,
-        without_the_data=record.settings["data"]["source"] != TOY,
+        without_the_data=record.has_real_texts,
     )
 
 
@@ -62,16 +73,16 @@ def blocks(record: Record) -> list[Block]:
     """The page, from the result down to the hashes."""
     numbers = row(record)
     return [
-        Text(" ".join(opening.sentences(numbers)), lead=True),
-        *(Note(caveat) for caveat in verdict.caveats(numbers)),
+        Text(" ".join(sentences.opening(numbers)), lead=True),
+        *(Note(caveat) for caveat in sentences.caveats(numbers)),
         *_result(numbers),
         *_beside_the_paper(numbers),
         *scores.blocks(record),
         *scores.spread_blocks(record),
-        *judge.blocks(record, numbers),
+        *judging.blocks(record, numbers),
         *calibration.blocks(record),
         Heading("What was trained"),
-        Text(verdict.what_was_trained(numbers)),
+        Text(sentences.what_was_trained(numbers)),
         _lineage(record),
         *curves.blocks(record),
         *_reward_model(record),
@@ -86,16 +97,15 @@ def blocks(record: Record) -> list[Block]:
     ]
 
 
-def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
+def released_blocks(record: Record, numbers: Row) -> list[Block]:
     """The page of a policy that others trained: what there is of the other page."""
-    header, rows = result_rows(numbers)
     return [
         *made_with.summary(record, numbers),
-        *(Note(caveat) for caveat in verdict.judged_caveats(numbers)),
+        *(Note(caveat) for caveat in sentences.judged_caveats(numbers)),
         Heading("Result"),
-        Table(header, rows, _result_caption(numbers), strong=True),
+        _result_table(numbers),
         *scores.blocks(record),
-        *judge.blocks(record, numbers),
+        *judging.blocks(record, numbers),
         *calibration.blocks(record),
         *samples.blocks(record),
         *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
@@ -104,88 +114,60 @@ def released_blocks(record: Record, numbers: dict[str, Any]) -> list[Block]:
     ]
 
 
-def released_headline(numbers: dict[str, Any], path: Path) -> str:
+def released_headline(numbers: Row, path: Path) -> str:
     """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
     title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
-    caveats = verdict.judged_caveats(numbers)
-    return "\n".join(
-        (
-            *wrapped(f"{title} {verdict.judge(numbers)}"),
-            "",
-            *_table(*result_rows(numbers)),
-            "",
-            *_table(*judge.short_rows(numbers)),
-            "",
-            *(line for text in caveats for line in wrapped(text, "- ")),
-            "",
-            "report:",
-            f"{path}\n",
-        )
+    return run_report.headline(
+        f"{title} {judge(numbers)}",
+        _tables(numbers),
+        "",
+        sentences.judged_caveats(numbers),
+        path,
     )
 
 
-def result_rows(numbers: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def headline(numbers: Row, path: Path) -> str:
+    """The result for a terminal of 80 columns; its last line is the page's path."""
+    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
+    pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
+    return run_report.headline(
+        f"{title} judged by {judge(numbers)}",
+        _tables(numbers),
+        f"{sentences.beats_sft(numbers)}. Reward model: {pairs}.",
+        sentences.caveats(numbers),
+        path,
+    )
+
+
+def _tables(numbers: Row) -> list[list[str]]:
+    return [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
+
+
+def result_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the result table, for the page and for the terminal."""
     header = ["", "win rate [95%]", "ROUGE-L", "tokens", "EOS", "RM score", "KL"]
     reference = ["reference", MISSING, MISSING, number(numbers["reference/tokens"], 1), MISSING]
     rows = [[*reference, number(numbers["reference/score"]), MISSING]]
-    distances = {"sft": 0.0, "ppo": numbers.get("kl")}
     for policy in numbers["policies"]:
         rows.append(
             [
-                policy.upper(),
-                verdict.rate(numbers, policy),
+                named(policy),
+                rate(numbers, policy),
                 number(numbers[f"{policy}/rougeL"], 3),
                 number(numbers[f"{policy}/tokens"], 1),
                 percent(numbers[f"{policy}/eos_rate"]),
                 number(numbers[f"{policy}/score"]),
-                number(distances.get(policy), 1),
+                number(numbers[f"{policy}/kl"], 1),
             ]
         )
     return header, rows
 
 
-def headline(numbers: dict[str, Any], path: Path) -> str:
-    """The result for a terminal of 80 columns; its last line is the page's path."""
-    header, rows = result_rows(numbers)
-    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
-    sure = f"{verdict.beats_sft(numbers)}. "
-    pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
-    return "\n".join(
-        (
-            *wrapped(f"{title} judged by {verdict.judge(numbers)}"),
-            "",
-            *_table(header, rows),
-            "",
-            *_table(*judge.short_rows(numbers)),
-            "",
-            *wrapped(f"{sure}Reward model: {pairs}."),
-            *(line for text in verdict.caveats(numbers) for line in wrapped(text, "- ")),
-            "",
-            "report:",
-            f"{path}\n",
-        )
-    )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = (header, *rows)
-    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
-    return [_columns(line, widths) for line in lines]
-
-
-def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
-    return text.rstrip()
-
-
-def _result(numbers: dict[str, Any]) -> list[Block]:
-    header, rows = result_rows(numbers)
+def _result(numbers: Row) -> list[Block]:
     rates = [
         (
-            policy.upper(),
-            plots.POLICY_COLORS.get(policy, plots.OTHER),
+            named(policy),
+            plots.POLICY_COLORS[policy],
             *(numbers[f"{policy}/{key}"] for key in ("win_rate", "low", "high")),
         )
         for policy in numbers["policies"]
@@ -193,29 +175,31 @@ def _result(numbers: dict[str, Any]) -> list[Block]:
     ]
     caption = (
         "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-        f" PPO against SFT on the same posts: {verdict.points(numbers)}."
+        f" {named(numbers['policy'])} against SFT on the same posts: {above_sft(numbers)}."
         " Another seed can differ by more than these intervals, which speak of the posts only."
     )
     if len(rates) < len(numbers["policies"]):
         caption += " A policy with too many posts unjudged has no rate, so it is not drawn."
     return [
         Heading("Result"),
-        Table(header, rows, _result_caption(numbers), strong=True),
-        _figure("win-rate", caption, [plots.win_rates(rates)], wide=1.75, high=0.8),
+        _result_table(numbers),
+        plots.figure("win-rate", caption, [plots.win_rates(rates)], wide=1.75, high=0.8),
     ]
 
 
-def _result_caption(numbers: dict[str, Any]) -> str:
-    return (
-        f"{whole(numbers['posts'])} held-out posts, judged by {verdict.judge(numbers)}. Win rate:"
+def _result_table(numbers: Row) -> Table:
+    header, rows = result_rows(numbers)
+    caption = (
+        f"{whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}. Win rate:"
         " share of posts on which the summary is preferred to the reference, a tie counting half."
         " EOS: share of the summaries that end by themselves. RM score: the reward model's,"
         " where references of the training posts average 0. KL: nats per summary from SFT, over"
         " the last 5% of the updates, at least one."
     )
+    return Table(header, rows, caption, strong=True)
 
 
-def _beside_the_paper(numbers: dict[str, Any]) -> list[Block]:
+def _beside_the_paper(numbers: Row) -> list[Block]:
     title = Heading("Beside the paper")
     if not paper.is_comparable(numbers["preset"]):
         reason = "with this preset neither the model nor the judge is the paper's"
@@ -233,26 +217,18 @@ def _lineage(record: Record) -> Figure:
     return lineage.figure(inputs, hashes(record))
 
 
-def _figure(
-    name: str, caption: str, panels: list[plots.Panel], wide: float = 1.0, high: float = 1.0
-) -> Figure:
-    parts = [plots.alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(panels)]
-    return Figure(name, caption, plots.together(panels, wide, high), parts)
-
-
 def _reward_model(record: Record) -> list[Block]:
     results = record.results("rm")
-    inside = interval(results["accuracy_low"], results["accuracy_high"])
     text = (
-        f"On held-out comparisons the reward model ranks {percent(results['accuracy'])} {inside}"
+        f"On held-out comparisons the reward model ranks {accuracy(results)}"
         f" of {whole(results['pairs'])} pairs as the labellers did (loss"
         f" {number(results['loss'], 3)})."
     )
     tables = [_group_table(record, key, what) for key, what in RM_GROUPS if results.get(key)]
     if results.get("cnndm"):
         news = results["cnndm"]
-        row_ = [counted(news), whole(news["pairs"])]
-        tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [["CNN/DM", *row_]]))
+        cells = ["CNN/DM", counted(news), whole(news["pairs"])]
+        tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [cells]))
     names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
     scorers = {
         names[scorer]: record.results(scorer) for scorer in names if scorer in record.manifests
@@ -272,7 +248,7 @@ def _reward_model(record: Record) -> list[Block]:
         Text(text),
         *scores.length_blocks(scorers),
         *tables,
-        _figure("calibration", caption, [drawn], wide=1.4, high=1.2),
+        plots.figure("calibration", caption, [drawn], wide=1.4, high=1.2),
         _normalization(record),
     ]
 

@@ -8,21 +8,19 @@ against what the runs recorded, that the sizes differ in nothing but the base mo
 are made in `reports/scaling`.
 """
 
-import argparse
 import re
 from collections.abc import Sequence
 
 import pandas as pd
 
-from reports.parts import page, verdict
+from reports.parts import page, sentences
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
 from reports.parts.page import Block, Heading, Note, Text
-from reports.parts.run_report import note_sources
+from reports.parts.run_report import write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.fits import frame_of, sizes
+from reports.scaling.fits import frame_of, rows_of, sizes
 from reports.scaling.verdicts import RULE, size_verdicts
 from reports.sections import made_with
-from stages.settings.config import UserError, fail
 
 # What may differ between sizes: the base model itself, and how batches are cut.
 BASE = ("base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
@@ -31,23 +29,22 @@ FREE = (*MEMORY_KNOBS, *BASE)
 
 def main(argv: list[str] | None = None) -> None:
     """Write the comparison and print its verdict."""
-    parser = argparse.ArgumentParser(description="compare model sizes")
+    parser = page.arguments("compare model sizes")
     parser.add_argument("--names", nargs="+", required=True, help="runs, one a size")
     parser.add_argument("--title", default="", help="names the page; default: the runs' names")
-    parser.add_argument("--judge", default="", help="where runs were judged by several")
-    args = parser.parse_args(argv)
-    try:
-        records, left_out = collect(args.names, args.judge)
-    except UserError as error:
-        fail(error)
-    title = args.title or "-".join(args.names)
-    stem = "scaling-" + re.sub(r"[^A-Za-z0-9.-]+", "-", title.lower()).strip("-")
-    heading = f"Sizes side by side: {args.title or ', '.join(args.names)}"
-    path = page.write(page.beside_the_runs(), stem, heading, blocks(records, left_out))
-    note_sources(path, "scaling", args.names, records)
+    page.print_page(lambda args: write_page(args.names, args.title, args.judge), parser, argv)
+
+
+def write_page(names: Sequence[str], title: str = "", judge: str = "") -> str:
+    """Write the page of some runs; its verdicts for the terminal."""
+    records, left_out = collect(names, judge)
+    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", (title or "-".join(names)).lower()).strip("-")
+    heading = f"Sizes side by side: {title or ', '.join(names)}"
+    made = blocks(records, left_out)
+    path = write_about_runs(f"scaling-{slug}", heading, made, names, records)
     frame = frame_of(records)
-    sentences = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
-    print(page.for_terminal(sentences, path))
+    lines = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
+    return page.for_terminal(lines, path)
 
 
 def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
@@ -87,10 +84,8 @@ def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
 
 def caveats(frame: pd.DataFrame) -> list[str]:
     """What to hold against the comparison."""
-    rows = frame.to_dict("records")
-    notes = [verdict.judge_note({str(key): value for key, value in row.items()}) for row in rows]
-    flags = [verdict.judge_flags({str(k): value for k, value in row.items()}) for row in rows]
-    lines = list(dict.fromkeys(note for note in (*flags, *notes) if note))
+    rows = rows_of(frame)
+    lines = sentences.notes_of_judges(rows)
     if not frame["pretrained"].all():
         lines.append(
             "Models without pretraining are among these: this is a test of the pipeline, not of"
@@ -100,8 +95,7 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     if few:
         lines.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
     for row in rows:
-        values = {str(key): value for key, value in row.items()}
-        lines += [f"{row['name']} seed {row['seed']}: {line}" for line in verdict.unjudged(values)]
+        lines += [f"{row['name']} seed {row['seed']}: {line}" for line in sentences.unjudged(row)]
     return lines
 
 

@@ -6,23 +6,24 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 `eval.versus` left on disk.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
 
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
 from reports.parts import page
 from reports.parts.collect import flags_of_versus
-from reports.parts.page import PUBLIC, Block, Heading, Note, Table, Text
-from reports.parts.sample_browser import SampleBrowser, fitting
-from reports.parts.sample_rows import Row, reference_of, sentences, side_of
-from reports.parts.verdict import estimate, interval, judge, judge_flags, p_value, percent, whole
-from reports.sections.judge import controls, rates
-from reports.sections.samples import SAMPLES, sample, without_the_data
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
+from reports.parts.sentences import judge_flags
+from reports.parts.words import Row, estimate, interval, judge, p_value, percent, whole
+from reports.sections.judging import controls, rates
+from reports.sections.samples import SAMPLES, sample
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, read_lines
 from stages.runs import open_stage
-from stages.settings.config import TOY, UserError, fail
+from stages.settings.checks import UserError, fail
+from stages.settings.config import TOY
 from stages.settings.judge import MOST_UNJUDGED
 
 OTHER = "the other"
@@ -33,15 +34,20 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdict and its path."""
     args = arguments(argv)
     try:
-        sides = [read_side(side) for side in (args.a, args.b)]
-        config = versus_config(sides[0], sides[1], args.overrides, args.judge)
-        folder = stage_folder(config, "versus")
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
+        print(write_page(args))
     except UserError as error:
         fail(error)
-    results = manifest["results"]
+
+
+def write_page(args: Namespace) -> str:
+    """Write the page of the two sides that the arguments name; its verdict and path."""
+    sides = [read_side(side) for side in (args.a, args.b)]
+    config = versus_config(sides[0], sides[1], args.overrides, args.judge)
+    folder = stage_folder(config, "versus")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
+    results: Row = manifest["results"]
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
     made = blocks(results, flags, posts(sides, read_lines(folder / "judgements.jsonl")))
@@ -49,12 +55,10 @@ def main(argv: list[str] | None = None) -> None:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
         path = page.write(run.partial, config.name, title, made)
         if any(map(is_real, sides)):
-            public = run.partial / PUBLIC
-            public.mkdir(exist_ok=True)
-            page.write(public, config.name, title, without_the_data(made))
+            page.write_public(run.partial, config.name, title, made)
         run.finish({})
-    sentences_for_terminal = [verdict(results), judge_flags({"judge_flags": flags}) or ""]
-    print(page.for_terminal(sentences_for_terminal, run.folder / path.name))
+    lines = [verdict(results), judge_flags({"judge_flags": flags}) or ""]
+    return page.for_terminal(lines, run.folder / path.name)
 
 
 def is_real(side: Side) -> bool:
@@ -66,8 +70,8 @@ def is_real(side: Side) -> bool:
 
 def posts(sides: Sequence[Side], judgements: Sequence[Row]) -> list[Row]:
     """The posts with both sides' summaries and what was said of each."""
-    points = post_scores([row for row in judgements if row["policy"] == "versus"])["versus"]
-    words_of = sentences(row for row in judgements if row["policy"] == "versus")
+    direct = [row for row in judgements if row["policy"] == "versus"]
+    points, words_of = post_scores(direct)["versus"], sentences(direct)
     a, b = sides
     rows = []
     for post, row in a.rows.items():
@@ -91,7 +95,7 @@ def mirrored(sentence: Row) -> Row:
     return sentence | {"shown": places[sentence["shown"]], "prefers": preferred}
 
 
-def verdict(results: dict[str, Any]) -> str:
+def verdict(results: Row) -> str:
     """Who is preferred, if both the interval and the test say so."""
     if results["unjudged"] > MOST_UNJUDGED:
         low, high = results["statistics"]["worst_case"]
@@ -100,7 +104,7 @@ def verdict(results: dict[str, Any]) -> str:
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
     if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
-        outcome = f"{results['a']} and {results['b']} cannot be told apart"
+        outcome = f"{results['a']} against {results['b']} is inconclusive"
     else:
         winner, loser = ("a", "b") if results["low"] > 0.5 else ("b", "a")
         outcome = f"{results[winner]} is preferred to {results[loser]}"
@@ -110,9 +114,7 @@ def verdict(results: dict[str, Any]) -> str:
     )
 
 
-def blocks(
-    results: dict[str, Any], flags: Sequence[str] = (), rows: Sequence[Row] = ()
-) -> list[Block]:
+def blocks(results: Row, flags: Sequence[str] = (), rows: Sequence[Row] = ()) -> list[Block]:
     """The page: verdict, result, posts, every rate beside the raw one, the judge.
 
     `flags` are the judge's, `rows` the posts as `posts` gives them.
@@ -139,7 +141,7 @@ def blocks(
     ]
 
 
-def result(results: dict[str, Any]) -> Table:
+def result(results: Row) -> Table:
     """The one row of the result, what is asked for first."""
     statistics = results["statistics"]
     given = results["unjudged"] <= MOST_UNJUDGED
@@ -158,14 +160,14 @@ def result(results: dict[str, Any]) -> Table:
     return Table(header.split("|"), [[results["a"], *cells]], caption, strong=True, name="result")
 
 
-def leanings(statistics: dict[str, Any]) -> Table:
+def leanings(statistics: Row) -> Table:
     """What the judge leans to."""
     cells = [estimate(statistics[key]) for key in ("share_first", "swap_consistency")]
     header = ("", "picks the first shown", "same verdict after a swap")
     return Table(header, [["the judge", *cells]], name="judge")
 
 
-def samples(results: dict[str, Any], rows: Sequence[Row]) -> list[Block]:
+def samples(results: Row, rows: Sequence[Row]) -> list[Block]:
     """The posts, to search and sort; none without rows."""
     if not rows:
         return []

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from reports.parts import paper
-from reports.sections.curves import PPO_GROUPS
+from reports.sections.curves import GRADIENT_GROUPS
 from stages.finished import current_inputs, stage_folder
 from stages.running.code import bytes_of
 from stages.settings import config as settings
@@ -26,7 +26,9 @@ def curves(stage):
     keys = {
         "sft": ["loss/train"],
         "rm": ["loss/train", "accuracy/train"],
-        "ppo": [key for _, group in PPO_GROUPS.values() for keys in group.values() for key in keys],
+        "ppo": [
+            key for _, group in GRADIENT_GROUPS.values() for keys in group.values() for key in keys
+        ],
     }[stage]
     rows = [{"step": s, **{key: s / 60 + noise.random() for key in keys}} for s in range(1, 61)]
     return [{"step": 0, "loss/validation": 6.0}, *rows] if stage == "sft" else rows
@@ -55,6 +57,7 @@ RESULTS: dict[str, Any] = {
     "sft": {"loss/validation": 1.5, "rougeL": 0.4, "updates": 60},
     "rm": {
         "pairs": 2000,
+        "training_pairs": 15000,
         "loss": 0.47,
         **dict.fromkeys(("by_split", "by_batch", "by_strength", "by_policies"), GROUPS),
         "cnndm": None,
@@ -63,6 +66,7 @@ RESULTS: dict[str, Any] = {
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
     | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
     "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
+    | {"queries_from": "sft_train"}
     | {"objective/kl_k1": 7.31, "policy/eos_rate": 0.98},
     "summaries": {
         "policies": {
@@ -72,7 +76,7 @@ RESULTS: dict[str, Any] = {
         "reference_tokens": 18.61,
         "posts": 600,
     },
-    "judge": {"judgements": 2400, "share_first": 0.523},
+    "judge": {"judgements": 2400, "share_first": 0.523, "models": []},
 }
 LENGTH: dict[str, Any] = {
     "longer": {"estimate": 0.61, "low": 0.59, "high": 0.63, "pairs": 2000},

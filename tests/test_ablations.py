@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from reports import ablations_page
-from reports.parts import compared, page
+from reports.parts import page
 from reports.parts.blocks import escape
 from stages.finished import stage_folder
 from stages.rl.credit import credit, shape
@@ -56,7 +56,7 @@ def ablate(name, won, more=(), **changes):
 
 def text_of(*names):
     return page.to_markdown(
-        "x", "x", ablations_page.blocks("tiny", *compared.collect("tiny", names))
+        "x", "x", ablations_page.blocks("tiny", *ablations_page.collect("tiny", names))
     )
 
 
@@ -111,8 +111,8 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
 def test_changed_summaries_are_counted_by_their_text(places):
     default_runs(texts=OWN_TEXTS)
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
-    found = compared.collect("tiny", ["dropout"])[1][0]
-    assert (found.changed, found.written) == (9, 27)
+    found = ablations_page.collect("tiny", ["dropout"])[1][0]
+    assert (found.changed, found.pair.written) == (9, 27)
     assert cells(text_of("dropout"), "Means", "dropout")[3] == "33.3%"
 
 
@@ -133,15 +133,15 @@ def test_a_worse_ablation_can_be_clear_too(places):
     for seed in SEEDS:
         fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
     ablate("dropout", (5, 6, 4))
-    assert compared.collect("tiny", ["dropout"])[1][0].is_clear
+    assert ablations_page.collect("tiny", ["dropout"])[1][0].pair.is_clear
 
 
 def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     """Every seed wins the same single post more: seeds nearly agree, posts say nothing."""
     default_runs()
     ablate("dropout", (1, 1, 1))
-    (one,) = compared.collect("tiny", ["dropout"])[1]
-    assert not one.is_clear
+    (one,) = ablations_page.collect("tiny", ["dropout"])[1]
+    assert not one.pair.is_clear
     text = text_of("dropout")
     assert cells(text, "Means", "dropout")[2] == "–"  # over seeds
     assert "No switch of 1 moved the win rate by more than seeds could explain." in text
@@ -193,8 +193,8 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
 def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
     default_runs()
     ablate("dropout", (5, 6))
-    default, (one,), left_out = compared.collect("tiny", ["dropout"])
-    assert (list(one.differences), len(default), left_out) == ([1, 2], 3, [])
+    default, (one,), left_out = ablations_page.collect("tiny", ["dropout"])
+    assert ([run.seed for run in one.pair.runs], len(default), left_out) == ([1, 2], 3, [])
     assert "dropout lacks seed 3, which the default has." in text_of("dropout")
 
 
@@ -223,13 +223,13 @@ def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places
     assert "tiny-dropout seed 2: PPO: 1.5% of the posts have no verdict" in text
     assert "| critic-sft |" not in text
     with pytest.raises(UserError, match="no seed of an ablation has a win rate"):
-        compared.collect("tiny", ["critic-sft"])
+        ablations_page.collect("tiny", ["critic-sft"])
 
 
 def test_a_preset_without_any_rate_is_refused(places):
     default_runs(unjudged=0.05)
     with pytest.raises(UserError, match="no seed of tiny has a win rate: tiny seed1 is left out"):
-        compared.collect("tiny", ["dropout"])
+        ablations_page.collect("tiny", ["dropout"])
 
 
 def test_an_ablation_without_a_common_seed_is_refused(places):
@@ -237,7 +237,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
     fabricate(make_config("tiny", seed=1, name="base"))
     fabricate(turned("dropout", 1, upstream="base"))
     with pytest.raises(UserError, match="dropout has no seed in common with the default run"):
-        compared.collect("tiny", ["dropout"])
+        ablations_page.collect("tiny", ["dropout"])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_runs_that_were_not_judged_alike_are_noted(places):
 def test_a_judge_that_fails_its_checks_is_flagged(places):
     default_runs()
     ablate("dropout", (5, 6, 7), controls_pass=False)
-    assert "THE JUDGE FAILED ITS CHECKS: it does not surely prefer" in text_of("dropout")
+    assert "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer" in text_of("dropout")
 
 
 def test_a_judge_that_is_no_llm_is_named(places):

@@ -6,9 +6,10 @@ import pytest
 
 from eval.versus import parts_of
 from reports import compare_page
-from reports.parts.comparison import against, changed_posts, collect, settings_apart, some_of_each
+from reports.compare_page import changed_posts, settings_apart, some_of_each
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.sample_rows import change
+from reports.parts.paired import beside, read_entries
+from reports.parts.sample_views import change
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -38,10 +39,10 @@ def finish(name, scores, *seeds, preset="tiny", **others):
 def test_changes_differences_and_settings_are_those_counted_by_hand(runs):
     finish("tiny", A, 1, texts=TEXTS)
     finish("b", B, 1)
-    entries, left_out = collect(["tiny/1", "b/seed1:ppo"])
+    entries, left_out = read_entries(["tiny/1", "b/seed1:ppo"])
     assert left_out == []
     assert [one.label for one in entries] == ["tiny/1:ppo", "b/1:ppo"]
-    found = against(entries[1], entries[0])
+    found = beside(entries[1], entries[0])
     counts = {"better": 2, "worse": 2, "failing": 2, "unchanged": 3}
     assert dict(found.changes) == counts
     assert found.together is not None
@@ -62,14 +63,14 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
         finish("tiny", (0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0), seed, texts=TEXTS)
         finish("b", (1.0,) * 9 if seed < 3 else (1.0,) * 8 + (0.0,), seed)
     finish("tiny", (1.0,) * 9, 4)  # a seed that only one of them has
-    entries, _ = collect(["tiny", "b"])
-    found = against(entries[1], entries[0])
+    entries, _ = read_entries(["tiny", "b"])
+    found = beside(entries[1], entries[0])
     assert found.each == pytest.approx([8 / 9, 8 / 9, 7 / 9])
     assert found.is_clear
     assert "more than seeds could explain" in compare_page.conclusion(found)
     assert "better on 26, worse on 0 of 27 summaries." in compare_page.conclusion(found)
     assert "By seed: +88.9, +88.9, +77.8" in compare_page.conclusion(found)
-    reverse = against(entries[0], entries[1])
+    reverse = beside(entries[0], entries[1])
     assert reverse.each == pytest.approx([-8 / 9, -8 / 9, -7 / 9])
     assert "less often than b:ppo" in compare_page.conclusion(reverse)
 
@@ -77,8 +78,8 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
 def test_one_pair_of_policies_says_nothing_about_seeds(runs):
     finish("tiny", (0.0,) * 9, 1, texts=TEXTS)
     finish("b", (1.0,) * 9, 2)
-    entries, _ = collect(["tiny/1", "b/2"])
-    found = against(entries[1], entries[0])
+    entries, _ = read_entries(["tiny/1", "b/2"])
+    found = beside(entries[1], entries[0])
     assert not found.is_clear
     assert "it says nothing about other seeds" in compare_page.conclusion(found)
     assert "often than tiny/1:ppo: +100.0 points" in compare_page.conclusion(found)
@@ -87,8 +88,8 @@ def test_one_pair_of_policies_says_nothing_about_seeds(runs):
 def test_too_many_unjudged_posts_give_no_difference(runs):
     finish("tiny", A, 1)
     finish("b", (None, *B[1:]), 1)
-    entries, _ = collect(["tiny/1", "b/1"])
-    found = against(entries[1], entries[0])
+    entries, _ = read_entries(["tiny/1", "b/1"])
+    found = beside(entries[1], entries[0])
     assert found.together is None
     assert "too many posts have no verdict" in compare_page.conclusion(found)
     assert found.changes["unjudged"] == 1
@@ -112,7 +113,7 @@ def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsy
     assert max(map(len, printed.splitlines()[:-1])) <= 80
     text = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.md").read_text()
     lead = text.split("\n\n")[1]
-    assert lead.startswith("b/1:ppo cannot be told from tiny/1:ppo: +0.0 points [")
+    assert lead.startswith("b/1:ppo against tiny/1:ppo is inconclusive: +0.0 points [")
     assert "| b/1:ppo | 2 | 2 | 2 | 3 | 0 |" in text
     assert "| ppo.kl_coef | 0.05 | 0.1 |" in text
     assert "4 of the 4 posts on which a verdict became better or worse" in text

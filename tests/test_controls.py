@@ -10,7 +10,7 @@ from eval.controls import control_rows, describe, judge_controls, outcome, print
 from eval.judges import protocol
 from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
-from reports.sections import judge as judge_page
+from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder
 from stages.posts.readers import format_post
 from stages.posts.toy import facts_of, make_post, read_summary, score_summary

@@ -20,7 +20,7 @@ from reports.judges_page import (
     rows_of,
     source_of,
 )
-from reports.parts.verdict import told_apart
+from reports.parts.words import told_apart
 from reports.sharing import publish
 from stages.running.files import read_json, write_json
 from stages.settings.command_line import make_config

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.parts import compared
+from reports import ablations_page
 from stages.finished import why_not
 from stages.running.grid import Cell, Execution, ablation_cells, make_ablations
 from stages.settings import config as settings
@@ -30,7 +30,7 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     differing = {key: value for key, value in after.items() if value != before[key]}
     named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, changes)}
     assert named_keys <= set(differing)
-    assert differing == compared.switched(name)
+    assert differing == ablations_page.switched(name)
     assert len(differing) == 1 or name == "compat-paper"
 
 

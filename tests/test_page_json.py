@@ -11,8 +11,7 @@ from markupsafe import escape
 from reports.parts import numbers as page_json
 from reports.parts import page
 from reports.parts.blocks import Block, Details, Heading, Note, Sample, Table, Text
-from reports.parts.sample_browser import SampleBrowser
-from reports.parts.token_view import TokenView
+from reports.parts.sample_views import SampleBrowser, TokenView
 from reports.sharing.publish import GENERATED, RECORD
 from tests.test_publish import ROOT, finished
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from reports import calibration_page, run_page, scaling_page
-from reports.parts import collect, opening, page, plots, verdict
+from reports.parts import collect, page, plots, sentences, words
 from reports.sections import calibration
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
@@ -195,17 +195,17 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
 def test_numbers_that_disappoint_are_said_plainly(places, changes, said):
     fabricate(make_config("tiny"), **changes)
     row = tiny_row()
-    told = " ".join([" ".join(opening.sentences(row)), *verdict.caveats(row)])
+    told = " ".join([" ".join(sentences.opening(row)), *sentences.caveats(row)])
     assert said in told
     headline = run_page.headline(row, folder_of() / "x.html")
-    assert all(note in " ".join(headline.split()) for note in verdict.caveats(row))
+    assert all(note in " ".join(headline.split()) for note in sentences.caveats(row))
 
 
 def test_too_many_posts_without_a_verdict_forbid_a_conclusion(places):
     fabricate(make_config("tiny"), unjudged=0.05)
     row = tiny_row()
-    assert "Too many comparisons had no verdict" in " ".join(opening.sentences(row))
-    assert "beats SFT" not in " ".join(opening.sentences(row)) + run_page.headline(row, folder_of())
+    assert "Too many comparisons had no verdict" in " ".join(sentences.opening(row))
+    assert "beats SFT" not in " ".join(sentences.opening(row)) + run_page.headline(row, folder_of())
 
 
 def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
@@ -217,7 +217,7 @@ def test_a_rate_with_too_much_unjudged_stands_nowhere(places):
         assert "+21.8" not in text
         assert "no win rate is given" in " ".join(text.split())
     assert "has no rate, so it is not drawn" in markdown
-    assert verdict.interval(*wins["worst_case"]) in markdown
+    assert words.interval(*wins["worst_case"]) in markdown
 
 
 def test_every_rate_stands_beside_the_raw_one(made):
@@ -225,10 +225,10 @@ def test_every_rate_stands_beside_the_raw_one(made):
     found = results["win_rate"]["policies"]["ppo"]["statistics"]
     for text in (markdown, html, headline):
         for key in ("raw", "length_controlled"):
-            assert verdict.estimate(found[key]) in text
+            assert words.estimate(found[key]) in text
         assert "91.2%" in text  # same verdict after a swap
     for key in ("order_balanced", "shown_first", "shown_second"):
-        assert verdict.estimate(found[key]) in markdown
+        assert words.estimate(found[key]) in markdown
     assert "+21.8 points [+17.8, +25.8] | p &lt; 0.001" in markdown
     assert "the post's title | 50 | 8.1% [3.0, 19.0] | 0.0% | passed" in markdown
     assert "labelled comparisons: make judge-calibration (with" in markdown  # no escaped marks
@@ -236,7 +236,7 @@ def test_every_rate_stands_beside_the_raw_one(made):
 
 def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
     *texts, _ = report(places, controls_pass=False)
-    said = "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to the post's"
+    said = "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to the post's"
     assert all(said in " ".join(html.unescape(text).split()) for text in texts)
     records, _ = scaling_page.collect(["tiny"])
     assert said in html.unescape(page.to_html("x", scaling_page.blocks(records)))
@@ -274,7 +274,7 @@ def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
     calibrated(config, flags=[])
     calibration_page.main(["--preset", "tiny"])
     alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
-    assert "is flagged: it does not surely prefer the reference to the post's title" in alone
+    assert "is flagged: it does not reliably prefer the reference to the post's title" in alone
 
 
 def test_no_rate_is_corrected_where_too_much_is_unjudged(places):
@@ -310,7 +310,7 @@ def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
     config = replace(make_config("tiny"), data=Data(source="../posts"))
     fabricate(config)
     row = collect.row(collect.load_run(config))
-    assert any("NEVER PRETRAINED" in note and "poor" in note for note in verdict.caveats(row))
+    assert any("NEVER PRETRAINED" in note and "poor" in note for note in sentences.caveats(row))
 
 
 def test_folders_and_servers_of_the_user_stay_off_the_page(places):

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from reports import run_page
-from reports.parts import collect, lineage, opening, panels, plots, verdict
-from reports.parts import collect as seeds
+from reports.parts import collect, lineage, plots, sentences
 from reports.parts.page import Details
-from reports.sections import calibration, curves, judge, made_with, scores
+from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -41,12 +40,12 @@ def record_of(seed=1, **changes):
     ("ppo", "said"),
     [
         (0.63, "PPO BEATS the references: preferred on 63.0% [60.0, 66.0] of the posts, SFT on 41"),
-        (0.52, "PPO CANNOT be told from the references: preferred on 52.0% [49.0, 55.0] of"),
+        (0.52, "PPO against the references is INCONCLUSIVE: preferred on 52.0% [49.0, 55.0] of"),
         (0.40, "PPO does NOT reach the references: preferred on 40.0% [37.0, 43.0] of the posts"),
     ],
 )
 def test_four_sentences_say_who_judged_who_won_at_what_length_and_what_to_mind(places, ppo, said):
-    judged, won, length, caveat = opening.sentences(collect.row(record_of(ppo=ppo)))
+    judged, won, length, caveat = sentences.opening(collect.row(record_of(ppo=ppo)))
     assert judged.startswith("The judge, facts rule (not an LLM), compared the summaries of 600")
     assert said in won
     equal = 100 * (ppo - 0.04)  # as it is fabricated
@@ -142,8 +141,8 @@ def test_other_seeds_with_the_same_settings_lie_beneath_and_others_do_not(places
     found = json.loads(path.read_text())
     found["settings"]["ppo"]["kl_coef"] = 0.9
     path.write_text(json.dumps(found))
-    assert list(seeds.rows_of_seeds(first, "ppo")) == [2]
-    assert list(seeds.rows_of_seeds(second, "ppo")) == [1]
+    assert list(curves.rows_of_seeds(first, "ppo")) == [2]
+    assert list(curves.rows_of_seeds(second, "ppo")) == [1]
     blocks = curves.blocks(first)
     kl = drawn["KL from SFT, nats per summary"]
     assert [(one.faint, bool(one.label)) for one in kl] == [(True, False), (False, True)]
@@ -163,8 +162,8 @@ def test_an_axis_of_shares_ends_at_100_percent():
 
 def test_the_frontier_says_where_training_went():
     kl, score = [0.0, 1.0, 2.0, 4.0], [0.1, 0.9, 1.4, 1.2]
-    line = plots.Line("seed 1", plots.PPO, kl, score)
-    panel = panels.frontier("Score against distance", [line], "KL", "score")
+    line = plots.Curve("seed 1", plots.PPO, kl, score)
+    panel = curves.frontier("Score against distance", [line], "KL", "score")
     assert panel.about == "seed 1: from 0.1 at 0 to 1.2 at 4; the highest, 1.4, at 2."
     svg = plots.alone(panel, "x")
     assert ">start</text>" in svg
@@ -183,11 +182,11 @@ def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_
         found[title] = {name: values for name, _, values in groups}
         return plots.Panel(title, lambda axes: None)
 
-    monkeypatch.setattr(panels, "spread", remember)
+    monkeypatch.setattr(scores, "spread", remember)
     scores.spread_blocks(record_of())
     assert found["Length, tokens"] == {"reference": [6.0] * 9, "SFT": [7.0] * 9, "PPO": [7.0] * 9}
     assert set(found["Reward-model score"]) == {"reference", "SFT", "PPO"}
-    edges = panels._edges([float(one) for one in range(60)])
+    edges = scores._edges([float(one) for one in range(60)])
     widths = {b - a for a, b in pairwise(edges)}
     assert widths == {2.0}  # 60 numbers in some 24 bins
     assert edges[0] == -0.5
@@ -197,11 +196,11 @@ def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_
 
 
 def test_a_rate_that_changes_sides_at_equal_length_is_explained():
-    said = verdict.turned_by_length(statistics(0.341, 0.0, at_length=0.555))
+    said = judging.turned_by_length(statistics(0.341, 0.0, at_length=0.555))
     assert "other side of 50% than the raw rate, 34.1%" in said
     assert "deficit" in said
     assert "1.07 times the words" in said
-    assert verdict.turned_by_length(statistics(0.63, 0.0, at_length=0.555)) == ""
+    assert judging.turned_by_length(statistics(0.63, 0.0, at_length=0.555)) == ""
 
 
 def test_a_corrected_rate_at_the_edge_is_marked_as_clipped(places):
@@ -211,7 +210,7 @@ def test_a_corrected_rate_at_the_edge_is_marked_as_clipped(places):
     text = "\n".join(block.markdown("x") for block in calibration.blocks(record))
     # All 40 posts won, and a judge right on 9 of 10: (1 + 0.9 - 1) / 0.8 is beyond 100%.
     assert re.search(r"\| PPO \| 100\.0% \[[\d.]+, 100\.0\] \| CLIPPED at 100\.0%", text)
-    assert verdict.clipped(interval(0.5)) == ""
+    assert calibration._clipped(interval(0.5)) == ""
 
 
 def test_policies_stand_in_one_order_everywhere(places):
@@ -225,8 +224,8 @@ def test_policies_stand_in_one_order_everywhere(places):
     gap = numbers["differences"]["ppo-sft"]
     pairs = ("dpo-sft", "ppo-dpo", "ppo-sft")
     numbers |= {"policies": ["sft", "ppo", "dpo"], "differences": dict.fromkeys(pairs, gap)}
-    table = judge._differences(numbers)
-    assert [row[0] for row in table.rows] == ["PPO less SFT", "DPO less SFT", "PPO less DPO"]
+    table = judging._differences(numbers)
+    assert [row[0] for row in table.rows] == ["PPO - SFT", "DPO - SFT", "PPO - DPO"]
 
 
 # -- drawings --------------------------------------------------------------------------------------

@@ -7,9 +7,14 @@ import pytest
 
 from reports.parts import page
 from reports.parts.page import Heading, Table
-from reports.parts.sample_browser import SampleBrowser, fitting
-from reports.parts.sample_rows import change, verdict_of
-from reports.parts.token_view import TokenView, some_updates
+from reports.parts.sample_views import (
+    SampleBrowser,
+    TokenView,
+    change,
+    fitting,
+    some_updates,
+    verdict_of,
+)
 from reports.sections.samples import sample, table
 from tests.browser import Browser, find_chromium
 

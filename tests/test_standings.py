@@ -26,7 +26,7 @@ from eval.rates.strengths import (
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
-from reports.parts.verdict import at_equal_length
+from reports.parts.words import at_equal_length
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines

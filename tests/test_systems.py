@@ -8,8 +8,8 @@ from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import outputs_page
 from reports.parts.page import Details
-from reports.parts.verdict import kappa, named
-from reports.sections import judge, systems
+from reports.parts.words import kappa, named
+from reports.sections import judging, systems
 from stages.running.progress import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
@@ -96,13 +96,13 @@ def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ()
         "policies": ["a", "b"],
         **{f"{one}/statistics": statistics_of(one, rows, texts[one]) for one in "ab"},
     }
-    assert "only those that all systems have" in judge.beside_the_result(numbers)
+    assert "only those that all systems have" in judging.beside_the_result(numbers)
     numbers["posts"] = 8
-    assert "shows the second interval" in judge.beside_the_result(numbers)
+    assert "shows the second interval" in judging.beside_the_result(numbers)
 
 
 def test_rates_by_length_stand_there_only_where_there_are_some():
-    titles = [one.summary for one in judge.rates({"a": {}}) if isinstance(one, Details)]
+    titles = [one.summary for one in judging.rates({"a": {}}) if isinstance(one, Details)]
     assert titles == []
 
 

@@ -5,27 +5,23 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 (`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from eval.rates.reward_pairs import with_statistics
 from eval.rates.scores import agreement
 from eval.win_rate import names_of_pair, pair_name
-from reports.parts.verdict import shown
-from stages.finished import MISSING, mend, read_manifest, refusal, stage_folder, why_not
+from reports.parts.words import Row, shown
+from stages.finished import read_manifest, refusal, stage_folder, why_not
 from stages.running.files import read_json, read_lines
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
 from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
 from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.stages import POLICY_STAGES, is_part, row_of
+from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
 
 SIDE = "calibration"  # beside the run; shown if it is there
@@ -37,7 +33,12 @@ MEMORY_KNOBS = tuple(
     f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
-RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
+DIFFERENCE = {
+    "difference": "estimate",
+    "difference_low": "low",
+    "difference_high": "high",
+    "difference_p_value": "p_value",
+}
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
 
@@ -49,26 +50,47 @@ class Record:
     preset: str
     seed: int
     folders: dict[str, Path]
-    manifests: dict[str, dict[str, Any]]
-    settings: dict[str, dict[str, Any]]
+    manifests: dict[str, Row]
+    settings: dict[str, Row]
     """Section -> field -> value, each section as the last stage that it governs recorded it."""
-    calibration: dict[str, Any] | None = None
+    calibration: Row | None = None
     """What the calibration of this judge found; None if there was none."""
-    calibration_pairs: list[dict[str, Any]] = field(default_factory=list)
+    calibration_pairs: list[Row] = field(default_factory=list)
     """The labelled pairs with the judge's answers, if it was calibrated."""
-    _results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _results: dict[str, Row] = field(default_factory=dict)
 
-    def results(self, stage: str) -> dict[str, Any]:
+    def results(self, stage: str) -> Row:
         """What a stage found, with the statistics of its held-out pairs if it has any."""
         if stage not in self._results:
             results = self.manifests[stage]["results"]
             self._results[stage] = with_statistics(results, self.folders[stage])
         return self._results[stage]
 
-    def rows(self, stage: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    def rows(self, stage: str, file: str = "metrics.jsonl") -> list[Row]:
         """The rows of a JSONL file of a stage; none if it wrote none."""
         path = self.folders[stage] / file
         return read_lines(path) if path.exists() else []
+
+    @property
+    def gradient_stages(self) -> list[str]:
+        """The policy-gradient stages that it has, in the order in which they run."""
+        return [stage for stage in POLICY_GRADIENT_STAGES if stage in self.manifests]
+
+    @property
+    def policy(self) -> str:
+        """The policy that its page is about: the first policy-gradient stage; empty without one."""
+        return next(iter(self.gradient_stages), "")
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it judges a policy that others trained."""
+        return RELEASED in self.manifests
+
+    @property
+    def has_real_texts(self) -> bool:
+        """Whether posts and references are others' words, or nobody says that they are not."""
+        data = self.settings.get("data")
+        return "base" not in self.manifests or data is None or data["source"] != TOY
 
 
 def policies_of(record: Record) -> list[str]:
@@ -138,26 +160,14 @@ def _judged_config(seed_folder: Path, judge: str) -> Config | None:
     return recorded_config(judged[0]) if judged else None
 
 
-def table(records: list[Record]) -> pd.DataFrame:
-    """One row a run; a rate that may not be given is nan."""
-    rows = [row(record) for record in records]
-    return pd.DataFrame([{**row, **_as_numbers(row)} for row in rows])
-
-
-def _as_numbers(values: dict[str, Any]) -> dict[str, float]:
-    lacking = (key for key, value in values.items() if value is None)
-    return {key: math.nan for key in lacking if key.endswith(RATES) or "difference" in key}
-
-
-def row(record: Record) -> dict[str, Any]:
+def row(record: Record) -> Row:
     """The numbers of one run that a report shows or compares.
 
     Raises UserError for a run of what others made, which has no training to show.
     """
-    if "ppo" not in record.manifests:
+    if not record.policy:
         raise UserError(f"{record.name} judges what others made: only its own page shows it")
-    base, reward, ppo = (record.results(stage) for stage in ("base", "rm", "ppo"))
-    tokens = base.get("tokens", {})
+    base, reward, learned = (record.results(stage) for stage in ("base", "rm", record.policy))
     return {
         "name": record.name,
         "preset": record.preset,
@@ -166,29 +176,21 @@ def row(record: Record) -> dict[str, Any]:
         "pretrained": record.settings["base"]["checkpoint"] != RANDOM,
         "real_posts": record.settings["data"]["source"] != TOY,
         "parameters": base["parameters"],
-        "sft_rows": tokens.get("sft_train", {}).get("rows"),
-        # A run that is older than `rm.pairs` learned all of them.
-        "comparisons": reward.get(
-            "training_pairs", tokens.get("comparisons_train", {}).get("rows")
-        ),
+        "sft_rows": base["tokens"]["sft_train"]["rows"],
+        "comparisons": reward["training_pairs"],
         "accuracy": reward["accuracy"],
         "accuracy_low": reward["accuracy_low"],
         "accuracy_high": reward["accuracy_high"],
         "pairs": reward["pairs"],
-        "episodes": ppo["episodes"],
-        "kl": ppo["objective/kl"],
-        "scores": ppo["objective/scores"],
+        "episodes": learned["episodes"],
+        "kl": learned["objective/kl"],
+        "scores": learned["objective/scores"],
         "max_tokens": record.settings["data"]["max_summary_tokens"],
         **judged_row(record),
     }
 
 
-def is_released(record: Record) -> bool:
-    """Whether a run judges a policy that others trained."""
-    return RELEASED in record.manifests
-
-
-def judged_row(record: Record) -> dict[str, Any]:
+def judged_row(record: Record) -> Row:
     """The numbers of the evaluation alone, of whatever policies were judged."""
     return _judge_row(record) | {
         f"{policy}/{key}": value
@@ -197,7 +199,7 @@ def judged_row(record: Record) -> dict[str, Any]:
     }
 
 
-def _judge_row(record: Record) -> dict[str, Any]:
+def _judge_row(record: Record) -> Row:
     wins, judge, summaries = (record.results(stage) for stage in ("win_rate", "judge", "summaries"))
     differences = {
         pair: difference
@@ -206,31 +208,29 @@ def _judge_row(record: Record) -> dict[str, Any]:
     }
     for earlier, later in combinations(wins["policies"], 2):  # no post has a verdict for both
         differences.setdefault(pair_name(later, earlier), NO_DIFFERENCE)
-    main = differences.get("ppo-sft", NO_DIFFERENCE)
+    main = differences.get(pair_name(record.policy, "sft"), NO_DIFFERENCE)
     last = summaries["policies"][policies_of(record)[-1]]
     return {
         "policies": policies_of(record),
+        "policy": record.policy,
         "judge": wins["judge"]["name"],
         "judge_kind": wins["judge"]["kind"],
         "is_llm": wins["judge"]["is_llm"],
-        "judge_note": wins["judge"].get("note") or "",
+        "judge_note": wins["judge"]["note"],
         "judge_flags": judge_flags(record),
         "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
-        "judge_models": judge.get("models") or [],
+        "judge_models": judge["models"],
         "share_first": judge["share_first"],
         "differences": differences,
-        "difference": main["estimate"] if main["headline"] else None,
-        "difference_low": main["low"] if main["headline"] else None,
-        "difference_high": main["high"] if main["headline"] else None,
-        "difference_p_value": main["p_value"] if main["headline"] else None,
+        **{key: main[name] if main["headline"] else None for key, name in DIFFERENCE.items()},
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": last["reference_score"],
     }
 
 
-def _is_headline(wins: dict[str, Any], policy: str) -> bool:
+def _is_headline(wins: Row, policy: str) -> bool:
     """Whether so few of a policy's posts are unjudged that its rate may be given at all."""
     return bool(wins["policies"][policy]["unjudged"] <= MOST_UNJUDGED)
 
@@ -242,24 +242,24 @@ def judge_flags(record: Record) -> list[str]:
 
 def flags_beside(config: Config) -> list[str]:
     """The same for the judge of a config, from what lies in the run's folder."""
-    return _flags(*(_results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
+    return _flags(*(results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
 
 
-def flags_of_versus(results: dict[str, Any], runs: Sequence[Path], judge: Judge) -> list[str]:
+def flags_of_versus(results: Row, runs: Sequence[Path], judge: Judge) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
     calibrations = [_calibration_of(run, judge) for run in runs]
     return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
 
 
-def _flags(controls: dict[str, Any] | None, *calibrations: dict[str, Any] | None) -> list[str]:
+def _flags(controls: Row | None, *calibrations: Row | None) -> list[str]:
     tried = controls["controls"].values() if controls else []
     failed = [control["what"] for control in tried if control["passed"] is False]
-    failing = f"it does not surely prefer the reference to {', to '.join(failed)}"
+    failing = f"it does not reliably prefer the reference to {', to '.join(failed)}"
     flags = [flag for calibration in calibrations if calibration for flag in calibration["flags"]]
     return [*([failing] if failed else []), *flags]
 
 
-def _policy_row(record: Record, policy: str) -> dict[str, Any]:
+def _policy_row(record: Record, policy: str) -> Row:
     wins = record.results("win_rate")["policies"][policy]
     written = record.results("summaries")["policies"][policy]
     worst_low, worst_high = wins["worst_case"]
@@ -273,8 +273,17 @@ def _policy_row(record: Record, policy: str) -> dict[str, Any]:
         "worst_high": worst_high,
         **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
         "score": written["score"],
+        "kl": distance(record, policy),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
     }
+
+
+def distance(record: Record, policy: str) -> float | None:
+    """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
+    if policy in record.gradient_stages:
+        kl: float = record.results(policy)["objective/kl"]
+        return kl
+    return 0.0 if policy == "sft" and policy in record.manifests else None
 
 
 def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
@@ -308,7 +317,7 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
 
 def _read(config: Config, folders: dict[str, Path]) -> Record:
     side = stage_folder(config, SIDE)
-    calibration = _results_of(side)
+    calibration = results_of(side)
     return Record(
         name=config.name,
         preset=config.preset,
@@ -321,39 +330,23 @@ def _read(config: Config, folders: dict[str, Path]) -> Record:
     )
 
 
-def find_calibration(config: Config) -> dict[str, Any]:
-    """What the calibration of a config's judge found.
-
-    Raises UserError, with the make command to run, if this judge has none, or an earlier one.
-    """
-    results = _results_of(stage_folder(config, SIDE))
-    if results is None:
-        command = mend(config, SIDE, MISSING)
-        raise UserError(f"this judge was not calibrated for {config.name}: {command}")
-    problem = why_not(config, SIDE)
-    if problem:
-        raise refusal(config, SIDE, problem)
-    return results
-
-
-def _results_of(folder: Path) -> dict[str, Any] | None:
+def results_of(folder: Path) -> Row | None:
+    """What the stage in a folder found; None if it has not finished."""
     manifest = read_manifest(folder)
-    return manifest.get("results") if manifest else None
+    return manifest["results"] if manifest else None
 
 
-def _calibration_of(run: Path, judge: Judge) -> dict[str, Any] | None:
-    return _results_of(run / SIDE / judge.folder)
+def _calibration_of(run: Path, judge: Judge) -> Row | None:
+    return results_of(run / SIDE / judge.folder)
 
 
-def _settings(folders: dict[str, Path], kind: str) -> dict[str, dict[str, Any]]:
+def _settings(folders: dict[str, Path], kind: str) -> dict[str, Row]:
     """Section -> field -> value, each section as the last stage that it governs recorded it."""
-    sections_read: dict[str, dict[str, Any]] = {}
+    sections_read: dict[str, Row] = {}
     for stage, folder in folders.items():
         saved = read_json(folder / "config.json")
-        sections = (
-            *row_of(stage, kind).sections,
-            *(("memory",) if stage in ("ppo", RELEASED) else ()),
-        )
+        learns_last = TABLE[stage].policy_gradient or stage == RELEASED
+        sections = (*row_of(stage, kind).sections, *(("memory",) if learns_last else ()))
         sections_read |= {section: saved[section] for section in sections if section in saved}
     return sections_read
 
@@ -373,26 +366,3 @@ def _part_of_the_run(config: Config) -> dict[str, Path]:
 def _seed(name: str) -> int:
     digits = name.removeprefix("seed")
     return int(digits) if digits.isdigit() else -1
-
-
-def rows_of_seeds(record: Record, stage: str) -> dict[int, list[dict[str, Any]]]:
-    """Seed -> the rows that a stage logged, of the run's other finished seeds, in their order.
-
-    A seed with other settings of this stage is left out, and so is one that did not log.
-    """
-    own = record.folders[stage]
-    by_seed: dict[int, list[dict[str, Any]]] = {}
-    seeds = own.parent.parent.glob(f"seed*/{stage}")
-    for folder in sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name)):
-        manifest = read_manifest(folder)
-        metrics = folder / "metrics.jsonl"
-        if folder == own or manifest is None or not metrics.exists():
-            continue
-        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
-            by_seed[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
-    return by_seed
-
-
-def _but_the_seed(manifest: dict[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = manifest.get("settings", {})
-    return {name: value for name, value in settings.items() if name != "seed"}

@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 
 from reports.parts import plots
 from reports.parts.blocks import Figure
+from stages.settings.stages import POLICY_STAGES
 
 Inputs = Mapping[str, Sequence[str]]
 """Stage -> the stages that it reads."""
 WIDTH, HEIGHT = 132, 40  # of a box, in pixels
 ACROSS, DOWN = 20, 22  # between boxes
 EDGE = 8  # around the picture
-ACCENTS = {**plots.POLICY_COLORS, "rm": plots.RM, "normalize": plots.RM}
+ACCENTS = {stage: plots.POLICY_COLORS[stage] for stage in POLICY_STAGES}
+ACCENTS |= {"rm": plots.RM, "normalize": plots.RM}
 CAPTION = (
     "What was made from what. Below each stage: the first digits of the hash of its manifest, which"
     " names its settings, its inputs and every file of it. A stage that reads another one's inputs"

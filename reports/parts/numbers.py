@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from reports.parts.blocks import Block, Details, Figure, Heading, Note, Sample, Table, Text
-from reports.parts.verdict import MISSING
+from reports.parts.words import MISSING
 
 Cell = str | float | None
 NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"

@@ -6,12 +6,13 @@ all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and w
 Markdown says. A page's bytes depend on its blocks only.
 """
 
+import argparse
 import base64
 import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -37,6 +38,7 @@ from reports.parts.blocks import (
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
+from stages.settings.checks import UserError, fail
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
@@ -47,6 +49,11 @@ COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 FEW_HEADINGS = 5  # a page with more has a list of contents
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
+
+
+def write_public(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> None:
+    """Write the page below `public/` without posts and references, which others wrote."""
+    write(folder / PUBLIC, stem, title, [block.without_the_data() for block in blocks])
 
 
 def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
@@ -92,6 +99,26 @@ def files_of(folder: Path, stem: str) -> list[Path]:
     names = [f"{stem}.md", f"{stem}.html", *(f"{stem}-{plot}.svg" for plot in plots)]
     tables = sorted((folder / f"{stem}-{NUMBERS}").glob("*"))
     return [*(folder / name for name in names if (folder / name).exists()), *tables]
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """What a page about finished runs takes on the command line; the page adds its own."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--judge", default="", help="where runs were judged by several")
+    return parser
+
+
+def print_page(
+    write_page: Callable[[argparse.Namespace], str],
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+) -> None:
+    """Print what writing a page returns, or the one line that says why it was not written."""
+    args = parser.parse_args(argv)
+    try:
+        print(write_page(args))
+    except UserError as error:
+        fail(error)
 
 
 def for_terminal(texts: Sequence[str], path: Path) -> str:

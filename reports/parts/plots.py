@@ -8,6 +8,7 @@ import html
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from reports.parts import blocks
+
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
-POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
 OTHER = "#8a8f3c"
+POLICY_COLORS = defaultdict(lambda: OTHER, {"sft": SFT, "ppo": PPO, "dpo": PAPER})
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
@@ -29,6 +32,7 @@ WIDTH, HEIGHT = 3.5, 2.35  # inches
 POINTS = 72  # in an inch
 ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 MOST_POINTS = 120
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")  # of an axis of shares
 ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks, times a power of ten
 EDGE = 0.005  # room for a line that lies on 0 or 100%
 LOOK: dict[Any, Any] = {
@@ -73,7 +77,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve: its name, colour and points."""
 
     label: str
@@ -86,14 +90,16 @@ class Line:
     """Whether it is there to compare with: thin, without a band."""
 
 
-def curve(rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False) -> Line:
+def curve(
+    rows: list[dict[str, Any]], key: str, label: str, color: str, dots: bool = False
+) -> Curve:
     """The rows of metrics.jsonl that have a key, as a line."""
     present = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     finite = [(step, value) for step, value in present if math.isfinite(value)]
-    return Line(label, color, [step for step, _ in finite], [value for _, value in finite], dots)
+    return Curve(label, color, [step for step, _ in finite], [value for _, value in finite], dots)
 
 
-def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = False) -> Panel:
+def lines(title: str, curves: Sequence[Curve], x: str = "update", share: bool = False) -> Panel:
     """Curves over updates; many points are shown as the mean and the range of neighbours."""
 
     def draw(axes: Axes) -> None:
@@ -104,7 +110,7 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
         axes.margins(x=0.02)
         if share:
-            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+            axes.yaxis.set_major_formatter(PERCENT)
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
         if sum(bool(curve.label) for curve in curves) > 1:
@@ -113,7 +119,7 @@ def lines(title: str, curves: Sequence[Line], x: str = "update", share: bool = F
     return Panel(title, draw, " ".join(_course(curve, share) for curve in curves if curve.label))
 
 
-def _course(line: Line, share: bool) -> str:
+def _course(line: Curve, share: bool) -> str:
     """A curve in words: from where to where, and between which bounds."""
     form = "{:.1%}" if share else "{:.4g}"
     if not line.values:
@@ -147,7 +153,7 @@ def calibration(
         axes.scatter(gaps, shares, s=sizes, color=RM, zorder=3, label="found")
         axes.set_xlabel("gap between the two scores")
         axes.set_ylim(min([0.45, *shares]) - 0.02, 1.02)
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.yaxis.set_major_formatter(PERCENT)
         axes.legend(loc="lower right", handlelength=1.3)
 
     about = " ".join(f"Gap {gap:.3g}: {share:.1%} right." for gap, share, *_ in points)
@@ -168,7 +174,7 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
         axes.set_yticks(range(len(rates)), [rate[0] for rate in rates])
         axes.set_ylim(len(rates) - 0.5, -0.7)
         axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.xaxis.set_major_formatter(PERCENT)
         axes.grid(visible=False, axis="y")
 
     about = " ".join(
@@ -184,6 +190,14 @@ def count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:g}"
+
+
+def figure(
+    name: str, caption: str, panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0
+) -> blocks.Figure:
+    """Panels as a block of a page; `wide` and `high` stretch each of them."""
+    parts = [alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(panels)]
+    return blocks.Figure(name, caption, together(panels, wide, high), parts)
 
 
 def alone(panel: Panel, name: str, wide: float = 1.0, high: float = 1.0) -> str:
@@ -293,7 +307,7 @@ def _tidy(svg: str) -> str:
     return re.sub(r"\n\s*\n+", "\n", svg)
 
 
-def _draw_line(axes: Axes, line: Line) -> None:
+def _draw_line(axes: Axes, line: Curve) -> None:
     if line.faint:
         steps, values = smoothed(line)
         axes.plot(steps, values, color=line.color, alpha=0.45, lw=0.9, label=line.label or None)
@@ -310,7 +324,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
     axes.plot(steps, values, color=line.color, label=line.label)
 
 
-def smoothed(line: Line, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
+def smoothed(line: Curve, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
     """Steps and values of a curve, as means of neighbours: at most so many points."""
     groups = _groups(len(line.steps), most)
     steps, values = line.steps, line.values
@@ -325,7 +339,3 @@ def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _percent(value: float, _: int) -> str:
-    return f"{100 * value:g}%"

@@ -3,7 +3,7 @@
 Which page it is, the page's own module says: a run, a released policy, or given summaries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from reports.parts import page
 from reports.parts.blocks import Block
 from reports.parts.collect import Record, load_run
-from reports.parts.page import PUBLIC, files_of
+from reports.parts.page import files_of
 from stages.finished import inputs_now
 from stages.running.files import file_hash, write_json, write_text
 from stages.running.machine import code_version
@@ -59,12 +59,40 @@ def write_report(config: Config, make: Make) -> str:
         report = make(record, run.folder / f"{stem}.html")
         page.write(run.partial, stem, report.title, report.blocks)
         if report.without_the_data:
-            ours = [block.without_the_data() for block in report.blocks]
-            page.write(run.partial / PUBLIC, stem, report.title, ours)
+            page.write_public(run.partial, stem, report.title, report.blocks)
         write_text(run.partial / "headline.txt", report.headline)
         write_json(run.partial / "numbers.json", report.numbers)
         run.finish({})
     return report.headline
+
+
+def headline(
+    title: str,
+    tables: Sequence[Sequence[str]],
+    sentence: str,
+    caveats: Sequence[str],
+    path: Path,
+) -> str:
+    """The result for a terminal of 80 columns; its last line is the page's path."""
+    lines = [*page.wrapped(title), ""]
+    for table in tables:
+        lines += [*table, ""]
+    lines += page.wrapped(sentence)
+    lines += [line for text in caveats for line in page.wrapped(text, "- ")]
+    return "\n".join([*lines, "", "report:", f"{path}\n"])
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in a terminal: the first column flush left, the others right."""
+    lines = (header, *rows)
+    widths = [max(len(line[index]) for line in lines) for index in range(len(header))]
+    return [_columns(line, widths) for line in lines]
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    text = "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)])
+    return text.rstrip()
 
 
 def hashes(record: Record) -> dict[str, str]:
@@ -83,18 +111,42 @@ def sources(records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def note_sources(path: Path, kind: str, names: Sequence[str], records: Sequence[Record]) -> None:
-    """Write beside a page about several runs, as `<page>.json`, what it was made from.
+def write_about_runs(
+    stem: str,
+    title: str,
+    blocks: Sequence[Block],
+    names: Sequence[str],
+    records: Sequence[Record],
+    more: dict[str, Any] | None = None,
+) -> Path:
+    """Write a page about several runs beside the runs, and what it was made from; its HTML's path.
 
-    `names` are the runs that were asked for.
+    A stem begins with the kind of page. `names` are the runs that the page was made for, `more`
+    stands in `<page>.json` too.
     """
-    written = files_of(path.parent, path.stem)
+    path = page.write(page.beside_the_runs(), stem, title, blocks)
+    judges = {record.folders["judge"].name for record in records}
+    note_sources(path, names, judges, sources(records), more or {})
+    return path
+
+
+def note_sources(
+    path: Path,
+    names: Iterable[str],
+    judges: Iterable[str],
+    made_from: dict[str, str],
+    more: dict[str, Any],
+) -> None:
+    """Write beside a page, as `<page>.json`, what it was made from and which files it has."""
     note = {
-        "kind": kind,
+        "kind": path.stem.partition("-")[0],
         "names": list(names),
-        "judges": sorted({record.folders["judge"].name for record in records}),
+        "judges": sorted(judges),
         "code_version": code_version(),
-        "sources": sources(records),
-        "files": {str(file.relative_to(path.parent)): file_hash(file) for file in written},
+        "sources": made_from,
+        "files": {
+            str(file.relative_to(path.parent)): file_hash(file)
+            for file in files_of(path.parent, path.stem)
+        },
     }
-    write_json(path.with_suffix(".json"), note)
+    write_json(path.with_suffix(".json"), note | more)

@@ -7,16 +7,16 @@ import pandas as pd
 from reports.parts import plots
 from reports.parts.collect import Record
 from reports.parts.page import Block, Figure, Note, Table, Text
-from reports.parts.verdict import MISSING, interval, number, percent
+from reports.parts.words import MISSING, interval, number, percent
 from reports.scaling import curves, verdicts
-from reports.scaling.beside_paper import Row
+from reports.scaling.beside_paper import PaperNumber
 from reports.scaling.fits import Pooled
 from reports.scaling.verdicts import BEATS, DOES_NOT, UNKNOWN, SizeVerdict, size_verdicts
 
 WIDE, HIGH = 1.6, 1.2
 
 
-def blocks(frame: pd.DataFrame, beside: Sequence[Row]) -> list[Block]:
+def blocks(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> list[Block]:
     """What PPO did at each size, which seeds failed, and the plot beside it."""
     verdicts = size_verdicts(frame)
     return [
@@ -36,10 +36,10 @@ def answer(verdicts: Sequence[SizeVerdict]) -> str:
     unknown = _named([size for size in verdicts if size.verdict == UNKNOWN])
     text = " and ".join(parts)
     if unknown and text:
-        text += f"; at {unknown} it cannot be told"
+        text += f"; at {unknown} it is inconclusive"
     single = [size for size in verdicts if size.seeds == 1]
     more = f" One seed only at {_named(single)}, which says nothing of seeds." if single else ""
-    return f"PPO {text or f'cannot be told from the references at {unknown}'}.{more}"
+    return f"PPO {text or f'against the references is inconclusive at {unknown}'}.{more}"
 
 
 def _named(verdicts: Sequence[SizeVerdict]) -> str:
@@ -109,13 +109,11 @@ def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
     )
 
 
-def win_rate_figure(frame: pd.DataFrame, beside: Sequence[Row]) -> Figure:
+def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figure:
     """Win rate against parameters."""
     panel = curves.win_rates(frame, beside)
     drawn = [
-        number_
-        for number_ in beside
-        if number_.key == "ppo_win_rate" and number_.difference is not None
+        entry for entry in beside if entry.key == "ppo_win_rate" and entry.difference is not None
     ]
     source = (
         f" Diamonds: the seeds of Huang et al. 2024, {drawn[0].source}, at our parameters."
@@ -126,8 +124,7 @@ def win_rate_figure(frame: pd.DataFrame, beside: Sequence[Row]) -> Figure:
         "A dot is a seed, a line goes through the means of the seeds. Dashed: even with the"
         f" references. The axis of parameters is logarithmic.{source}"
     )
-    alone = plots.alone(panel, "win-rates", WIDE, HIGH)
-    return Figure("sizes", caption, plots.together([panel], WIDE, HIGH), [alone])
+    return plots.figure("sizes", caption, [panel], WIDE, HIGH)
 
 
 def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
@@ -139,9 +136,8 @@ def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Bloc
         for seed in bad_seeds
     ]
     panels = curves.frontier(records, frame)
-    parts = [plots.alone(panel, f"frontier{n}", 1.2, 1.2) for n, panel in enumerate(panels)]
     caption = "Left: each seed's path, ten means; darker is larger. Right: every seed at its end."
-    figure = Figure("frontier", caption, plots.together(panels, 1.2, 1.2), parts)
+    figure = plots.figure("frontier", caption, panels, 1.2, 1.2)
     first: Block = Text("No seed is over-optimised by this rule.")
     if lines:
         first = Note(f"OVER-OPTIMISATION: {'; '.join(lines)}.")

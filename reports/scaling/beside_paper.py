@@ -16,11 +16,11 @@ from stages.settings.config import Config
 from stages.settings.presets import PRESETS
 
 SAME = 0.10  # of the paper's number
-REPRODUCED, HIGHER, LOWER, UNKNOWN = "reproduced", "higher", "lower", "cannot be told"
+REPRODUCED, HIGHER, LOWER, UNKNOWN = "reproduced", "higher", "lower", "inconclusive"
 NOT_COMPARABLE = "not comparable"
 RULE = (
-    "Reproduced: the 95% interval of our mean less the paper's lies within 10% of the paper's"
-    " number. Higher, lower: it does not, and it leaves out 0. Cannot be told: the rest."
+    "Reproduced: the 95% interval of our mean - the paper's lies within 10% of the paper's"
+    " number. Higher, lower: it does not, and it leaves out 0. Inconclusive: the rest."
 )
 # The sections that a number of the paper depends on; the judge is looked at apart.
 SECTIONS = ("base", "data", "optimizer", "sft", "rm", "ppo", "lora", "eval")
@@ -29,7 +29,7 @@ Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PaperNumber:
     """One number of the paper at one size, and what ours says of it."""
 
     size: str
@@ -40,14 +40,14 @@ class Row:
     theirs: tuple[float, ...]
     """The paper's seeds, or its mean alone."""
     difference: Interval | None
-    """Our mean less the paper's, and its 95% interval."""
+    """Our mean - the paper's, and its 95% interval."""
     verdict: str
     why: str
     source: str
 
 
 def welch(ours: Sequence[float], mean: float, deviation: float | None, count: int) -> Interval:
-    """Our mean less theirs, with Welch's 95% interval.
+    """Our mean - theirs, with Welch's 95% interval.
 
     `mean`, `deviation` (None: not known, taken as 0) and `count`: theirs. One seed of ours is one
     more draw from their spread: `mean -+ t(count - 1) s sqrt(1 + 1 / count)`; without a spread on
@@ -88,7 +88,7 @@ def verdict_of(difference: Interval, theirs: float) -> str:
     return LOWER if high < 0 else UNKNOWN
 
 
-def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[Row]:
+def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[PaperNumber]:
     """A row for each size and number of the paper; one row says why for a size without any."""
     rows_made = []
     for name, seeds in sizes(frame):
@@ -105,12 +105,14 @@ def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[Row]:
     return rows_made
 
 
-def _without(size: str, why: str) -> Row:
+def _without(size: str, why: str) -> PaperNumber:
     nothing: dict[str, Any] = {"key": "", "ours": (), "theirs": (), "difference": None}
-    return Row(size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing)
+    return PaperNumber(
+        size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing
+    )
 
 
-def _row(size: str, key: str, ours: list[float], why: str) -> Row:
+def _row(size: str, key: str, ours: list[float], why: str) -> PaperNumber:
     entry = paper.load()["sizes"][key]
     count = len(paper.load()["seeds"])
     theirs = tuple(entry.get("seeds", {}).get(size, ()))
@@ -122,7 +124,7 @@ def _row(size: str, key: str, ours: list[float], why: str) -> Row:
     verdict = NOT_COMPARABLE if why else verdict_of(difference, mean)
     if not why and verdict == UNKNOWN:
         why = "the interval of the difference is too wide"
-    return Row(
+    return PaperNumber(
         size=size,
         key=key,
         what=entry["what"],

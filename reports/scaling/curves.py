@@ -6,12 +6,12 @@ from statistics import fmean
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from reports.parts import plots
 from reports.parts.collect import Record
 from reports.parts.plots import GRID, INK, Panel
-from reports.scaling.beside_paper import NOT_COMPARABLE, Row
+from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.fits import policies, sizes
 from reports.scaling.verdicts import over_optimised
 
@@ -43,7 +43,7 @@ def series(frame: pd.DataFrame, key: str, label: str, color: str) -> Series:
     return Series(label=label, color=color, seeds=seeds, means=means)
 
 
-def win_rates(frame: pd.DataFrame, beside: Sequence[Row]) -> Panel:
+def win_rates(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Panel:
     """Win rates of all policies over parameters, the references at 50 %, and the paper's seeds."""
     policies_series = [
         series(frame, f"{policy}/win_rate", policy.upper(), plots.POLICY_COLORS[policy])
@@ -52,22 +52,22 @@ def win_rates(frame: pd.DataFrame, beside: Sequence[Row]) -> Panel:
     ]
     drawn = [
         Series(
-            label=drawn_series.label,
-            color=drawn_series.color,
-            seeds=drawn_series.seeds,
-            means=drawn_series.means,
-            paper=_paper_points(frame, beside, f"{drawn_series.label.lower()}_win_rate"),
+            label=series_.label,
+            color=series_.color,
+            seeds=series_.seeds,
+            means=series_.means,
+            paper=_paper_points(frame, beside, f"{series_.label.lower()}_win_rate"),
         )
-        for drawn_series in policies_series
+        for series_ in policies_series
     ]
 
     def draw(axes: Axes) -> None:
         axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
-        for drawn_series in drawn:
-            _draw_series(axes, drawn_series)
-        _log_sizes(axes, [size for drawn_series in drawn for size, _ in drawn_series.means])
+        for series_ in drawn:
+            _draw_series(axes, series_)
+        _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
         axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.yaxis.set_major_formatter(plots.PERCENT)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.3)
 
     return Panel("Win rate against the reference", draw, _about(drawn))
@@ -77,10 +77,10 @@ def shares(title: str, drawn: Sequence[Series]) -> Panel:
     """Any shares over parameters."""
 
     def draw(axes: Axes) -> None:
-        for drawn_series in drawn:
-            _draw_series(axes, drawn_series)
-        _log_sizes(axes, [size for drawn_series in drawn for size, _ in drawn_series.means])
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        for series_ in drawn:
+            _draw_series(axes, series_)
+        _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
+        axes.yaxis.set_major_formatter(plots.PERCENT)
         if len(drawn) > 1:
             axes.legend(loc="best", handlelength=1.3)
 
@@ -90,14 +90,14 @@ def shares(title: str, drawn: Sequence[Series]) -> Panel:
 def _about(drawn: Sequence[Series]) -> str:
     """Series of shares in words, size by size."""
     return " ".join(
-        f"{drawn_series.label} at {plots.count(size)} parameters: {value:.1%}."
-        for drawn_series in drawn
-        for size, value in drawn_series.means
+        f"{series_.label} at {plots.count(size)} parameters: {value:.1%}."
+        for series_ in drawn
+        for size, value in series_.means
     )
 
 
 def _paper_points(
-    frame: pd.DataFrame, beside: Sequence[Row], key: str
+    frame: pd.DataFrame, beside: Sequence[PaperNumber], key: str
 ) -> list[tuple[float, float]]:
     """The paper's seeds where our judge and data allow it, at the parameters of our own run."""
     places = {
@@ -108,29 +108,29 @@ def _paper_points(
     return [(places[number.size], value) for number in rows for value in number.theirs]
 
 
-def _draw_series(axes: Axes, drawn_series: Series) -> None:
-    if drawn_series.means:
+def _draw_series(axes: Axes, series_: Series) -> None:
+    if series_.means:
         axes.plot(
-            *zip(*drawn_series.means, strict=True),
-            color=drawn_series.color,
-            label=drawn_series.label,
+            *zip(*series_.means, strict=True),
+            color=series_.color,
+            label=series_.label,
         )
-    if drawn_series.seeds:
+    if series_.seeds:
         axes.plot(
-            *zip(*drawn_series.seeds, strict=True),
+            *zip(*series_.seeds, strict=True),
             "o",
-            color=drawn_series.color,
+            color=series_.color,
             ms=4.5,
             alpha=0.75,
         )
-    if drawn_series.paper:
+    if series_.paper:
         axes.plot(
-            *zip(*drawn_series.paper, strict=True),
+            *zip(*series_.paper, strict=True),
             PAPER_MARK,
             mfc="none",
-            mec=drawn_series.color,
+            mec=series_.color,
             ms=6.5,
-            label=f"paper's {drawn_series.label}",
+            label=f"paper's {series_.label}",
         )
 
 
@@ -173,7 +173,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
             axes.plot(row["kl"], row["ppo/win_rate"], mark, color=color, ms=size, mec=GRID)
         axes.set_xlabel("KL from SFT, nats an episode")
         axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.yaxis.set_major_formatter(plots.PERCENT)
 
     ends = " ".join(
         f"{row['name']} seed {row['seed']}: KL {row['kl']:.1f}, win rate {row['ppo/win_rate']:.1%}."
@@ -200,7 +200,3 @@ def _path(record: Record) -> list[tuple[float, float]]:
     step = max(1, len(rows) // 10)
     parts = [rows[start : start + step] for start in range(0, len(rows), step)]
     return [(fmean([a for a, _ in part]), fmean([b for _, b in part])) for part in parts]
-
-
-def _percent(value: float, _: int) -> str:
-    return f"{100 * value:g}%"

@@ -7,12 +7,12 @@ from itertools import pairwise
 import pandas as pd
 
 from eval.rates.formulas import mean_of_seeds
-from reports.parts import paper, plots, verdict
+from reports.parts import paper, plots, words
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text
-from reports.parts.verdict import MISSING, number, percent
+from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.words import MISSING, number, percent
 from reports.scaling import beside_paper, curves
-from reports.scaling.beside_paper import NOT_COMPARABLE, Row
+from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.fits import Fit, fit, given, policies, sizes
 
 Form = Callable[[float], str]
@@ -93,7 +93,7 @@ def conclusion(frame: pd.DataFrame, key: str) -> str:
         )
     else:
         trend, doubt = "does NOT rise with size", "do not overlap" if apart else "overlap"
-    ends = f"{verdict.interval(*ranges[0])} and {verdict.interval(*ranges[-1])}"
+    ends = f"{words.interval(*ranges[0])} and {words.interval(*ranges[-1])}"
     return f"{what} {trend} ({path}); the ranges of the smallest and the largest, {ends}, {doubt}."
 
 
@@ -186,7 +186,7 @@ def spreads_table(frame: pd.DataFrame) -> Table:
 
 
 def _within_limits(bounds: tuple[float, float]) -> str:
-    return verdict.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
+    return words.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
 
 
 def seeds_table(frame: pd.DataFrame) -> Table:
@@ -196,13 +196,13 @@ def seeds_table(frame: pd.DataFrame) -> Table:
     for name, seeds in sizes(frame):
         for values in seeds.sort_values("seed").to_dict("records"):
             row = {str(key): value for key, value in values.items()}
-            inside = verdict.interval(row["accuracy_low"], row["accuracy_high"])
+            inside = words.interval(row["accuracy_low"], row["accuracy_high"])
             accuracy = f"{percent(row['accuracy'])} {inside}"
             rates = [
-                verdict.rate(row, policy) if policy in row["policies"] else MISSING
+                words.rate(row, policy) if policy in row["policies"] else MISSING
                 for policy in judged
             ]
-            numbers = [verdict.points(row), number(row["kl"], 1), number(row["ppo/tokens"], 1)]
+            numbers = [words.above_sft(row), number(row["kl"], 1), number(row["ppo/tokens"], 1)]
             rows.append([name, str(row["seed"]), *rates, *numbers, accuracy])
     rated = [f"{policy.upper()} win rate" for policy in judged]
     header = ["run", "seed", *rated, "PPO - SFT", "KL", "PPO tokens", "RM accuracy"]
@@ -248,25 +248,25 @@ def _fit_cells(result: Fit | str) -> list[str]:
 # -- the paper -------------------------------------------------------------------------------------
 
 
-def paper_blocks(beside: Sequence[Row]) -> list[Block]:
+def paper_blocks(beside: Sequence[PaperNumber]) -> list[Block]:
     """Each number of the paper with its verdict."""
     heading = Heading("Beside the paper")
-    if all(number_.verdict == NOT_COMPARABLE and not number_.key for number_ in beside):
-        reasons = "; ".join(dict.fromkeys(number_.why for number_ in beside))
+    if all(entry.verdict == NOT_COMPARABLE and not entry.key for entry in beside):
+        reasons = "; ".join(dict.fromkeys(entry.why for entry in beside))
         return [
             heading,
             Text(f"The paper's numbers are not comparable with these runs: {reasons}."),
         ]
     rows = [
         [
-            number_.size,
-            number_.what,
-            f"{number_.verdict}: {number_.why}" if number_.why else number_.verdict,
-            _values(number_.key, number_.ours),
-            _values(number_.key, number_.theirs),
-            number_.source or MISSING,
+            entry.size,
+            entry.what,
+            f"{entry.verdict}: {entry.why}" if entry.why else entry.verdict,
+            _values(entry.key, entry.ours),
+            _values(entry.key, entry.theirs),
+            entry.source or MISSING,
         ]
-        for number_ in beside
+        for entry in beside
     ]
     header = ("size", "number", "verdict", "ours, by seed", "the paper's, by seed", "source")
     labels = Details(
@@ -293,9 +293,8 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
         "Reward model's accuracy",
         [curves.series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
     )
-    parts = [plots.alone(panel, "accuracy", 1.2, 1.2)]
     caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
-    figure = Figure("accuracy", caption, plots.together([panel], 1.2, 1.2), parts)
+    figure = plots.figure("accuracy", caption, [panel], 1.2, 1.2)
     blocks: list[Block] = [Heading("Reward models"), figure]
     for key, title in GROUPS:
         table = _by_group(records, names, key, title)

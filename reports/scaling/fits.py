@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
-from typing import Any
+from math import inf, nan, sqrt
 
 import numpy as np
 import pandas as pd
 
 from eval.rates.formulas import TAILS, Z
-from reports.parts.collect import Record, policies_of, table
+from reports.parts.collect import Record, policies_of, row
+from reports.parts.words import Row
+from stages.settings.checks import UserError
+from stages.settings.stages import POLICY_STAGES
 
 LEAST_SIZES = 4  # three points leave a line one degree of freedom: t is 12.7 there, and 4.3 here
 
@@ -112,30 +114,44 @@ def pool(
     )
 
 
-POLICIES = ("sft", "ppo", "dpo")  # in the order in which they are shown
+RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
 
 
 def frame_of(records: Sequence[Record]) -> pd.DataFrame:
-    """`reports.parts.collect.table`, and what only this page compares, one row a seed.
+    """One row of numbers a run, with what only this page compares; a missing rate is nan.
 
-    Raises UserError for a run of what others made.
+    Raises UserError for a run without PPO.
     """
-    frame = table(list(records))
+    without = [record.name for record in records if record.policy != "ppo"]
+    if without:
+        raise UserError(f"{without[0]} has no PPO: only its own page shows it")
+    rows = [row(record) for record in records]
+    frame = pd.DataFrame([{**numbers, **_as_numbers(numbers)} for numbers in rows])
     extra = pd.DataFrame([_more(record) for record in records], index=frame.index)
     return frame.join(extra.astype(float))
 
 
-def _more(record: Record) -> dict[str, Any]:
+def _as_numbers(values: Row) -> dict[str, float]:
+    lacking = (key for key, value in values.items() if value is None)
+    return {key: nan for key in lacking if key.endswith(RATES) or "difference" in key}
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a frame by the names of its columns."""
+    return [{str(key): value for key, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _more(record: Record) -> Row:
     written = record.results("summaries")["policies"]
     judged = record.results("win_rate")
     gains = judged.get("scores", {}).get("gains", {}).get("ppo", {})
-    numbers: dict[str, Any] = {"sft_loss": record.results("sft")["loss/validation"]}
+    numbers: Row = {"sft_loss": record.results("sft")["loss/validation"]}
     for policy in policies_of(record):
-        numbers[f"{policy}/copied"] = written[policy].get("copied_title_words")
+        numbers[f"{policy}/copied"] = written[policy]["copied_title_words"]
         at_length = judged["policies"][policy]["statistics"]["length_controlled"]
         for end in ("low", "high"):
             numbers[f"{policy}/controlled_{end}"] = at_length[end]
-        numbers[f"{policy}/extrapolated"] = at_length.get("extrapolated", False)
+        numbers[f"{policy}/extrapolated"] = at_length["extrapolated"]
     for scorer in ("proxy", "gold"):
         for key in ("estimate", "low", "high"):
             numbers[f"{scorer}_gain/{key}"] = (gains.get(scorer) or {}).get(key)
@@ -151,7 +167,8 @@ def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def policies(frame: pd.DataFrame) -> list[str]:
     """The policies that any seed has, in the order in which they are shown."""
     there = {policy for policies_of_seed in frame["policies"] for policy in policies_of_seed}
-    return [policy for policy in POLICIES if policy in there] + sorted(there - set(POLICIES))
+    ours = [policy for policy in POLICY_STAGES if policy in there]
+    return ours + sorted(there - set(ours))
 
 
 def given(seeds: pd.DataFrame, key: str) -> list[float]:

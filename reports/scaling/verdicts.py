@@ -5,10 +5,11 @@ from statistics import median
 
 import pandas as pd
 
-from reports.parts.verdict import NO_GUESS, percent
+from reports.parts.sentences import NO_GUESS
+from reports.parts.words import percent
 from reports.scaling.fits import Pooled, given, pool, sizes
 
-BEATS, DOES_NOT, UNKNOWN = "beats the references", "does not beat them", "cannot be told"
+BEATS, DOES_NOT, UNKNOWN = "beats the references", "does not beat them", "inconclusive"
 SHARES = (0.0, 1.0)
 
 
@@ -126,7 +127,7 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
 
 OVER_OPTIMISED_RULE = (
     "A seed is over-optimised if its reward model gives PPO's summaries a higher mean score than"
-    " SFT's, while the 95% interval of PPO's win rate less SFT's, or of the gold score's gain, lies"
+    " SFT's, while the 95% interval of PPO's win rate - SFT's, or of the gold score's gain, lies"
     " below 0."
 )
 

@@ -1,26 +1,22 @@
 """A judge's calibration on a page: its agreement with labels, and the rates that they correct."""
 
-from typing import Any
-
 from eval.calibration import HUMAN_CEILING, correct
 from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.verdict import (
+from reports.parts.words import (
     MISSING,
     STRENGTH,
-    clipped,
-    difference,
+    Row,
     estimate,
+    in_points,
     kappa,
     named,
     percent,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
-
-Row = dict[str, Any]
 
 
 def blocks(record: Record) -> list[Block]:
@@ -35,17 +31,16 @@ def blocks(record: Record) -> list[Block]:
     return [title, Text(advice)]
 
 
-def corrected_rates(record: Record) -> dict[str, dict[str, Any] | None]:
+def corrected_rates(record: Record) -> dict[str, Row | None]:
     """For each policy the corrected win rate.
 
     None if it cannot be computed, or if too many posts have no verdict for any rate.
     """
-    pairs = record.calibration_pairs
-    given = _given_scores(record)
-    return {
-        policy: _plain(correct(list(scores.values()), pairs)) if scores else None
-        for policy, scores in given.items()
-    }
+    rates: dict[str, Row | None] = {}
+    for policy, scores in _given_scores(record).items():
+        rate = correct(list(scores.values()), record.calibration_pairs) if scores else None
+        rates[policy] = vars(rate) if rate else None
+    return rates
 
 
 def _given_scores(record: Record) -> dict[str, dict[str, float]]:
@@ -62,11 +57,7 @@ def _given_scores(record: Record) -> dict[str, dict[str, float]]:
     }
 
 
-def _plain(corrected: Any) -> dict[str, Any] | None:
-    return None if corrected is None else vars(corrected)
-
-
-def calibration(results: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
+def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     """What the comparison with labels found, and the corrected win rates."""
     low, high = HUMAN_CEILING
     statistics = results["statistics"]
@@ -95,17 +86,18 @@ def calibration(results: Row, corrected: dict[str, dict[str, Any] | None]) -> li
         for name, group in results["by_strength"].items()
     ]
     strong = "1: slightly better, 4: far better, as those who labelled said."
-    judged = results.get("judged", results["pairs"])  # an older one does not say
-    without = judged - sum(group["pairs"] for group in results["by_strength"].values())
+    without = results["judged"] - sum(group["pairs"] for group in results["by_strength"].values())
     if without > 0:
-        strong += f" {whole(without)} of the {whole(judged)} judged pairs have no strength."
+        strong += (
+            f" {whole(without)} of the {whole(results['judged'])} judged pairs have no strength."
+        )
     by_strength = Table((STRENGTH, "agreement [95%]", "pairs"), groups, strong)
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
-        *_families(results.get("by_family", {})),
+        *_families(results["by_family"]),
         *_corrected(results, corrected),
     ]
 
@@ -133,7 +125,7 @@ def _beside_simple(results: Row) -> Table:
         ["this judge", estimate(results["agreement"]), kappa(results["kappa_interval"]), MISSING]
     ]
     for name, simple in results["simple"].items():
-        more = difference(simple["difference"] | {"headline": True})
+        more = in_points(simple["difference"])
         rows.append([NAMES[name], estimate(simple["agreement"]), kappa(simple["kappa"]), more])
     people = f"{100 * low:.0f} to {100 * high:.0f}%"
     rows.append(["people with each other", people, MISSING, MISSING])
@@ -151,12 +143,12 @@ def _beside_simple(results: Row) -> Table:
     return Table(header, rows, caption)
 
 
-def _corrected(results: Row, corrected: dict[str, dict[str, Any] | None]) -> list[Block]:
+def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     if not corrected:
         return []
     shift = max([SHIFT, *(rate["shift"] for rate in corrected.values() if rate)])
     rows = [
-        [named(policy, corrected), estimate(rate), clipped(rate)]
+        [named(policy, corrected), estimate(rate), _clipped(rate)]
         for policy, rate in corrected.items()
     ]
     which = "pairs with a reference" if results["with_reference"] else "pairs, in the file's order,"
@@ -171,3 +163,10 @@ def _corrected(results: Row, corrected: dict[str, dict[str, Any] | None]) -> lis
         " verdict."
     )
     return [Table(("", "corrected win rate [95%]", ""), rows, caption)]
+
+
+def _clipped(rate: Row | None) -> str:
+    """A mark on a corrected rate that lies at the edge of what a share can be."""
+    if rate is None or rate["estimate"] not in (0.0, 1.0):
+        return ""
+    return f"CLIPPED at {percent(rate['estimate'])}: the correction goes beyond it"

@@ -1,15 +1,18 @@
 """Everything that training logged, as curves in groups; other seeds of the run lie beneath."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from reports.parts import panels, plots
-from reports.parts.collect import Record, rows_of_seeds
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from reports.parts import plots
+from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Figure, Heading, Table, Text
-from reports.parts.plots import Line
-from reports.parts.verdict import STRENGTH, counted, interval, number, percent, whole
+from reports.parts.plots import Curve, Panel
+from reports.parts.words import STRENGTH, Row, accuracy, counted, named, number, whole
+from stages.finished import read_manifest
+from stages.running.files import read_lines
 
-Row = dict[str, Any]
 SHARES = {
     "policy/eos_rate",
     "policy/clipfrac_avg",
@@ -20,21 +23,24 @@ SHARES = {
     "text/distinct_1",
     "text/distinct_2",
 }
-# Figure -> what it shows, and its panels: title -> the keys of metrics.jsonl drawn in it.
-PPO_GROUPS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "ppo": (
-        "What PPO optimised",
+Panels = dict[str, tuple[str, ...]]
+"""Title of a panel -> the keys of metrics.jsonl that are drawn in it."""
+# Of a policy-gradient stage: end of a figure's name -> what it shows, and its panels. Only what was
+# logged is drawn, so a stage without a critic has no figure of one.
+GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
+    "": (
+        "What {} optimised",
         {
             "Reward-model score": ("objective/scores",),
             "KL from SFT, nats per summary": ("objective/kl",),
-            "RLHF reward: score less KL penalty": ("objective/rlhf_reward",),
+            "RLHF reward: score - KL penalty": ("objective/rlhf_reward",),
             "KL estimates k1 and k3, nats": ("objective/kl_k1", "objective/kl_k3"),
             "KL penalty taken off the score": ("objective/non_score_reward",),
             "KL coefficient": ("objective/kl_coef",),
         },
     ),
-    "ppo-text": (
-        "What PPO wrote",
+    "-text": (
+        "What {} wrote",
         {
             "Length, tokens": ("policy/response_length",),
             "Summaries that end by themselves": ("policy/eos_rate",),
@@ -44,7 +50,7 @@ PPO_GROUPS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "Ends in a batch": ("val/num_eos_tokens",),
         },
     ),
-    "ppo-policy": (
+    "-policy": (
         "How the policy moved",
         {
             "Policy loss": ("loss/policy_avg",),
@@ -55,7 +61,7 @@ PPO_GROUPS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "Entropy per token, nats": ("policy/entropy_avg",),
         },
     ),
-    "ppo-critic": (
+    "-critic": (
         "How the critic learned",
         {
             "Value loss": ("loss/value_avg",),
@@ -64,7 +70,7 @@ PPO_GROUPS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "Gradient norm of the critic": ("critic/grad_norm",),
         },
     ),
-    "ppo-work": (
+    "-work": (
         "How the work went",
         {
             "Seconds per update, and of it sampling": ("seconds/update", "seconds/rollout"),
@@ -74,7 +80,7 @@ PPO_GROUPS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         },
     ),
 }
-DPO_GROUP = {
+DPO_PANELS: Panels = {
     "DPO loss": ("loss/train",),
     "DPO accuracy on training pairs": ("rewards/accuracies",),
     "DPO margin, reward units": ("rewards/margins",),
@@ -82,28 +88,63 @@ DPO_GROUP = {
     "Log probability, nats": ("logps/chosen", "logps/rejected"),
     "Learning rate": ("lr",),
 }
-SHOWN = ("ppo", "ppo-text")  # the others are folded
+SHOWN = ("", "-text")  # the others are folded
 SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
 NEIGHBOURS = "The line is the mean of neighbouring updates, the band their range."
+FRONTIER = ("objective/kl", "objective/scores")
+FRONTIER_POINTS = 40
+OtherSeeds = dict[int, list[Row]]
+"""Seed -> what a stage logged in another finished seed of the run."""
 
 
 def blocks(record: Record) -> list[Block]:
-    """The section: supervised learning, PPO in groups, the frontier, DPO."""
-    others = rows_of_seeds(record, "ppo")
+    """The section: supervised learning, each policy gradient in groups, its frontier, DPO."""
+    others = {stage: rows_of_seeds(record, stage) for stage in record.gradient_stages}
     return [
         Heading("Learning curves"),
-        *([Text(_beneath(sorted(others)))] if others else []),
+        *_beneath(sorted({seed for seeds in others.values() for seed in seeds})),
         _supervised(record),
-        *_ppo(record, others),
-        *_frontier(record, others),
+        *(
+            block
+            for stage, seeds in others.items()
+            for block in (*_gradient(record, stage, seeds), *_frontier(record, stage, seeds))
+        ),
         *_dpo(record),
     ]
 
 
-def _beneath(seeds: Sequence[int]) -> str:
-    named = ", ".join(map(str, seeds))
-    return f"Thin lines are the other finished seeds of this run with the same settings: {named}."
+def rows_of_seeds(record: Record, stage: str) -> OtherSeeds:
+    """The rows that a stage logged in the run's other finished seeds, in the order of the seeds.
+
+    A seed with other settings of this stage is left out, and so is one that did not log.
+    """
+    own = record.folders[stage]
+    by_seed: OtherSeeds = {}
+    seeds = own.parent.parent.glob(f"seed*/{stage}")
+    for folder in sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name)):
+        manifest = read_manifest(folder)
+        metrics = folder / "metrics.jsonl"
+        if folder == own or manifest is None or not metrics.exists():
+            continue
+        if _but_the_seed(manifest) == _but_the_seed(record.manifests[stage]):
+            by_seed[int(folder.parent.name.removeprefix("seed"))] = read_lines(metrics)
+    return by_seed
+
+
+def _but_the_seed(manifest: Row) -> Row:
+    return {name: value for name, value in manifest["settings"].items() if name != "seed"}
+
+
+def _beneath(seeds: Sequence[int]) -> list[Block]:
+    if not seeds:
+        return []
+    names = ", ".join(map(str, seeds))
+    return [
+        Text(
+            f"Thin lines are the other finished seeds of this run with the same settings: {names}."
+        )
+    ]
 
 
 def _supervised(record: Record) -> Figure:
@@ -115,33 +156,35 @@ def _supervised(record: Record) -> Figure:
     ]
     of_rm = {"RM loss": "loss/train", "RM accuracy on training pairs": "accuracy/train"}
     others = rows_of_seeds(record, "rm")
-    drawn = [plots.lines("SFT loss, nats per token", loss)]
+    panels = [plots.lines("SFT loss, nats per token", loss)]
     for title, key in of_rm.items():
         lines = [*_faint(others, key, plots.RM), plots.curve(reward, key, "train", plots.RM)]
-        drawn.append(plots.lines(title, lines, share=key in SHARES))
-    return _figure(
-        "supervised", f"Supervised fine-tuning and the reward model. {NEIGHBOURS}", drawn
-    )
+        panels.append(plots.lines(title, lines, share=key in SHARES))
+    caption = f"Supervised fine-tuning and the reward model. {NEIGHBOURS}"
+    return plots.figure("supervised", caption, panels)
 
 
-def _ppo(record: Record, others: dict[int, list[Row]]) -> list[Block]:
-    rows = record.rows("ppo")
-    known = {key for _, group in PPO_GROUPS.values() for keys in group.values() for key in keys}
-    groups = dict(PPO_GROUPS)
-    rest: dict[str, tuple[str, ...]] = {
-        key: (key,) for key in _logged(rows) if key not in known | COUNTS
+def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+    """Everything that a policy-gradient stage logged; two figures first, the others folded."""
+    rows, name = record.rows(stage), named(stage)
+    known = {
+        key for _, panels in GRADIENT_GROUPS.values() for keys in panels.values() for key in keys
     }
-    if rest:
-        groups["ppo-more"] = ("Everything else that was logged", rest)
-    figures: list[Figure] = []
-    for name, (what, titles) in groups.items():
-        drawn = _panels(rows, others, titles, plots.PPO)
-        if drawn:
-            caption = f"{what}, update by update{_queries(record)}. {NEIGHBOURS}"
-            figures.append(_figure(name, caption, drawn))
-    first = [figure for figure in figures if figure.name in SHOWN]
-    more = [figure for figure in figures if figure.name not in SHOWN]
-    return [*first, Details("More of PPO: policy, critic, work", more)] if more else [*first]
+    rest: Panels = {key: (key,) for key in _logged(rows) if key not in known | COUNTS}
+    groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
+    figures: dict[str, Figure] = {}
+    for end, (what, titles) in groups.items():
+        panels = _panels(rows, others, titles, plots.POLICY_COLORS[stage])
+        if panels:
+            caption = (
+                f"{what.format(name)}, update by update{_queries(record, stage)}. {NEIGHBOURS}"
+            )
+            figures[end] = plots.figure(f"{stage}{end}", caption, panels)
+    first = [figure for end, figure in figures.items() if end in SHOWN]
+    more = {end: figure for end, figure in figures.items() if end not in SHOWN}
+    critic = "critic, " if "-critic" in more else ""
+    title = f"More of {name}: policy, {critic}work"
+    return [*first, Details(title, list(more.values()))] if more else [*first]
 
 
 def _logged(rows: list[Row]) -> list[str]:
@@ -150,17 +193,12 @@ def _logged(rows: list[Row]) -> list[str]:
     return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
-def _panels(
-    rows: list[Row],
-    others: dict[int, list[Row]],
-    titles: dict[str, tuple[str, ...]],
-    color: str,
-) -> list[plots.Panel]:
+def _panels(rows: list[Row], others: OtherSeeds, titles: Panels, color: str) -> list[Panel]:
     """A panel for each title of which something was logged."""
     panels = []
     for title, keys in titles.items():
         logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
-        lines: list[Line] = []
+        lines: list[Curve] = []
         for key, own in zip(logged, (color, SECOND), strict=False):
             label = key.partition("/")[2] or key
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
@@ -169,60 +207,96 @@ def _panels(
     return panels
 
 
-def _faint(others: dict[int, list[Row]], key: str, color: str) -> list[Line]:
+def _faint(others: OtherSeeds, key: str, color: str) -> list[Curve]:
     curves = [plots.curve(rows, key, "", color) for rows in others.values()]
-    return [
-        Line("", color, curve.steps, curve.values, faint=True) for curve in curves if curve.steps
-    ]
+    return [Curve("", color, line.steps, line.values, faint=True) for line in curves if line.steps]
 
 
-def _frontier(record: Record, others: dict[int, list[Row]]) -> list[Block]:
-    """Score against KL, update by update: what each nat of distance bought."""
-    runs = {record.seed: record.rows("ppo")} | others
-    drawn = [_pair(rows, f"seed {seed}", faint=seed != record.seed) for seed, rows in runs.items()]
-    if not drawn[0].steps:
-        return []
-    caption = (
-        "Reward-model score against KL from SFT, from the first update to the last (means of"
-        " neighbouring updates). Where the score goes on rising while the judge's rate falls, PPO"
-        " over-optimises; this picture shows the score and not the judge's rate."
-    )
-    panel = panels.frontier(
-        "Score against distance", drawn[::-1], "KL from SFT, nats per summary", "score"
-    )
-    return [_figure("frontier", caption, [panel], wide=1.4, high=1.2)]
-
-
-def _pair(rows: list[Row], label: str, faint: bool) -> Line:
-    keys = ("objective/kl", "objective/scores")
-    kl, scores = (plots.curve([row for row in rows if _both(row, keys)], k, "", "") for k in keys)
-    return Line("" if faint else label, plots.PPO, kl.values, scores.values, faint=faint)
-
-
-def _both(row: Row, keys: tuple[str, str]) -> bool:
-    return all(row.get(key) is not None for key in keys)
-
-
-def _queries(record: Record) -> str:
-    """Where PPO's queries came from, if not from the posts of SFT."""
-    split = record.results("ppo").get("queries_from", "sft_train")
+def _queries(record: Record, stage: str) -> str:
+    """Where a stage's queries came from, if not from the posts of SFT."""
+    split = record.results(stage)["queries_from"]
     return "" if split == "sft_train" else f"; queries from {split.replace('_', ' ')}"
 
 
 def _dpo(record: Record) -> list[Block]:
     if "dpo" not in record.manifests:
         return []
-    drawn = _panels(record.rows("dpo"), rows_of_seeds(record, "dpo"), DPO_GROUP, plots.PAPER)
+    panels = _panels(record.rows("dpo"), rows_of_seeds(record, "dpo"), DPO_PANELS, plots.PAPER)
     caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
-    return [_figure("dpo", caption, drawn)] if drawn else []
+    return [plots.figure("dpo", caption, panels)] if panels else []
 
 
-def _figure(
-    name: str, caption: str, drawn: Sequence[plots.Panel], wide: float = 1.0, high: float = 1.0
-) -> Figure:
-    parts = [plots.alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(drawn)]
-    return Figure(name, caption, plots.together(drawn, wide, high), parts)
+# -- score against distance ------------------------------------------------------------------------
 
+
+def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
+    """Score against KL, update by update: what each nat of distance bought."""
+    runs = {record.seed: record.rows(stage)} | others
+    color = plots.POLICY_COLORS[stage]
+    drawn = [
+        _path(rows, "" if seed != record.seed else f"seed {seed}", color)
+        for seed, rows in runs.items()
+    ]
+    if not drawn[0].steps:
+        return []
+    caption = (
+        "Reward-model score against KL from SFT, from the first update to the last (means of"
+        " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
+        f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
+    )
+    panel = frontier(
+        "Score against distance", drawn[::-1], "KL from SFT, nats per summary", "score"
+    )
+    name = "frontier" if stage == record.policy else f"{stage}-frontier"
+    return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
+
+
+def _path(rows: list[Row], label: str, color: str) -> Curve:
+    """Where a seed went: KL across and score up; faint without a label."""
+    both = [row for row in rows if all(row.get(key) is not None for key in FRONTIER)]
+    kl, scores = (plots.curve(both, key, "", "") for key in FRONTIER)
+    return Curve(label, color, kl.values, scores.values, faint=not label)
+
+
+def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
+    """Where training went: the second number against the first, update by update.
+
+    A run is a curve whose `steps` are the first number; neighbouring updates are averaged.
+    """
+
+    def draw(axes: Axes) -> None:
+        for run in runs:
+            across, up = plots.smoothed(run, FRONTIER_POINTS)
+            width, alpha = (0.9, 0.45) if run.faint else (1.7, 1.0)
+            axes.plot(across, up, color=run.color, lw=width, alpha=alpha, label=run.label or None)
+            if run.faint or not up:
+                continue
+            axes.scatter(across, up, s=9, color=run.color, zorder=3)
+            for place, word in ((0, "start"), (-1, "end")):
+                axes.annotate(
+                    word, (across[place], up[place]), (4, -10), textcoords="offset points"
+                )
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(4))
+        if sum(bool(run.label) for run in runs) > 1:
+            axes.legend(loc="best", handlelength=1.3)
+
+    return Panel(title, draw, " ".join(_in_words(run) for run in runs if run.label))
+
+
+def _in_words(run: Curve) -> str:
+    across, up = plots.smoothed(run, FRONTIER_POINTS)
+    if not up:
+        return f"{run.label}: no points."
+    return (
+        f"{run.label}: from {up[0]:.4g} at {across[0]:.4g} to {up[-1]:.4g} at {across[-1]:.4g};"
+        f" the highest, {max(up):.4g}, at {across[up.index(max(up))]:.4g}."
+    )
+
+
+# -- DPO beside the reward model -------------------------------------------------------------------
 
 GROUPS = (("by_split", "split"), ("by_strength", STRENGTH), ("by_batch", "batch"))
 RANKED = "pairs ranked as the labellers did [95%]"
@@ -241,22 +315,16 @@ def dpo_blocks(record: Record) -> list[Block]:
         " the same training pairs:"
     )
     rows = [
-        ["reward model", _accuracy(reward), number(reward["loss"], 3)],
-        ["DPO's implicit reward", _accuracy(dpo), number(dpo["loss"], 3)],
+        ["reward model", accuracy(reward), number(reward["loss"], 3)],
+        ["DPO's implicit reward", accuracy(dpo), number(dpo["loss"], 3)],
     ]
     tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo.get(key)]
     return [Heading("DPO"), Text(text), Table(("", RANKED, "loss"), rows), *tables]
 
 
-def _accuracy(results: dict[str, Any]) -> str:
-    inside = interval(results["accuracy_low"], results["accuracy_high"])
-    return f"{percent(results['accuracy'])} {inside}"
-
-
-def _group_table(reward: dict[str, Any], dpo: dict[str, Any], what: str) -> Table:
-    names = sorted(dpo, key=lambda name: (len(name), name))
-    rows = []
-    for name in names:
-        shares = (counted(groups[name]) for groups in (reward, dpo))
-        rows.append([name, *shares, whole(dpo[name]["pairs"])])
+def _group_table(reward: Row, dpo: Row, what: str) -> Table:
+    rows = [
+        [name, counted(reward[name]), counted(dpo[name]), whole(dpo[name]["pairs"])]
+        for name in sorted(dpo, key=lambda name: (len(name), name))
+    ]
     return Table((what, "reward model [95%]", "DPO [95%]", "pairs"), rows)

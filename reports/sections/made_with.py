@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from eval.judges.openai.budget import cost
 from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.verdict import MISSING, judge, rate, shown, too_many_unjudged, whole
+from reports.parts.sentences import too_many_unjudged
+from reports.parts.words import MISSING, Row, judge, rate, shown, whole
 from stages.running.code import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
 from stages.settings.judge import Judge
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
-Settings = dict[str, dict[str, Any]]
-Manifests = dict[str, dict[str, Any]]
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
 OF_TRAINING = (
     " These are the paper's, but for the base model (the paper: pretrained Pythia) and the judge"
@@ -45,7 +43,7 @@ SPLIT_LIMITS = {
 }
 
 
-def from_hub(results: dict[str, Any]) -> list[Block]:
+def from_hub(results: Row) -> list[Block]:
     """The repositories of the hub that a run was made from, each at its commit; none for others."""
     rows = [
         [repository["setting"], _named(repository), repository["revision"], repository["commit"]]
@@ -63,7 +61,7 @@ def _named(record: dict[str, str]) -> str:
     return f"{name}, configuration {configuration}" if configuration else name
 
 
-def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[Block]:
+def lengths(tokens: dict[str, dict[str, int]], limits: Row) -> list[Block]:
     """The longest row of each split, and what was allowed."""
     rows = []
     for split, measured in tokens.items():
@@ -75,7 +73,7 @@ def lengths(tokens: dict[str, dict[str, int]], limits: dict[str, Any]) -> list[B
     return [Heading("Lengths"), Table(header, rows, caption)]
 
 
-def rows(results: dict[str, Any]) -> list[Block]:
+def rows(results: Row) -> list[Block]:
     """Rows of each split: those kept though they are odd, by kind, and those skipped."""
     columns = {
         "rows": "rows",
@@ -108,7 +106,7 @@ def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
     return whole(longest) if longest is None or limit is None else f"{longest} of {limit}"
 
 
-def settings_tables(settings: Settings, preset: str) -> list[Block]:
+def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
     """First what differs from the preset or from the defaults, then everything."""
     everything, changed, own = [], [], []
     paper = Config(preset="defaults", name="defaults")
@@ -133,7 +131,7 @@ def settings_tables(settings: Settings, preset: str) -> list[Block]:
         caption += OF_TRAINING
     header = ("setting", "this run", f"preset {preset}", "default")
     return [
-        Heading("Settings"),
+        Heading("dict[str, Row]"),
         Text(_by_hand(own, preset)),
         Table(header, changed, caption),
         Details("All settings", [Table(header, everything)]),
@@ -148,7 +146,7 @@ def _by_hand(own: Sequence[str], preset: str) -> str:
     return f"Set beside the preset {preset}: {', '.join(own)}."
 
 
-def _matters(settings: Settings, section: str) -> bool:
+def _matters(settings: dict[str, Row], section: str) -> bool:
     return section != "memory" and (section != "world" or settings["data"]["source"] == TOY)
 
 
@@ -211,7 +209,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     ]
 
 
-def code_note(manifests: Manifests) -> list[Block]:
+def code_note(manifests: dict[str, Row]) -> list[Block]:
     """A sentence on the stages that were made with other code than the page; none without any."""
     changed = {stage: changed_files(manifest["code"]) for stage, manifest in manifests.items()}
     text = other_code(changed)
@@ -230,7 +228,7 @@ def judges_price(record: Record) -> str:
     return f"The judge gave {len(rows):,} verdicts {price}, by the price of its tokens now."
 
 
-def _in_all(manifests: Manifests) -> str:
+def _in_all(manifests: dict[str, Row]) -> str:
     code = sorted({manifest["code_version"] for manifest in manifests.values()})
     text = f"{_duration(sum(manifest['seconds'] for manifest in manifests.values()))} in all. "
     text += f"Code version: {', '.join(code)}."
@@ -239,7 +237,7 @@ def _in_all(manifests: Manifests) -> str:
     return text
 
 
-def _versions(manifests: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _versions(manifests: Sequence[Row]) -> list[list[str]]:
     names = sorted({name for manifest in manifests for name in manifest["versions"]})
     versions = (
         {manifest["versions"].get(name, MISSING) for manifest in manifests} for name in names
@@ -252,9 +250,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-Row = dict[str, Any]
 
 
 def summary(record: Record, numbers: Row) -> list[Block]:

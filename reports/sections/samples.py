@@ -5,10 +5,15 @@ from collections.abc import Sequence
 from eval.rates.length_control import word_count
 from reports.parts.collect import GIVEN, Record, policies_of
 from reports.parts.page import Block, Heading, Sample, Table, Text
-from reports.parts.sample_browser import REFERENCE, SampleBrowser, fitting
-from reports.parts.sample_rows import Row, post_rows
-from reports.parts.token_view import TokenView, some_updates
-from reports.parts.verdict import named, number, whole
+from reports.parts.sample_views import (
+    REFERENCE,
+    SampleBrowser,
+    TokenView,
+    fitting,
+    post_rows,
+    some_updates,
+)
+from reports.parts.words import Row, named, number, whole
 
 SAMPLES = 6
 
@@ -27,28 +32,22 @@ def blocks(record: Record) -> list[Block]:
     few = [sample(index, row, names) for index, row in enumerate(posts[:SAMPLES], start=1)]
     if len(posts) > len(few):
         rule += f" Without JavaScript, and in Markdown, the first {len(few)} stand here."
-    shown = names.index("PPO") if "PPO" in names else -1
+    shown = policies.index(record.policy) if record.policy in policies else -1
     browser = SampleBrowser("samples-of-the-run", names, posts, few, shown=shown)
     return [Heading("Samples"), Text(rule), browser]
-
-
-def without_the_data(page: Sequence[Block]) -> list[Block]:
-    """A page as it may be published: posts and references, which others wrote, are left out."""
-    return [block.without_the_data() for block in page]
 
 
 def sample(index: int, row: Row, names: Sequence[str], against: str = REFERENCE) -> Sample:
     """A post with the reference and every summary, as it stands where no script runs."""
     reference = row["reference"]
     summaries = [
-        (name, side["text"], facts(side, against))
-        for name, side in zip(names, row["sides"], strict=True)
+        ("Reference", reference["text"], scored(reference)),
+        *(
+            (name, side["text"], facts(side, against))
+            for name, side in zip(names, row["sides"], strict=True)
+        ),
     ]
-    return Sample(
-        f"Post {index}",
-        row["post"],
-        [("Reference", reference["text"], scored(reference)), *summaries],
-    )
+    return Sample(f"Post {index}", row["post"], summaries)
 
 
 def facts(side: Row, against: str = REFERENCE) -> str:
@@ -69,27 +68,34 @@ def scored(text: Row) -> str:
 
 CAPTION = "The first logged response of each update, to another post each time."
 ABOUT = (
-    "What PPO sampled while it learned: of some updates the episodes that were logged, spread over"
-    " the lengths of the posts."
+    "What {} sampled while it learned: of some updates the episodes that were logged, spread over"
+    " the lengths of the posts. Each token can be coloured by {}. Tab reaches an episode, the arrow"
+    " keys its tokens."
 )
-BY_TOKEN = (
-    " Each token can be coloured by its log-ratio to the reference policy, the advantage that the"
-    " update learned from, the critic's value of the text before it, and its reward: the penalty"
-    " for KL, and after the end the score. Tab reaches an episode, the arrow keys its tokens."
-)
+BY_TOKEN = {
+    "log_ratios": "its log-ratio to the reference policy",
+    "advantages": "the advantage that the update learned from",
+    "values": "the critic's value of the text before it",
+    "rewards": "its reward: the penalty for KL, and after the end the score",
+}
 
 
 def training_blocks(record: Record) -> list[Block]:
-    """The section; none for a run that logged no episodes."""
-    rows = some_updates(record.rows("ppo", "samples.jsonl"))
-    if not rows:
-        return []
-    about = ABOUT + (BY_TOKEN if any("tokens" in row for row in rows) else "")
-    return [
-        Heading("Samples through training"),
-        Text(about),
-        TokenView("episodes-of-ppo", rows, table(rows)),
-    ]
+    """A section for each policy-gradient stage; none for a stage that logged no episodes."""
+    made: list[Block] = []
+    for stage in record.gradient_stages:
+        rows = some_updates(record.rows(stage, "samples.jsonl"))
+        if not rows:
+            continue
+        logged = [text for key, text in BY_TOKEN.items() if any(row.get(key) for row in rows)]
+        colours = " and ".join(filter(None, (", ".join(logged[:-1]), logged[-1])))
+        more = f": {named(stage)}" if stage != record.policy else ""
+        made += [
+            Heading(f"Samples through training{more}"),
+            Text(ABOUT.format(named(stage), colours)),
+            TokenView(f"episodes-of-{stage}", rows, table(rows)),
+        ]
+    return made
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -1,12 +1,21 @@
-"""Proxy and gold score side by side, where a gold reward model judged: over-optimisation's sign."""
+"""Scores of summaries: proxy and gold, beside length, and how they are spread over the posts."""
 
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from eval.rates.scores import REFERENCE
-from reports.parts import panels, plots
+from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.page import Block, Figure, Heading, Note, Table, Text
-from reports.parts.verdict import MISSING, estimate, number, percent, whole
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.plots import INK, Panel
+from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
+
+SCORERS = ("proxy", "gold")
+BINS = 24
+TAIL = 0.005  # share at each end that a histogram does not stretch for
 
 
 def blocks(record: Record) -> list[Block]:
@@ -18,63 +27,53 @@ def blocks(record: Record) -> list[Block]:
         Heading("Proxy and gold score"),
         Text(_what(record)),
         _table(results),
-        *(
-            Note(sentence)
-            for sentence in (_reading(name, results["gains"][name]) for name in results["gains"])
-        ),
+        *(Note(_reading(name, gains)) for name, gains in results["gains"].items()),
     ]
 
 
 def _what(record: Record) -> str:
     gold = record.results("judge")["gold"]
+    learner = named(record.policy) or "PPO"
     return (
-        "The proxy is the run's own reward model, which PPO was trained to raise. The gold reward"
-        f" model is {gold['label']}, which no policy here was trained on:"
+        f"The proxy is the run's own reward model, which {learner} was trained to raise. The gold"
+        f" reward model is {gold['label']}, which no policy here was trained on:"
         f" {record.results('judge')['judge']['note']}. Each has its own unit, so compare signs and"
         " directions and not sizes. Proxy up and gold down is over-optimisation."
     )
 
 
-def _table(results: dict[str, Any]) -> Table:
+def _table(results: Row) -> Table:
     rows = []
     for name in results["gold"]:
         gains = results["gains"].get(name, {})
-        cells = [score(results[scorer].get(name)) for scorer in ("proxy", "gold")]
-        label = name if name == REFERENCE else name.upper()
-        rows.append([label, *cells, *(score(gains.get(scorer)) for scorer in ("proxy", "gold"))])
+        means = [results[scorer].get(name) for scorer in SCORERS]
+        cells = [*means, *(gains.get(scorer) for scorer in SCORERS)]
+        rows.append([named(name), *map(plain, cells)])
     posts = max(mean["posts"] for mean in results["gold"].values() if mean)
     caption = (
         f"Mean scores of {whole(posts)} held-out posts in reward units, with normal 95% intervals"
-        " over posts. Less SFT: the mean difference on the same posts."
+        " over posts. The last two: mean differences on the same posts."
     )
-    header = ("", "proxy [95%]", "gold [95%]", "proxy less SFT", "gold less SFT")
+    header = ("", "proxy [95%]", "gold [95%]", "proxy - SFT", "gold - SFT")
     return Table(header, rows, caption)
 
 
-def score(mean: dict[str, Any] | None) -> str:
-    """A mean score with its interval, in reward units; a dash for None."""
-    if mean is None:
-        return MISSING
-    estimate, low, high = (number(mean[key]) for key in ("estimate", "low", "high"))
-    return f"{estimate} [{low}, {high}]"
-
-
-def _reading(name: str, gains: dict[str, Any]) -> str:
+def _reading(name: str, gains: Row) -> str:
     """What the two differences from SFT say together."""
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
-        return f"{name.upper()}: one of the two scores is missing, so nothing can be compared."
+        return f"{named(name)}: one of the two scores is missing, so nothing can be compared."
     moves = {scorer: _direction(gain) for scorer, gain in gains.items()}
-    text = f"{name.upper()} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
+    text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
         return f"{text}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
     return f"{text}."
 
 
-def _direction(gain: dict[str, Any]) -> str:
+def _direction(gain: Row) -> str:
     if gain["low"] > 0:
         return "rose"
-    return "fell" if gain["high"] < 0 else "did not surely move"
+    return "fell" if gain["high"] < 0 else "did not reliably move"
 
 
 LONGER = ("longer", "longer_near_equal")
@@ -89,7 +88,7 @@ CAPTION = (
 )
 
 
-def length_blocks(scorers: dict[str, dict[str, Any]]) -> list[Block]:
+def length_blocks(scorers: dict[str, Row]) -> list[Block]:
     """A table of scorers (name -> results of their stage), and what it means; none without data."""
     known = {name: results for name, results in scorers.items() if results.get("length")}
     if not known:
@@ -97,7 +96,7 @@ def length_blocks(scorers: dict[str, dict[str, Any]]) -> list[Block]:
     rows = [
         [
             name,
-            estimate(_accuracy(results)),
+            accuracy(results),
             estimate(results["length"]["near_equal"]),
             estimate(results["length"]["at_equal_length"]),
         ]
@@ -115,13 +114,8 @@ def length_blocks(scorers: dict[str, dict[str, Any]]) -> list[Block]:
     return [Table(header, rows, CAPTION), *_notes(known)]
 
 
-def _accuracy(results: dict[str, Any]) -> dict[str, float]:
-    bounds = {key: results[f"accuracy_{key}"] for key in ("low", "high")}
-    return {"estimate": results["accuracy"], **bounds}
-
-
-def _notes(known: dict[str, dict[str, Any]]) -> list[Block]:
-    """A warning for each scorer that is not surely better than length."""
+def _notes(known: dict[str, Row]) -> list[Block]:
+    """A warning for each scorer that is not reliably better than length."""
     notes: list[Block] = []
     for scorer, results in known.items():
         name = f"{scorer[0].upper()}{scorer[1:]}"
@@ -132,14 +126,13 @@ def _notes(known: dict[str, dict[str, Any]]) -> list[Block]:
             bounds = ", ".join(number(100 * above[key], 1) for key in ("low", "high"))
             notes.append(
                 Note(
-                    f"{name} is NOT surely better than taking the longer summary:"
+                    f"{name} is NOT reliably better than taking the longer summary:"
                     f" {100 * above['estimate']:+.1f} points [{bounds}] on the same pairs."
                 )
             )
     return notes
 
 
-Row = dict[str, Any]
 SPREAD_CAPTION = (
     "How the held-out summaries are spread: outlines are shares of the posts, dashed lines are"
     " means. What lies beyond the ends counts in the first or the last bar."
@@ -158,24 +151,64 @@ def spread_blocks(record: Record) -> list[Block]:
     shown = [panel for panel in drawn if panel is not None]
     if not shown:
         return []
-    parts = [plots.alone(panel, f"spread{index}") for index, panel in enumerate(shown)]
-    figure = Figure("spread", SPREAD_CAPTION, plots.together(shown), parts)
-    return [Heading("How the summaries are spread"), figure]
+    return [
+        Heading("How the summaries are spread"),
+        plots.figure("spread", SPREAD_CAPTION, shown),
+    ]
 
 
 def _panel(
     title: str, key: str, rows: dict[str, list[Row]], reference: list[float]
-) -> plots.Panel | None:
+) -> Panel | None:
     """A panel of the policies that have a number; None if none has."""
     groups = [(REFERENCE, plots.INK, reference)] if reference else []
     for policy, written in rows.items():
         values = _numbers(written, key)
         if values:
-            color = plots.POLICY_COLORS.get(policy, plots.OTHER)
-            groups.append((policy.upper(), color, values))
+            groups.append((named(policy, rows), plots.POLICY_COLORS[policy], values))
     of_policies = groups[1:] if reference else groups
-    return panels.spread(title, groups, title) if of_policies else None
+    return spread(title, groups, title) if of_policies else None
 
 
 def _numbers(rows: list[Row], key: str) -> list[float]:
     return [float(row[key]) for row in rows if row.get(key) is not None]
+
+
+def spread(title: str, groups: Sequence[tuple[str, str, Sequence[float]]], x: str) -> Panel:
+    """How values are spread, as outlines of histograms with common bins: name, colour, values."""
+    edges = _edges([value for _, _, values in groups for value in values])
+
+    def draw(axes: Axes) -> None:
+        for name, color, values in groups:
+            inside = np.clip(values, edges[0], edges[-1])
+            shares = np.histogram(inside, edges)[0] / max(1, len(values))
+            axes.stairs(100 * shares, edges, color=color, lw=1.5, label=name)
+            axes.axvline(float(np.mean(values)), color=color, lw=0.9, ls=(0, (2, 2)))
+        axes.set_xlabel(x)
+        axes.set_ylabel("% of posts")
+        axes.set_ylim(0)
+        axes.margins(x=0.02)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(4))
+        axes.legend(loc="best", handlelength=1.3)
+        axes.spines["bottom"].set_color(INK)
+
+    return Panel(title, draw, " ".join(_quartiles(name, values) for name, _, values in groups))
+
+
+def _edges(values: Sequence[float]) -> list[float]:
+    """Common edges of the bins; what lies beyond counts in the first or the last."""
+    low, high = np.quantile(values, [TAIL, 1 - TAIL])
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    whole = all(float(value).is_integer() for value in values)
+    if whole:  # tokens: a bin holds whole numbers, each as many
+        size = max(1, round((high - low + 1) / BINS))
+        count = int(np.ceil((high - low + 1) / size))
+        return [float(np.floor(low) - 0.5 + size * place) for place in range(count + 1)]
+    return [float(edge) for edge in np.linspace(low, high, BINS + 1)]
+
+
+def _quartiles(name: str, values: Sequence[float]) -> str:
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return f"{name}: median {middle:.3g}, middle half {low:.3g} to {high:.3g}."

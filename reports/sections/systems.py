@@ -4,23 +4,25 @@ A standing is what `eval.standings.standings` finds by one judge.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from reports.parts import plots
-from reports.parts.page import Block, Details, Figure, Table, Text
-from reports.parts.verdict import (
+from reports.parts.page import Block, Details, Table, Text
+from reports.parts.sentences import NO_GUESS
+from reports.parts.words import (
     MISSING,
-    NO_GUESS,
+    Row,
     at_equal_length,
-    interval,
+    in_points,
     number,
     p_value,
     percent,
+    plain,
     posts_of,
+    share,
+    unjudged_share,
 )
 from stages.settings.judge import MOST_UNJUDGED
 
-Standing = dict[str, Any]
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
 ROW_HEIGHT = 0.27  # of a plot, for each system
 CAPTION = (
@@ -33,7 +35,7 @@ CAPTION = (
 )
 
 
-def table(standing: Standing, explained: bool = True) -> Table:
+def table(standing: Row, explained: bool = True) -> Table:
     """All systems and the reference, best first; `explained`: with what the columns mean."""
     rows = [_row(name, standing) for name in standing["systems"]]
     words = number(standing["reference_words"], 1)
@@ -50,13 +52,13 @@ def table(standing: Standing, explained: bool = True) -> Table:
     sentences = [f"{posts_of(standing['posts'])}, the same for all."]
     sentences += [CAPTION] if explained else []
     if standing["with_pairs"]:
-        sentences.append("Strengths rest on the comparisons of every two systems, too.")
+        sentences.append("Strengths rest on the comparisons of all pairs of systems, too.")
     return Table(header, rows, " ".join(sentences), strong=True)
 
 
-def _row(name: str, standing: Standing) -> list[str]:
+def _row(name: str, standing: Row) -> list[str]:
     system = standing["systems"][name]
-    given = system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED
+    given = has_rate(system)
     return [
         name,
         rank(name, standing) if given else MISSING,
@@ -68,22 +70,20 @@ def _row(name: str, standing: Standing) -> list[str]:
     ]
 
 
-def rate(system: dict[str, Any]) -> str:
+def rate(system: Row) -> str:
     """A system's raw win rate with its interval; a dash if too many posts are unjudged."""
-    if system["win_rate"] is None or system["unjudged"] > MOST_UNJUDGED:
-        return f"{MISSING} ({percent(system['unjudged'])} unjudged)"
-    return f"{percent(system['win_rate'])} {interval(system['low'], system['high'])}"
+    if not has_rate(system):
+        return unjudged_share(system["unjudged"])
+    return share(system["win_rate"], system["low"], system["high"])
 
 
-def strength(logits: dict[str, Any] | None) -> str:
+def strength(logits: Row | None) -> str:
     """A strength with its interval; why there is none."""
-    if logits is None or logits["estimate"] is None:
-        return f"{MISSING} ({logits['why']})" if logits else MISSING
-    bounds = ", ".join(number(logits[key]) for key in ("low", "high"))
-    return f"{number(logits['estimate'])} [{bounds}]"
+    lacking = logits is not None and logits["estimate"] is None
+    return f"{MISSING} ({logits['why']})" if logits and lacking else plain(logits)
 
 
-def rank(name: str, standing: Standing) -> str:
+def rank(name: str, standing: Row) -> str:
     """The places that a system may have: `2` or `2-4`, among the systems that have a rate."""
     better, worse = 0, 0
     compared = {pair[key] for pair in standing["differences"] for key in ("first", "second")} | {
@@ -98,14 +98,12 @@ def rank(name: str, standing: Standing) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def differences(standing: Standing, explained: bool = True) -> list[Block]:
-    """Each two systems on the same posts; none where there is one system."""
+def differences(standing: Row, explained: bool = True) -> list[Block]:
+    """All pairs of systems on the same posts; none where there is one system."""
     rows = []
     for pair in standing["differences"]:
-        middle, low, high = (100 * pair[key] for key in ("estimate", "low", "high"))
-        shown = f"{middle:+.1f} points [{low:+.1f}, {high:+.1f}]"
-        names = f"{pair['first']} less {pair['second']}"
-        rows.append([names, shown, p_value(pair["p_value"]), p_value(pair["holm"])])
+        names = f"{pair['first']} - {pair['second']}"
+        rows.append([names, in_points(pair), p_value(pair["p_value"]), p_value(pair["holm"])])
     if not rows:
         return []
     caption = (
@@ -114,30 +112,29 @@ def differences(standing: Standing, explained: bool = True) -> list[Block]:
         f"{f' for all {len(rows)} of them' if len(rows) > 1 else ', which leaves one as it is'}."
     )
     header = ("", "difference [95%]", "p-value", "after Holm")
-    return [Details("Each two systems", [Table(header, rows, caption if explained else "")])]
+    return [Details("All pairs of systems", [Table(header, rows, caption if explained else "")])]
 
 
-def figure(standing: Standing, name: str = "win-rate") -> list[Block]:
+def figure(standing: Row, name: str = "win-rate") -> list[Block]:
     """The win rates with their intervals; none where no system has one."""
     drawn = [
         (system, plots.OTHER, values["win_rate"], values["low"], values["high"])
         for system, values in standing["systems"].items()
-        if values["win_rate"] is not None and values["unjudged"] <= MOST_UNJUDGED
+        if has_rate(values)
     ]
     if not drawn:
         return []
     panel, high = plots.win_rates(drawn), max(0.8, ROW_HEIGHT * len(drawn))
     caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-    parts = [plots.alone(panel, f"{name}0", 1.75, high)]
-    return [Figure(name, caption, plots.together([panel], 1.75, high), parts)]
+    return [plots.figure(name, caption, [panel], 1.75, high)]
 
 
-def leads(standing: Standing) -> str:
-    """Which system leads, where it stands to the reference, and whether it beats the next surely.
+def leads(standing: Row) -> str:
+    """Which system leads, where it stands to the reference, and whether it beats the next reliably.
 
-    Of one system: whether it beats the reference, loses to it, or cannot be told from it.
+    Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
     """
-    given = [name for name in standing["systems"] if rank_given(standing, name)]
+    given = [name for name, system in standing["systems"].items() if has_rate(system)]
     if not given:
         return "No system has a rate: too many comparisons had no verdict."
     best = standing["systems"][given[0]]
@@ -149,28 +146,27 @@ def leads(standing: Standing) -> str:
         return f"{first}, the only one with a rate. It {stands}."
     tests = {pair["second"]: pair for pair in standing["differences"] if pair["first"] == given[0]}
     if given[1] in tests and tests[given[1]]["holm"] < LEVEL:
-        return f"{first} and is surely better than the next, {given[1]}. It {stands}."
+        return f"{first} and is reliably better than the next, {given[1]}. It {stands}."
     same = [name for name, pair in tests.items() if pair["holm"] >= LEVEL]
-    next_to = f"is not told apart from {', '.join(same or given[1:2])}"
+    next_to = f"its lead over {', '.join(same or given[1:2])} is inconclusive"
     return f"{first}, but {next_to}. It {stands}."
 
 
-def beside_reference(system: dict[str, Any]) -> str:
+def beside_reference(system: Row) -> str:
     """What the interval of a system's win rate says of it and the reference."""
     if system["low"] > NO_GUESS:
-        return "surely beats the reference"
+        return "reliably beats the reference"
     if system["high"] < NO_GUESS:
-        return "surely LOSES to the reference"
-    return "cannot be told from the reference"
+        return "reliably LOSES to the reference"
+    return "is inconclusive against the reference"
 
 
-def rank_given(standing: Standing, name: str) -> bool:
+def has_rate(system: Row) -> bool:
     """Whether so few posts of a system are unjudged that its rate may be given."""
-    system = standing["systems"][name]
-    return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
+    return system["win_rate"] is not None and bool(system["unjudged"] <= MOST_UNJUDGED)
 
 
-def left_out(standing: Standing) -> list[Block]:
+def left_out(standing: Row) -> list[Block]:
     """A line on the posts that some system lacks."""
     if not standing["left_out"]:
         return []
@@ -179,7 +175,7 @@ def left_out(standing: Standing) -> list[Block]:
     return [Text(f"{lacking}, because some system has no summary of {'it' if single else 'them'}.")]
 
 
-def side_by_side(standings: Mapping[str, Standing]) -> Table:
+def side_by_side(standings: Mapping[str, Row]) -> Table:
     """The raw win rate of each system by each judge; systems in the first judge's order."""
     first = next(iter(standings.values()))
     rows = [

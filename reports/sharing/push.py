@@ -20,7 +20,7 @@ from typing import Any
 
 from reports.parts.collect import names_of_runs
 from reports.parts.page import PUBLIC
-from reports.parts.verdict import at_equal_length, judge, number, rate, whole
+from reports.parts.words import at_equal_length, judge, number, rate, whole
 from reports.sharing.cards import Judged, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import read_manifest

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reports.parts.verdict import MISSING, at_equal_length, number
+from reports.parts.words import MISSING, at_equal_length, number
 
 README_RUN = "tiny"
 COLUMNS = (

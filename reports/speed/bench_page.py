@@ -14,7 +14,7 @@ from typing import Any
 
 from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.verdict import MISSING, number, whole
+from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
 from reports.speed import speed
 from reports.speed.figures import (

@@ -7,7 +7,7 @@
   const SORTS = {
     order: ["order of the data", null],
     score: ["reward model's score", (side) => side.score],
-    gain: ["score less the reference's", (side, post) => less(side.score, post.reference?.score)],
+    gain: ["score - reference's score", (side, post) => less(side.score, post.reference?.score)],
     kl: ["KL from SFT", (side) => side.kl],
     length: ["length", (side) => side.tokens ?? words(side.text)],
   };
@@ -62,8 +62,8 @@
     const down = make("input", { type: "checkbox", checked: "" });
     const status = make("p", { role: "status" });
     const list = make("div", { class: "found" });
-    const earlier = make("button", { type: "button" }, "Earlier");
-    const later = make("button", { type: "button" }, "Later");
+    const earlier = make("button", { type: "button" }, "Previous");
+    const later = make("button", { type: "button" }, "Next");
     const place = make("p", {});
     const label = (text, field) => make("label", {}, text, field);
     const form = make("form", { role: "search", "aria-label": "Samples" },

@@ -1,10 +1,10 @@
-// Episodes of PPO through training, each token coloured by one of its numbers. Texts are only ever
+// Episodes through training, each token coloured by one of its numbers. Texts are only ever
 // set as text, never as markup.
 "use strict";
 (() => {
-  const MEASURES = {
+  const ALL_MEASURES = {
     log_ratios: ["log-ratio", "log-ratio to the reference policy, nats"],
-    advantages: ["advantage", "advantage, whitened where PPO does so"],
+    advantages: ["advantage", "advantage, whitened where the stage does so"],
     values: ["value", "value by the critic before the token"],
     rewards: ["reward", "reward of the token: KL penalty, and the score at the end"],
   };
@@ -33,7 +33,8 @@
   function start(root, place) {
     const { episodes } = JSON.parse(root.querySelector("script").textContent);
     const steps = [...new Set(episodes.map((one) => one.step))].sort((a, b) => a - b);
-    const measured = episodes.some((one) => one.tokens);
+    const MEASURES = Object.fromEntries(
+      Object.entries(ALL_MEASURES).filter(([key]) => episodes.some((one) => one[key])));
     const strongest = {};
     for (const key of Object.keys(MEASURES)) {
       const all = episodes.flatMap((one) => one[key] || []).filter(known).map(Math.abs);
@@ -53,12 +54,12 @@
     // Reading on: the score stands after the last token, where there is no token.
     function pieces(one) {
       const texts = one.tokens.map((text) => text.replaceAll("\n", "\u21b5\n"));
-      return one.rewards.length > texts.length ? [...texts, END] : texts;
+      return (one.rewards ?? []).length > texts.length ? [...texts, END] : texts;
     }
 
     function numbers(one, index) {
       return Object.entries(MEASURES)
-        .map(([key, [name]]) => (known(one[key][index]) ? `${name} ${signed(one[key][index])}` : null))
+        .map(([key, [name]]) => (known(one[key]?.[index]) ? `${name} ${signed(one[key][index])}` : null))
         .filter(known).join(", ");
     }
 
@@ -72,9 +73,9 @@
         const span = make("span", { class: kind, role: "option", tabindex: index ? "-1" : "0" }, text);
         const name = text.trim() || "space";
         const [word] = MEASURES[measure];
-        span.setAttribute("aria-label", `${name}: ${word} ${signed(one[measure][index])}`);
+        span.setAttribute("aria-label", `${name}: ${word} ${signed(one[measure]?.[index])}`);
         span.setAttribute("aria-selected", "false");
-        color(span, one[measure][index]);
+        color(span, one[measure]?.[index]);
         const read = () => { reading.textContent = `\u201c${text}\u201d: ${numbers(one, index)}`; };
         span.addEventListener("mouseenter", read);
         span.addEventListener("focus", () => {
@@ -101,13 +102,11 @@
     function article(one, index) {
       const title = `Episode ${index + 1} of update ${one.step}`;
       const facts = `score ${signed(one.score)}, KL ${signed(one.kl)} nats`;
-      const body = one.tokens ? tokensOf(one, title)
-        : [make("p", { class: "tokens" }, one.response)];
       const post = known(one.query) ? make("details", {}, make("summary", {}, "The post"),
         make("div", { class: "post", role: "region", "aria-label": `Post of ${title}`, tabindex: "0" },
           one.query)) : null;
       return make("article", { class: "sample" }, make("h3", {}, title),
-        make("p", { class: "facts" }, facts), ...body, post);
+        make("p", { class: "facts" }, facts), ...tokensOf(one, title), post);
     }
 
     // -- controls
@@ -124,8 +123,7 @@
       radio.addEventListener("change", () => { measure = value; show(); });
       return make("label", {}, radio, ` ${name}`);
     });
-    const colors = measured
-      ? make("fieldset", {}, make("legend", {}, "Colour by"), ...radios) : null;
+    const colors = make("fieldset", {}, make("legend", {}, "Colour by"), ...radios);
 
     function scale() {
       const most = strongest[measure].toPrecision(2);
@@ -142,14 +140,14 @@
       const step = steps[at];
       output.textContent = `${step} of ${steps.at(-1)}`;
       slider.setAttribute("aria-valuetext", `update ${step}`);
-      if (measured) scale();
+      scale();
       list.replaceChildren(...episodes.filter((one) => one.step === step).map(article));
     }
 
     slider.addEventListener("input", () => { at = Number(slider.value); show(); });
     const form = make("form", { "aria-label": "Samples through training" }, update, colors);
     form.addEventListener("submit", (event) => event.preventDefault());
-    root.querySelector(".few").replaceWith(form, ...(measured ? [key] : []), list);
+    root.querySelector(".few").replaceWith(form, key, list);
     show();
   }
 

@@ -1,14 +1,14 @@
 """The judge's part of a page: who judged, every rate beside the raw one, controls."""
 
-from typing import Any
-
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.verdict import (
+from reports.parts.sentences import NO_GUESS
+from reports.parts.words import (
     MISSING,
+    Row,
     at_equal_length,
     difference,
     estimate,
@@ -18,17 +18,18 @@ from reports.parts.verdict import (
     number,
     p_value,
     percent,
+    plain,
     posts_of,
-    turned_by_length,
+    share,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
 
-Row = dict[str, Any]
+AT_LENGTH = "length_controlled"
 RATES = (
     ("raw", "raw [95%]"),
     ("order_balanced", "order-balanced"),
-    ("length_controlled", "at equal length"),
+    (AT_LENGTH, "at equal length"),
     ("shown_first", "shown first"),
     ("shown_second", "shown second"),
 )
@@ -48,7 +49,7 @@ def short_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
     rows = []
     for policy in numbers["policies"]:
         statistics = _given(numbers, policy)
-        rate = at_equal_length(statistics.get("length_controlled"))
+        rate = at_equal_length(statistics.get(AT_LENGTH))
         rows.append([named(policy, numbers["policies"]), rate, *_leanings(numbers, policy)])
     return header, rows
 
@@ -136,28 +137,25 @@ def rates(
     `result`: how the page's result table goes with these rates.
     """
     rows = [
-        [name, *(at_equal_length(statistics[name].get(key)) for key, _ in RATES)]
-        for name in statistics
+        [name, *(_rate(of_policy, key) for key, _ in RATES)]
+        for name, of_policy in statistics.items()
     ]
     made: list[Block] = [
         Table(["", *(title for _, title in RATES)], rows, f"{RATES_CAPTION} {result}")
     ]
-    for name in statistics:
-        note = _about_the_model(statistics[name].get("length_controlled"))
-        made += (
-            [Text(f"{name} at equal length: {note}{turned_by_length(statistics[name])}")]
-            if note
-            else []
-        )
+    for name, of_policy in statistics.items():
+        if of_policy:
+            note = _about_the_model(of_policy[AT_LENGTH])
+            made.append(Text(f"{name} at equal length: {note}{turned_by_length(of_policy)}"))
     bins = [
         [
             name,
             f"{part['from']:.2f} to {part['to']:.2f}",
             whole(part["judgements"]),
-            estimate(part | {"estimate": part["rate"]}),
+            share(part["rate"], part["low"], part["high"]),
         ]
-        for name in statistics
-        for part in statistics[name].get("length_bins", [])
+        for name, of_policy in statistics.items()
+        for part in of_policy.get("length_bins", [])
     ]
     if not bins:
         return made
@@ -166,17 +164,30 @@ def rates(
     return [*made, Details("Win rate by length", [Table(columns, bins, caption)])]
 
 
-def _about_the_model(model: Row | None) -> str:
-    if model is None:
+def _rate(statistics: Row, key: str) -> str:
+    """One of the rates; a dash where too much is unjudged for any."""
+    return (at_equal_length if key == AT_LENGTH else estimate)(statistics.get(key))
+
+
+def turned_by_length(statistics: Row) -> str:
+    """Why the rate at equal length lies on the other side of even than the raw one, if it does."""
+    raw, equal = (statistics[key]["estimate"] for key in ("raw", AT_LENGTH))
+    if equal is None or (raw - NO_GUESS) * (equal - NO_GUESS) >= 0:
         return ""
+    ratio = statistics["median_other_ratio"]
+    words = f" (these have a median of {number(ratio)} times the words)" if ratio else ""
+    return (
+        f" It lies on the other side of 50% than the raw rate, {percent(raw)}: the model puts the"
+        f" {'lead' if raw > NO_GUESS else 'deficit'} down to posts whose two texts differ in"
+        f" length{words}. A summary that leaves out what matters is shorter, too, so this does not"
+        " make it the better one."
+    )
+
+
+def _about_the_model(model: Row) -> str:
     if model["estimate"] is None:
-        extrapolated = " Any rate would be EXTRAPOLATED." if model.get("extrapolated") else ""
+        extrapolated = " Any rate would be EXTRAPOLATED." if model["extrapolated"] else ""
         return f"no rate, because {model['why']}.{extrapolated}"
-    if "doubled_length_logits" not in model:
-        return (
-            "made by an earlier model, whose effect of length had no bound: remove the folder of"
-            " stage win_rate and run make eval again."
-        )
     order, length = (model[key] for key in ("order_logits", "doubled_length_logits"))
     text = "the two orders of each post were averaged first, because order decides nearly all."
     if "equal_posts" in model:
@@ -186,9 +197,8 @@ def _about_the_model(model: Row | None) -> str:
         )
     elif order is not None:
         text = (
-            f"being shown first is worth {number(order[0])}"
-            f" [{number(order[1])}, {number(order[2])}] logits, a doubled length"
-            f" {number(length[0])} [{number(length[1])}, {number(length[2])}]."
+            f"being shown first is worth {_logits(order)} logits, a doubled length"
+            f" {_logits(length)}."
         )
     if model["extrapolated"]:
         text += (
@@ -196,6 +206,10 @@ def _about_the_model(model: Row | None) -> str:
             " ratio of 1 outside the middle 90% of those seen. The model answers, not the data."
         )
     return text
+
+
+def _logits(triple: list[float]) -> str:
+    return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
 
 
 def _leanings_table(numbers: Row) -> Table:
@@ -226,7 +240,7 @@ def _differences(numbers: Row) -> Table:
     for pair in sorted(numbers["differences"], key=order):
         gap = numbers["differences"][pair]
         p = p_value(gap["p_value"] if gap["headline"] else None)
-        names = " less ".join(named(name, places) for name in names_of_pair(pair))
+        names = " - ".join(named(name, places) for name in names_of_pair(pair))
         rows.append([names, difference(gap), p])
     caption = (
         "Differences of win rates on the same posts: bootstrap over posts, and the p-value of a"
@@ -254,12 +268,12 @@ def controls(results: Row) -> list[Block]:
 
 
 def _control(name: str, control: Row) -> list[str]:
-    unjudged = control.get("unjudged")  # an older run may not say
     what = [control["what"], whole(control["judgements"] / len(VERDICTS))]
+    proves = CONTROLS[name].proves
     if control["passed"] is None:
-        return [*what, MISSING, MISSING, f"not available: {control['why']}", CONTROLS[name].proves]
-    cell = MISSING
-    if control["preferred"] is not None and (unjudged or 0) <= MOST_UNJUDGED:
-        cell = f"{percent(control['preferred'])} {interval(control['low'], control['high'])}"
+        return [*what, MISSING, MISSING, f"not available: {control['why']}", proves]
+    unjudged, cell = control["unjudged"], MISSING
+    if control["preferred"] is not None and unjudged <= MOST_UNJUDGED:
+        cell = share(control["preferred"], control["low"], control["high"])
     verdict = "passed" if control["passed"] else "FAILED"
-    return [*what, cell, percent(unjudged), verdict, CONTROLS[name].proves]
+    return [*what, cell, percent(unjudged), verdict, proves]

@@ -1,0 +1,227 @@
+"""Policies of finished runs beside another one, seed by seed and on the same posts.
+
+An entry is named as `eval.versus` names a side; without a seed it is all finished seeds of the run.
+`reports.compare_page` and `reports.ablations_page` put it into words.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from eval.rates.formulas import Interval, mean_of_seeds
+from eval.versus import parts_of
+from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
+from reports.parts.collect import Record, find_runs, policies_of
+from reports.parts.sample_views import SCORES, by_id, change, verdict_of
+from reports.parts.words import Row
+from stages.settings.checks import UserError
+from stages.settings.judge import MOST_UNJUDGED
+
+EQUAL = 1e-12  # numbers that are closer than this are one number, rounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A policy of some seeds of a run, with what it wrote and how it was judged."""
+
+    name: str
+    seed: str = ""
+    """The one that was named; empty: all."""
+    policy: str
+    runs: list[Record]
+
+    @property
+    def label(self) -> str:
+        """How pages and commands name it."""
+        return f"{self.name}{'/' if self.seed else ''}{self.seed}:{self.policy}"
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its runs."""
+        return [run.seed for run in self.runs]
+
+    def place_of(self, seed: int) -> int:
+        """Which of its runs has a seed; the first if none has it."""
+        return self.seeds.index(seed) if seed in self.seeds else 0
+
+    @cached_property
+    def written(self) -> list[dict[str, Row]]:
+        """The summary of each post, of each run."""
+        return [by_id(run.rows("summaries", f"{self.policy}.jsonl")) for run in self.runs]
+
+    @cached_property
+    def scores(self) -> list[Scores]:
+        """The score of each post, of each run; None if it is unjudged."""
+        return [
+            {
+                row["id"]: row["score"]
+                for row in run.rows("win_rate", SCORES)
+                if row["policy"] == self.policy
+            }
+            for run in self.runs
+        ]
+
+    @property
+    def unjudged(self) -> float:
+        """The largest share of posts without a verdict, of all its runs."""
+        shares = [[score is None for score in scores.values()] for scores in self.scores]
+        return max(fmean(lacking) for lacking in shares)
+
+    @property
+    def rate(self) -> Interval | None:
+        """The win rate over the posts, as a mean over seeds; None if too much is unjudged."""
+        return None if self.unjudged > MOST_UNJUDGED else win_rate(mean_scores(self.scores))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """An entry beside the first one, on the seeds and posts of both."""
+
+    entry: Entry
+    first: Entry
+    pairs: list[tuple[int, int]]
+    """Which run of the entry stands beside which of the first."""
+    together: PairedInterval | None
+    """The difference of the win rates over posts; None if too much is unjudged."""
+    each: list[float]
+    """The difference of each pair."""
+    changes: Counter[str]
+    """How many verdicts are better, worse, ..., over all pairs."""
+    alike: int
+    """Summaries that are alike word for word."""
+    written: int
+    """Summaries in all pairs."""
+
+    @property
+    def runs(self) -> list[Record]:
+        """The runs of the entry that are compared."""
+        return [self.entry.runs[own] for own, _ in self.pairs]
+
+    @property
+    def over_seeds(self) -> tuple[float, float] | None:
+        """95% interval of the mean difference over seeds."""
+        return over_seeds(self.each) if self.each else None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the intervals over seeds and over posts leave out 0, both on one side."""
+        if self.together is None or self.over_seeds is None or self.alike == self.written:
+            return False
+        low, high = self.over_seeds
+        return min(low, self.together.low) > 0 or max(high, self.together.high) < 0
+
+
+def mean_scores(sides: Sequence[Scores]) -> Scores:
+    """Each post's mean over the seeds; None if a seed has no verdict on it."""
+    means: dict[str, float | None] = {}
+    for post in sides[0]:
+        values = [side.get(post) for side in sides]
+        judged = [value for value in values if value is not None]
+        means[post] = fmean(judged) if len(judged) == len(values) else None
+    return means
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
+    """95% t interval of a mean over seeds; None for one seed, and if all seeds are equal.
+
+    Equal seeds show no spread, but other seeds might.
+    """
+    if max(values) - min(values) < EQUAL:
+        return None
+    return mean_of_seeds(values)
+
+
+def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], list[str]]:
+    """What some texts name, and a line on each seed that is left out.
+
+    Raises UserError where fewer than two are named, or one names nothing that has finished.
+    """
+    if len(set(texts)) < 2:
+        raise UserError('name two or more to compare, such as RUNS="tiny:ppo tiny:sft"')
+    entries: dict[str, Entry] = {}
+    left_out: list[str] = []
+    for text in dict.fromkeys(texts):
+        entry, lines = read_entry(text, judge)
+        entries.setdefault(entry.label, entry)
+        left_out += lines
+    if len(entries) < 2:
+        raise UserError(
+            f"{' and '.join(texts)} are all {next(iter(entries))}: name two policies or runs"
+        )
+    return list(entries.values()), list(dict.fromkeys(left_out))
+
+
+def read_entry(text: str, judge: str = "") -> tuple[Entry, list[str]]:
+    """The entry that `name[/seed][:policy]` names. Raises UserError where it is not there."""
+    name, seed, policy = parts_of(text)
+    runs, left_out = find_runs(name, judge)
+    if seed:
+        runs = [run for run in runs if run.seed == int(seed)]
+        left_out = []
+    if not runs:
+        raise UserError(f"{text}: seed {seed} of {name} has not finished: run `make eval` for it")
+    lacking = [run for run in runs if policy not in policies_of(run)]
+    if len(lacking) == len(runs):
+        there = ", ".join(policies_of(runs[0]))
+        raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
+    left_out += [
+        f"{name} seed{run.seed} is left out: it has no policy {policy}." for run in lacking
+    ]
+    runs = [run for run in runs if run not in lacking]
+    return Entry(name=name, seed=seed, policy=policy, runs=runs), left_out
+
+
+def beside(entry: Entry, first: Entry) -> Paired:
+    """An entry beside the first. Raises UserError where they have no seed or post in common."""
+    pairs = pairs_of(entry, first)
+    written = [(entry.written[own], first.written[other]) for own, other in pairs]
+    for posts, others in written:
+        check_posts(entry, first, posts, others)
+    scores = [(entry.scores[own], first.scores[other]) for own, other in pairs]
+    judged = max(entry.unjudged, first.unjudged) <= MOST_UNJUDGED
+    own_scores, first_scores = (mean_scores(sides) for sides in zip(*scores, strict=True))
+    texts = [
+        (posts[post]["summary"], others[post]["summary"])
+        for posts, others in written
+        for post in posts
+        if post in others
+    ]
+    return Paired(
+        entry=entry,
+        first=first,
+        pairs=pairs,
+        together=paired_difference(own_scores, first_scores) if judged else None,
+        each=[paired_difference(*sides).estimate for sides in scores] if judged else [],
+        changes=Counter(
+            change(verdict_of(others[post]), verdict_of(posts[post]))
+            for posts, others in scores
+            for post in posts
+            if post in others
+        ),
+        alike=sum(text == other for text, other in texts),
+        written=len(texts),
+    )
+
+
+def pairs_of(entry: Entry, first: Entry) -> list[tuple[int, int]]:
+    """The runs with the same seed; two single runs are a pair whatever their seeds."""
+    if len(entry.runs) == len(first.runs) == 1:
+        return [(0, 0)]
+    shared = [seed for seed in entry.seeds if seed in first.seeds]
+    if not shared:
+        raise UserError(f"{entry.label} and {first.label} have no seed in common: name one of each")
+    return [(entry.seeds.index(seed), first.seeds.index(seed)) for seed in shared]
+
+
+def check_posts(entry: Entry, first: Entry, posts: dict[str, Row], others: dict[str, Row]) -> None:
+    """Raise UserError unless posts of both have one text, and some are in both."""
+    shared = [post for post in posts if post in others]
+    if not shared:
+        raise UserError(f"the posts differ: {entry.label} and {first.label} have none in common")
+    for post in shared:
+        if posts[post]["query"] != others[post]["query"]:
+            raise UserError(
+                f"the posts differ: {post} has another text in {entry.label} than in {first.label}"
+            )

@@ -1,0 +1,255 @@
+"""What a page says of a run: four sentences to open with, and what to hold against its numbers.
+
+They are made from a row of `reports.parts.collect` and nothing else. They say bad news as plainly
+as good news. `row["policy"]` is the policy that learned by policy gradient.
+"""
+
+from eval.rates.table import leans
+from reports.parts.words import (
+    Row,
+    above_sft,
+    accuracy,
+    at_equal_length,
+    estimate,
+    judge,
+    named,
+    number,
+    percent,
+    rate,
+    whole,
+)
+from stages.settings.judge import MOST_UNJUDGED
+
+NO_GUESS = 0.5  # what a coin would get
+
+
+def opening(row: Row) -> list[str]:
+    """The four sentences: judge, win, length, caveat."""
+    judged = (
+        f"The judge, {judge(row)}, compared the summaries of {whole(row['posts'])} held-out posts"
+        f" with the references, in both orders."
+    )
+    return [judged, _won(row), _length(row), _caveat(row)]
+
+
+def _won(row: Row) -> str:
+    if too_many_unjudged(row):
+        return "Too many comparisons had no verdict for a conclusion; see below."
+    rates = f"preferred on {rate(row, row['policy'])} of the posts, SFT on {rate(row, 'sft')}"
+    return f"{_stands(row)}: {rates}; {beats_sft(row)}."
+
+
+def _stands(row: Row) -> str:
+    """How the policy stands against the references, as far as the posts tell."""
+    policy = row["policy"]
+    if row[f"{policy}/low"] > NO_GUESS:
+        return f"{named(policy)} BEATS the references"
+    if row[f"{policy}/high"] < NO_GUESS:
+        return f"{named(policy)} does NOT reach the references"
+    return f"{named(policy)} against the references is INCONCLUSIVE"
+
+
+def _length(row: Row) -> str:
+    policy = row["policy"]
+    tokens, theirs = (number(row[f"{name}/tokens"], 1) for name in (policy, "reference"))
+    lengths = f"{named(policy)} writes {tokens} tokens where the references have {theirs}"
+    at_length = row[f"{policy}/statistics"]["length_controlled"]
+    if too_many_unjudged(row) or at_length["estimate"] is None:
+        return f"{lengths}; no rate at equal length can be given."
+    return f"{lengths}; at equal length it would be preferred on {at_equal_length(at_length)}."
+
+
+def _caveat(row: Row) -> str:
+    reasons = [
+        (bool(row["judge_flags"]), "the judge failed its checks"),
+        (not row["is_llm"], "the judge is not an LLM"),
+        (not row["pretrained"], "the model was never pretrained"),
+        (not row["real_posts"], "the posts are those of the built-in toy world"),
+        (
+            row["accuracy_low"] <= NO_GUESS,
+            f"the reward model is no better than chance ({percent(row['accuracy'])})",
+        ),
+    ]
+    applying = [text for applies, text in reasons if applies]
+    applying.append("this is one seed, and another can differ by more than the intervals")
+    return f"Caveat: {'; '.join(applying)}."
+
+
+def beats_sft(row: Row) -> str:
+    """Whether the policy improved on SFT, as far as the posts tell."""
+    name = named(row["policy"])
+    if row["difference"] is None:
+        return f"{name} and SFT cannot be compared: too many comparisons had no verdict"
+    if row["difference_low"] > 0:
+        return f"{name} beats SFT: {above_sft(row)}"
+    if row["difference_high"] < 0:
+        return f"{name} is WORSE than SFT: {above_sft(row)}"
+    return f"{name} did not significantly beat SFT: {above_sft(row)}, which includes no change"
+
+
+def what_was_trained(row: Row) -> str:
+    """Model, data and episodes, in one sentence."""
+    model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
+    count = row["parameters"] / 1e6
+    size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
+    data = "real Reddit posts" if row["real_posts"] else "the built-in toy world"
+    return (
+        f"We fine-tuned {model} ({size} parameters) on {whole(row['sft_rows'])} reference summaries"
+        f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
+        f" (it gets {percent(row['accuracy'])} of {whole(row['pairs'])} held-out pairs right), and"
+        f" optimised the summariser against it with {named(row['policy'])} for"
+        f" {whole(row['episodes'])} episodes."
+    )
+
+
+# -- what to hold against the numbers --------------------------------------------------------------
+
+
+def caveats(row: Row) -> list[str]:
+    """What to hold against the numbers, most important first."""
+    notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
+    notes += [*_length_notes(row), _place_note(row), _sft_note(row), *_signs(row)]
+    return [note for note in notes if note]
+
+
+def judged_caveats(row: Row) -> list[str]:
+    """Those of them that are about the judge and its verdicts, not about training."""
+    notes = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
+    return [note for note in [*notes, _place_note(row)] if note]
+
+
+def judge_flags(row: Row) -> str | None:
+    """The warning about a judge that failed its checks, for every page that uses it."""
+    if not row["judge_flags"]:
+        return None
+    return f"THE JUDGE FAILED ITS CHECKS: {'; '.join(row['judge_flags'])}."
+
+
+def judge_note(row: Row) -> str | None:
+    """The caveat of a judge that is not a language model."""
+    if row["is_llm"]:
+        return None
+    note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
+    if row["judge_note"]:
+        note += f" It is: {row['judge_note']}."
+    if row["judge_kind"] == "reward_model":
+        name = named(row["policy"]) or "PPO"
+        note += (
+            f" If {name} wins, it optimised its reward; whether people would agree, nobody asked."
+        )
+    if row["judge_kind"] == "gold_reward_model":
+        note += (
+            " It learned from labels, so it can share mistakes with every policy that learned from"
+            " such labels."
+        )
+    return note
+
+
+def notes_of_judges(rows: list[Row]) -> list[str]:
+    """The warnings and notes about the judges of several runs, each once."""
+    notes = [note(row) for note in (judge_flags, judge_note) for row in rows]
+    return list(dict.fromkeys(note for note in notes if note))
+
+
+def not_judged_alike(rows: list[Row]) -> list[str]:
+    """A note where several runs differ in their judge or in how many posts were judged."""
+    if len({(row["judge"], row["posts"]) for row in rows}) < 2:
+        return []
+    return ["The runs were not judged alike: judge or number of posts differ."]
+
+
+def too_many_unjudged(row: Row) -> bool:
+    """Whether the posts without a verdict forbid a conclusion."""
+    return any(row[f"{policy}/unjudged"] > MOST_UNJUDGED for policy in row["policies"])
+
+
+def unjudged(row: Row) -> list[str]:
+    """A line for each policy that has posts without a verdict, with the worst-case bound."""
+    return [
+        f"{named(policy, row['policies'])}: {percent(row[f'{policy}/unjudged'])} of the posts have"
+        f" no verdict. Had they all gone one way, its win rate would lie between"
+        f" {percent(row[f'{policy}/worst_low'])} and {percent(row[f'{policy}/worst_high'])}."
+        f"{_no_headline(row[f'{policy}/unjudged'])}"
+        for policy in row["policies"]
+        if row[f"{policy}/unjudged"]
+    ]
+
+
+def _no_headline(unjudged_posts: float) -> str:
+    more = f" That is more than {percent(MOST_UNJUDGED)}, so no win rate is given."
+    return more if unjudged_posts > MOST_UNJUDGED else ""
+
+
+def _length_notes(row: Row) -> list[str]:
+    """A line for each policy whose lead over the references is gone at equal length."""
+    notes = []
+    for policy in row["policies"]:
+        at_length = row[f"{policy}/statistics"]["length_controlled"]
+        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
+        if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
+            notes.append(
+                f"{named(policy, row['policies'])}'s lead over the references is not shown at equal"
+                f" length: {at_equal_length(at_length)}."
+            )
+    return notes
+
+
+def _place_note(row: Row) -> str | None:
+    """A warning if the judge's choices depend on which text is shown first."""
+    shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
+    leaning = [value for value in shares if value and leans(value)]
+    if not leaning:
+        return None
+    most = max(leaning, key=lambda value: abs(value["estimate"] - NO_GUESS))
+    return (
+        f"The judge's choices depend on the place: it picks the text shown first in"
+        f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
+        " than it moves them."
+    )
+
+
+def _pretraining_note(row: Row) -> str | None:
+    if row["pretrained"]:
+        return None
+    if row["real_posts"]:
+        return (
+            "The model was NEVER PRETRAINED: it met English only in these few posts, and its"
+            " summaries are poor. This run shows that every stage works on real posts with the"
+            " real tokenizer; it says nothing about how good RLHF can be."
+        )
+    return (
+        "The posts come from the built-in toy world, made so that a small model without"
+        " pretraining can learn the whole pipeline in minutes. The numbers are not comparable"
+        " with the paper's."
+    )
+
+
+def _sft_note(row: Row) -> str | None:
+    if row["difference"] is None or row["difference_low"] > 0:
+        return None
+    name = named(row["policy"])
+    if row["difference_high"] < 0:
+        return f"By this judge, {name} made the summaries WORSE than supervised fine-tuning did."
+    return f"By this judge, {name} bought nothing over supervised fine-tuning in this run."
+
+
+def _signs(row: Row) -> list[str]:
+    """Known signs of trouble, if the numbers show them."""
+    policy, signs = row["policy"], []
+    if row["accuracy_low"] <= NO_GUESS:
+        signs.append(
+            f"The reward model is not better than chance ({accuracy(row)}): {named(policy)} had"
+            " nothing to learn."
+        )
+    known = row["difference"] is not None
+    if known and row[f"{policy}/score"] > row["sft/score"] and row["difference_high"] < 0:
+        signs.append(
+            f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
+            " its reward."
+        )
+    if row[f"{policy}/eos_rate"] < 0.9:
+        signs.append(
+            f"Only {percent(row[f'{policy}/eos_rate'])} of {named(policy)}'s summaries end by"
+            f" themselves; the others are cut at {row['max_tokens']} tokens."
+        )
+    return signs

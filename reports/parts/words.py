@@ -1,0 +1,180 @@
+"""Numbers in plain words: how every page writes a rate, a difference, a name and a setting."""
+
+import json
+from collections.abc import Iterable, Sequence
+from math import isnan
+from typing import Any
+
+from eval.rates.formulas import Interval, wilson
+from stages.settings.config import public_value
+from stages.settings.judge import READ_BY, Judge
+from stages.settings.stages import POLICY_STAGES
+
+Row = dict[str, Any]
+"""One JSON object: the numbers of a run, the results of a stage, or a line of a file."""
+MISSING = "–"
+STRENGTH = "strength of the label"  # 1 slightly better, 4 far better
+
+
+def percent(share: float | None) -> str:
+    """A fraction as a percentage with one digit."""
+    return MISSING if share is None or isnan(share) else f"{100 * share:.1f}%"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with so many digits after the point."""
+    if value is None or isnan(value):
+        return MISSING
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # never -0.0
+
+
+def whole(value: float | None) -> str:
+    """A count."""
+    return number(value, 0)
+
+
+def posts_of(count: float) -> str:
+    """A count of posts."""
+    return f"{whole(count)} post{'' if count == 1 else 's'}"
+
+
+def named(policy: str, others: Iterable[str] = ()) -> str:
+    """A policy as a page writes it: ours in capitals, unless one of the others is called so."""
+    capitals = policy.upper()
+    return capitals if policy in POLICY_STAGES and capitals not in others else policy
+
+
+def interval(low: float, high: float) -> str:
+    """A 95% interval of fractions, in percent."""
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def share(estimate: float, low: float, high: float) -> str:
+    """A fraction with its 95% interval, in percent."""
+    return f"{percent(estimate)} {interval(low, high)}"
+
+
+def estimate(rate: Row | Interval | None) -> str:
+    """A rate with its interval, from its `estimate`, `low` and `high`; a dash for None."""
+    row = vars(rate) if isinstance(rate, Interval) else rate
+    if row is None or row["estimate"] is None:
+        return MISSING
+    return share(row["estimate"], row["low"], row["high"])
+
+
+def accuracy(results: Row) -> str:
+    """The accuracy of a reward model with its interval."""
+    return share(*(results[key] for key in ("accuracy", "accuracy_low", "accuracy_high")))
+
+
+def counted(results: Row) -> str:
+    """The `accuracy` of some `pairs`, with Wilson's 95% interval."""
+    return share(
+        results["accuracy"], *wilson(results["accuracy"] * results["pairs"], results["pairs"])
+    )
+
+
+def rate(row: Row, policy: str) -> str:
+    """A policy's win rate with its interval; a dash if too many posts are unjudged."""
+    win_rate, low, high = (row[f"{policy}/{key}"] for key in ("win_rate", "low", "high"))
+    if win_rate is None or isnan(win_rate):  # nan: from a table of runs
+        return unjudged_share(row[f"{policy}/unjudged"])
+    return share(win_rate, low, high)
+
+
+def unjudged_share(value: float) -> str:
+    """What stands in the place of a rate where too many posts are unjudged."""
+    return f"{MISSING} ({percent(value)} unjudged)"
+
+
+def at_equal_length(rate_: Row | None) -> str:
+    """`estimate` of a rate at equal length, marked where the model answers and not the data."""
+    text = estimate(rate_)
+    marked = rate_ is not None and text != MISSING and rate_["extrapolated"]
+    return f"{text} EXTRAPOLATED" if marked else text
+
+
+def bounds_in_points(bounds: tuple[float, float] | None) -> str:
+    """An interval of a difference of two shares, in points; a dash for None."""
+    return f"[{100 * bounds[0]:+.1f}, {100 * bounds[1]:+.1f}]" if bounds else MISSING
+
+
+def in_points(difference: Row | Interval) -> str:
+    """A difference of two shares with its interval, in points."""
+    row = vars(difference) if isinstance(difference, Interval) else difference
+    bounds = bounds_in_points((row["low"], row["high"]))
+    return f"{100 * row['estimate']:+.1f} points {bounds}"
+
+
+def difference(gap: Row) -> str:
+    """A paired difference of two win rates, in points; a dash if too much is unjudged."""
+    return in_points(gap) if gap["headline"] else f"{MISSING} (too many unjudged)"
+
+
+def above_sft(row: Row) -> str:
+    """By how many points the learned policy's win rate lies above SFT's, with the interval."""
+    return difference(row["differences"][f"{row['policy']}-sft"])
+
+
+def plain(value: Row | None) -> str:
+    """A number that is no share, such as a mean score, with its interval; a dash for None."""
+    if value is None or value["estimate"] is None:
+        return MISSING
+    return "{} [{}, {}]".format(*(number(value[key]) for key in ("estimate", "low", "high")))
+
+
+def kappa(value: Row | None) -> str:
+    """A kappa with its interval; a dash for None.
+
+    Where all answers of one judge are alike it is 0 by construction, and has no interval.
+    """
+    if value is not None and value["low"] == value["high"]:
+        return number(value["estimate"])
+    return plain(value)
+
+
+def p_value(value: float | None) -> str:
+    """A p-value as papers write it."""
+    if value is None:
+        return MISSING
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def shown(name: str, value: Any) -> str:
+    """A setting as a page may show it: folders by their last name, servers not at all."""
+    value = public_value(name, value)
+    return value or "(empty)" if isinstance(value, str) else json.dumps(value)
+
+
+def judge(row: Row) -> str:
+    """Who judged; says so if that is not a language model."""
+    name: str = row["judge"]
+    return name if row["is_llm"] or "not an llm" in name.lower() else f"{name} (not an LLM)"
+
+
+def briefly(name: str) -> str:
+    """A judge's name for a sentence that says itself whether it is an LLM."""
+    return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
+
+
+def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
+    """The names of some judges; where two share one, with the settings in which they differ.
+
+    Where these are not shown, as of two servers, the name of the judge's folder takes their place.
+    """
+    labels = []
+    for name, settings in zip(names, judges, strict=True):
+        own = _read(settings)
+        others = [_read(other) for its, other in zip(names, judges, strict=True) if its == name]
+        differ = [key for key in own if any(o.get(key, own[key]) != own[key] for o in others)]
+        values = [f"{key}={shown(f'judge.{key}', own[key])}" for key in differ]
+        labels.append(f"{name} ({', '.join(values)})" if values else name)
+    return [
+        label if labels.count(label) == 1 else settings.folder
+        for label, settings in zip(labels, judges, strict=True)
+    ]
+
+
+def _read(settings: Judge) -> Row:
+    """The settings that a judge's verdicts depend on."""
+    return {key: getattr(settings, key) for key in ("kind", *READ_BY[settings.kind], "axis")}
