@@ -12,7 +12,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eval.calibration import HUMAN_CEILING
 from eval.judges.openai.budget import cost
@@ -21,11 +20,13 @@ from eval.rates.simple_judges import NAMES, simple_judges_on
 from reports.parts import page
 from reports.parts.collect import names_of_runs
 from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.run_report import note_sources
 from reports.parts.words import (
     MISSING,
+    Row,
     briefly,
-    difference,
     estimate,
+    in_points,
     kappa,
     number,
     percent,
@@ -34,12 +35,11 @@ from reports.parts.words import (
     whole,
 )
 from stages.finished import read_manifest
-from stages.running.files import file_hash, read_lines, write_json
-from stages.running.machine import code_version
+from stages.running.files import read_lines
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import UserError, unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import TOY, Config, UserError, fail, hash_of
+from stages.settings.config import TOY, Config, hash_of
 from stages.settings.stages import OUTPUTS
 
 STEM = "judges"
@@ -57,13 +57,13 @@ class Calibrated:
 
     folder: Path
     config: Config
-    manifest: dict[str, Any]
-    pairs: list[dict[str, Any]]
+    manifest: Row
+    pairs: list[Row]
 
     @property
-    def results(self) -> dict[str, Any]:
+    def results(self) -> Row:
         """What it found."""
-        results: dict[str, Any] = self.manifest["results"]
+        results: Row = self.manifest["results"]
         return results
 
     @property
@@ -111,10 +111,8 @@ def find_calibrations(names: Sequence[str] = ()) -> list[Calibrated]:
         pairs = read_lines(folder / "pairs.jsonl")
         calibrated = Calibrated(folder=folder, config=config, manifest=manifest, pairs=pairs)
         key = calibrated.same_pairs, folder.name
-        if (
-            key not in calibrations
-            or calibrations[key].manifest["finished"] <= manifest["finished"]
-        ):
+        before = calibrations.get(key, calibrated)
+        if before.manifest["finished"] <= manifest["finished"]:
             calibrations[key] = calibrated
     if not calibrations:
         raise UserError("no judge was calibrated yet: run `make judge-calibration`")
@@ -129,7 +127,7 @@ def by_pairs(calibrations: Sequence[Calibrated]) -> list[list[Calibrated]]:
     return [groups[key] for key in sorted(groups, key=lambda key: (-len(groups[key]), key))]
 
 
-def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
+def rows_of(group: Sequence[Calibrated]) -> list[Row]:
     """The judges of one group and the simple ones, by agreement, highest first."""
     rows = []
     names = [calibrated.results["judge"]["name"] for calibrated in group]
@@ -159,7 +157,7 @@ def rows_of(group: Sequence[Calibrated]) -> list[dict[str, Any]]:
     return sorted(rows, key=_agreement, reverse=True)
 
 
-def _agreement(row: dict[str, Any]) -> float:
+def _agreement(row: Row) -> float:
     return float(row["agreement"]["estimate"]) if row["agreement"] else -1.0
 
 
@@ -194,14 +192,14 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
     return [Heading(title), Table(HEADER, cells, caption, strong=True), *flagged]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     start = [row["judge"], estimate(row["agreement"]), kappa(row["kappa"])]
     if row.get("simple"):
         return [*start, MISSING, estimate(row["prefers_longer"]), *[MISSING] * 5]
     more, dollars = row["more_than_longest"], row["dollars_per_1000_pairs"]
     return [
         *start,
-        difference(more | {"headline": True}) if more else MISSING,
+        in_points(more) if more else MISSING,
         estimate(row["prefers_longer"]),
         estimate(row["share_first"]),
         percent(row["unjudged"]),
@@ -236,31 +234,26 @@ def write_page(calibrations: Sequence[Calibrated]) -> Path:
         " longest text does.",
         lead=True,
     )
-    blocks = [
-        lead,
-        *(b for group in groups for b in section(group)),
-    ]
+    blocks = [lead, *(block for group in groups for block in section(group))]
     path = page.write(page.beside_the_runs(), STEM, "Judges beside the same labels", blocks)
-    written = page.files_of(path.parent, STEM)
-    note = {
-        "kind": STEM,
-        "names": sorted({calibrated.config.name for calibrated in calibrations}),
-        "judges": sorted({calibrated.folder.name for calibrated in calibrations}),
-        "code_version": code_version(),
-        "sources": {
-            str(calibrated.folder.relative_to(settings.RUNS)): file_hash(
-                calibrated.folder / "manifest.json"
-            )
-            for calibrated in calibrations
+    note_sources(
+        path,
+        sorted({calibrated.config.name for calibrated in calibrations}),
+        {calibrated.folder.name for calibrated in calibrations},
+        [calibrated.folder for calibrated in calibrations],
+        {
+            "human_ceiling": list(HUMAN_CEILING),
+            "sets": [
+                {
+                    "source": source_of(group[0]),
+                    "pairs": len(group[0].pairs),
+                    "judges": rows_of(group),
+                }
+                for group in groups
+                for own in group[:1]
+            ],
         },
-        "files": {str(file.relative_to(path.parent)): file_hash(file) for file in written},
-        "human_ceiling": list(HUMAN_CEILING),
-        "sets": [
-            {"source": source_of(group[0]), "pairs": len(group[0].pairs), "judges": rows_of(group)}
-            for group in groups
-        ],
-    }
-    write_json(path.with_suffix(".json"), note)
+    )
     return path
 
 
@@ -268,14 +261,14 @@ def main(argv: list[str] | None = None) -> None:
     """Write the page and print its tables."""
     parser = argparse.ArgumentParser(description="all judges beside the same labelled pairs")
     parser.add_argument("--names", nargs="*", default=[], help="runs; none: all of them")
-    args = parser.parse_args(argv)
-    try:
+
+    def write(args: argparse.Namespace) -> str:
         calibrations = find_calibrations(args.names)
         path = write_page(calibrations)
-    except UserError as error:
-        fail(error)
-    print("\n".join(line for group in by_pairs(calibrations) for line in lines_of(group)))
-    print(page.for_terminal([], path))
+        lines = [line for group in by_pairs(calibrations) for line in lines_of(group)]
+        return "\n".join([*lines, page.for_terminal([], path)])
+
+    page.print_page(write, parser, argv)
 
 
 if __name__ == "__main__":

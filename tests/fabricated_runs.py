@@ -34,7 +34,13 @@ def curves(stage):
     return [{"step": 0, "loss/validation": 6.0}, *rows] if stage == "sft" else rows
 
 
-WRITTEN = {"rouge1": 0.5, "rouge2": 0.3, "eos_rate": 0.991, "reference_score": 0.017}
+WRITTEN = {
+    "copied_title_words": None,
+    "rouge1": 0.5,
+    "rouge2": 0.3,
+    "eos_rate": 0.991,
+    "reference_score": 0.017,
+}
 GROUPS = {"1": {"accuracy": 0.75, "pairs": 1500}, "4": {"accuracy": 0.83, "pairs": 500}}
 POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
 PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
@@ -295,7 +301,7 @@ def calibrated(config, flags):
     results |= {"pairs": 200, "of_pairs": 900, "ties": 3, "flags": flags}
     results |= {"by_strength": {"4": interval(0.8) | {"pairs": 70}}, "judge": OFFLINE}
     results |= {"statistics": statistics(0.5, 0.0), "source": "labelled comparisons"}
-    results |= {"error_pairs": 200, "with_reference": True}
+    results |= {"error_pairs": 200, "with_reference": True, "by_family": {}}
     kappa, more = interval(0.5, 0.1), interval(0.12, 0.05)
     longest = {"agreement": interval(0.63), "kappa": interval(0.26, 0.1), "difference": more}
     results |= {"kappa_interval": kappa, "simple": {"longest": longest}}

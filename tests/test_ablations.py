@@ -279,7 +279,7 @@ def test_a_run_that_turned_something_else_is_noted(places):
     default_runs()
     ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
     own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
-    fabricate(own, accuracy=0.7)
+    fabricate(own, accuracy=0.7, scores=wins(5))
     text = text_of("dropout")
     said = "is not the default with this switch alone:"
     assert f"dropout, seed 1, {said} ppo.kl_coef (0.1)." in text

@@ -17,9 +17,9 @@ from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 @pytest.mark.parametrize(
     ("said", "stands"),
     [
-        ([WIN] * 12, "surely beats the reference"),
-        ([LOSS] * 10 + [WIN] * 2, "surely LOSES to the reference"),
-        ([SPLIT] * 12, "cannot be told from the reference"),
+        ([WIN] * 12, "reliably beats the reference"),
+        ([LOSS] * 10 + [WIN] * 2, "reliably LOSES to the reference"),
+        ([SPLIT] * 12, "is inconclusive against the reference"),
     ],
 )
 def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):

@@ -102,15 +102,6 @@ def hashes(record: Record) -> dict[str, str]:
     }
 
 
-def sources(records: Sequence[Record]) -> dict[str, str]:
-    """What some runs were made of: each stage's folder below runs/ -> SHA-256 of its manifest."""
-    return {
-        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
-        for record in records
-        for folder in record.folders.values()
-    }
-
-
 def write_about_runs(
     stem: str,
     title: str,
@@ -126,7 +117,8 @@ def write_about_runs(
     """
     path = page.write(page.beside_the_runs(), stem, title, blocks)
     judges = {record.folders["judge"].name for record in records}
-    note_sources(path, names, judges, sources(records), more or {})
+    folders = [folder for record in records for folder in record.folders.values()]
+    note_sources(path, names, judges, folders, more or {})
     return path
 
 
@@ -134,16 +126,22 @@ def note_sources(
     path: Path,
     names: Iterable[str],
     judges: Iterable[str],
-    made_from: dict[str, str],
+    folders: Iterable[Path],
     more: dict[str, Any],
 ) -> None:
-    """Write beside a page, as `<page>.json`, what it was made from and which files it has."""
+    """Write beside a page, as `<page>.json`, what it was made from and which files it has.
+
+    `folders` are those of the stages that it shows.
+    """
     note = {
         "kind": path.stem.partition("-")[0],
         "names": list(names),
         "judges": sorted(judges),
         "code_version": code_version(),
-        "sources": made_from,
+        "sources": {
+            str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+            for folder in folders
+        },
         "files": {
             str(file.relative_to(path.parent)): file_hash(file)
             for file in files_of(path.parent, path.stem)

@@ -69,7 +69,9 @@ def lengths(tokens: dict[str, dict[str, int]], limits: Row) -> list[Block]:
         cells = [_length(measured, name, limits.get(bounds.get(name, ""))) for name in POST_LIMITS]
         rows.append([split.replace("_", " "), whole(measured.get("rows")), *cells])
     header = ("split", "rows", "query", "summary", "query and summary")
-    caption = "Tokens of the longest row, of those allowed. PPO samples as long as an SFT summary."
+    caption = (
+        "Tokens of the longest row, of those allowed. A policy samples as long as an SFT summary."
+    )
     return [Heading("Lengths"), Table(header, rows, caption)]
 
 
@@ -131,7 +133,7 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
         caption += OF_TRAINING
     header = ("setting", "this run", f"preset {preset}", "default")
     return [
-        Heading("dict[str, Row]"),
+        Heading("Settings"),
         Text(_by_hand(own, preset)),
         Table(header, changed, caption),
         Details("All settings", [Table(header, everything)]),

@@ -1,0 +1,124 @@
+"""The page of a policy-gradient stage of another name and without a critic, about fabricated runs.
+
+The table of stages gets a row `rloo`; nothing else of the pages knows that name.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from reports import compare_page, run_page
+from reports.parts import collect, page, sentences, words
+from reports.parts.sample_views import TokenView
+from reports.sections import curves, samples
+from stages.settings import stages
+from stages.settings.command_line import make_config
+from tests.fabricated_runs import fabricate, write_rows
+
+OF_A_CRITIC = ("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm")
+EPISODE = {"step": 1, "query": "TL;DR:", "response": " sold", "score": 1.0, "kl": 0.5}
+EPISODE |= {"tokens": [" sold"], "log_ratios": [0.5], "advantages": [1.5], "rewards": [-0.1]}
+
+
+@pytest.fixture(autouse=True)
+def rloo(runs, monkeypatch):
+    """A table of stages with one rival, and empty plots."""
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+    row = replace(stages.STAGES["ppo"], optional=True)
+    monkeypatch.setitem(stages.STAGES, "rloo", row)
+    monkeypatch.setattr(collect, "POLICY_GRADIENT_STAGES", ("ppo", "rloo"))
+    monkeypatch.setattr(collect, "STAGES", (*collect.STAGES, "rloo"))
+    monkeypatch.setattr(words, "POLICY_STAGES", ("sft", "ppo", "dpo", "rloo"))
+
+
+def renamed(results):
+    """Results of an evaluation in which the policy of PPO is called `rloo`."""
+    return json.loads(json.dumps(results).replace('"ppo', '"rloo'))
+
+
+def rival(seed=1, beside_ppo=False, **changes):
+    """A finished run whose policy RLOO made, in the place of PPO's or beside it."""
+    config = make_config("tiny", seed=seed)
+    fabricate(config, **changes)
+    record = collect.load_run(config)
+    own = record.folders["ppo"]
+    folder = own.with_name("rloo")
+    shutil.copytree(own, folder)
+    rows = [
+        {key: value for key, value in row.items() if key not in OF_A_CRITIC}
+        for row in record.rows("ppo")
+    ]
+    write_rows(folder / "metrics.jsonl", rows)
+    write_rows(folder / "samples.jsonl", [EPISODE])
+    summaries, rates = record.folders["summaries"], record.folders["win_rate"]
+    shutil.copy(summaries / "ppo.jsonl", summaries / "rloo.jsonl")
+    scores = record.rows("win_rate", "post_scores.jsonl")
+    manifests = record.manifests | {"rloo": record.manifests["ppo"]}
+    folders = record.folders | {"rloo": folder}
+    if not beside_ppo:
+        del manifests["ppo"], folders["ppo"]
+    for stage in ("summaries", "win_rate"):
+        results = renamed(record.results(stage))
+        if beside_ppo:
+            results["policies"] |= record.results(stage)["policies"]
+        manifests[stage] = manifests[stage] | {"results": results}
+    write_rows(rates / "post_scores.jsonl", [*scores, *map(renamed, scores)])
+    settings = {key: own for key, own in record.settings.items() if beside_ppo or key != "ppo"}
+    return replace(record, manifests=manifests, folders=folders, settings=settings, _results={})
+
+
+def text_of(record):
+    return page.to_markdown("x", "x", run_page.blocks(record))
+
+
+def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
+    record = rival()
+    text = text_of(record)
+    assert "RLOO BEATS the references: preferred on 63.0% [60.0, 66.0] of the posts" in text
+    assert "optimised the summariser against it with RLOO for 7,680 episodes" in text
+    assert "RLOO beats SFT: +21.8 points [+17.8, +25.8]" in text
+    result = next(line for line in text.splitlines() if line.startswith("| RLOO | 63.0%"))
+    assert result.endswith("| 7.3 |")  # KL
+    assert "What RLOO optimised, update by update" in text
+    assert "x-rloo.svg" in text
+    assert "x-frontier.svg" in text
+    assert "PPO" not in text.split("## Settings")[0].replace("treat another", "")
+    panels = curves.GRADIENT_GROUPS["-critic"][1]
+    assert "How the critic learned" not in text
+    assert len(panels) == len(OF_A_CRITIC)
+    assert "RLOO" in run_page.headline(collect.row(record), record.folders["rloo"] / "x.html")
+
+
+def test_a_rival_stands_beside_ppo_with_its_own_curves():
+    text = text_of(rival(beside_ppo=True))
+    assert "PPO BEATS the references" in text
+    for name in ("ppo", "ppo-critic", "frontier", "rloo", "rloo-policy", "rloo-frontier"):
+        assert f"x-{name}.svg" in text
+    assert "x-rloo-critic.svg" not in text
+    assert "| RLOO | 63.0%" in text
+
+
+def test_tokens_of_a_stage_without_a_critic_are_coloured_by_what_it_logged():
+    _, about, view = samples.training_blocks(rival())
+    assert "What RLOO sampled while it learned" in about.text
+    assert "the advantage that the update learned from and its reward" in about.text
+    assert "critic" not in about.text
+    assert isinstance(view, TokenView)
+    (episode,) = view.data["episodes"]
+    assert episode["advantages"] == [1.5]
+    assert "values" not in episode
+
+
+def test_notes_name_the_rival():
+    row = collect.row(rival(sft=0.6, ppo=0.4, accuracy=0.51))
+    notes = " ".join(sentences.caveats(row))
+    assert "By this judge, RLOO made the summaries WORSE" in notes
+    assert "RLOO had nothing to learn" in notes
+    assert "PPO" not in notes
+
+
+def test_the_pages_of_comparisons_know_curves_of_every_policy_gradient():
+    assert {"sft", "rm", "dpo", *stages.POLICY_GRADIENT_STAGES} == set(compare_page.CURVES)
