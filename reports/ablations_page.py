@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from reports.parts import page, words
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, row
+from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside, over_seeds
 from reports.parts.run_report import write_about_runs
@@ -134,7 +134,7 @@ def ablation_of(name: str, base: str, default: list[Record], runs: list[Record])
 def numbers(record: Record) -> Row:
     """One run's row, with what ablations look at beside it."""
     ppo = record.results(POLICY)
-    return row(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
+    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:

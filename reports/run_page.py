@@ -10,7 +10,7 @@ Markdown page, headline.txt (the result tables for the terminal) and numbers.jso
 from pathlib import Path
 
 from reports.parts import lineage, paper, plots, run_report, sentences
-from reports.parts.collect import Record, judged_row, row
+from reports.parts.collect import Record, judged_row, numbers_of
 from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
@@ -58,7 +58,7 @@ def report(record: Record, path: Path) -> Report:
         numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
         shown, text = released_blocks(record, numbers), released_headline(numbers, path)
     else:
-        numbers = row(record)
+        numbers = numbers_of(record)
         shown, text = blocks(record), headline(numbers, path)
     return Report(
         title=f"Run {record.name}, seed {record.seed}",
@@ -71,7 +71,7 @@ def report(record: Record, path: Path) -> Report:
 
 def blocks(record: Record) -> list[Block]:
     """The page, from the result down to the hashes."""
-    numbers = row(record)
+    numbers = numbers_of(record)
     return [
         Text(" ".join(sentences.opening(numbers)), lead=True),
         *(Note(caveat) for caveat in sentences.caveats(numbers)),
@@ -167,7 +167,7 @@ def _result(numbers: Row) -> list[Block]:
     rates = [
         (
             named(policy),
-            plots.POLICY_COLORS[policy],
+            plots.color_of(policy),
             *(numbers[f"{policy}/{key}"] for key in ("win_rate", "low", "high")),
         )
         for policy in numbers["policies"]

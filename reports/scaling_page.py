@@ -18,8 +18,7 @@ from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find
 from reports.parts.page import Block, Heading, Note, Text
 from reports.parts.run_report import write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.fits import frame_of, rows_of, sizes
-from reports.scaling.verdicts import RULE, size_verdicts
+from reports.scaling.measures import RULE, frame_of, rows_of, size_verdicts, sizes
 from reports.sections import made_with
 
 # What may differ between sizes: the base model itself, and how batches are cut.

@@ -101,7 +101,7 @@ def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
     config = make_config("tiny")
     fabricate(config, unjudged=1.0, found={"win_rate": {"differences": {}}})
     record = collect.load_run(config)
-    numbers = collect.row(record)
+    numbers = collect.numbers_of(record)
     assert numbers["differences"] == {"ppo-sft": NOTHING}
     text = run_page.headline(numbers, Path("page"))
     assert "– (100.0% unjudged)" in text

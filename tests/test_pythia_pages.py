@@ -10,8 +10,7 @@ from reports.parts.page import Figure, Note, Table, Text
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
 from reports.scaling.details import code_line
-from reports.scaling.fits import frame_of
-from reports.scaling.verdicts import BEATS, UNKNOWN, size_verdicts
+from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import ONLINE, pythia_study
 

@@ -40,7 +40,7 @@ def lay_out(folder, monkeypatch):
 
 
 def tiny_row():
-    return collect.row(collect.load_run(make_config("tiny")))
+    return collect.numbers_of(collect.load_run(make_config("tiny")))
 
 
 def report(places, **changes):
@@ -309,7 +309,7 @@ def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
     config = replace(make_config("tiny"), data=Data(source="../posts"))
     fabricate(config)
-    row = collect.row(collect.load_run(config))
+    row = collect.numbers_of(collect.load_run(config))
     assert any("NEVER PRETRAINED" in note and "poor" in note for note in sentences.caveats(row))
 
 
@@ -324,7 +324,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
     text = page.to_html("", run_page.blocks(collect.load_run(config)))
     assert "folder posts" in text
     assert "anna" not in text
-    assert "anna" not in str(collect.row(collect.load_run(config)))
+    assert "anna" not in str(collect.numbers_of(collect.load_run(config)))
     assert "machine.internal" not in text
 
 
@@ -350,7 +350,10 @@ def test_two_judges_of_one_run_stand_side_by_side(places):
     for config in two:
         run_page.write_report(config)
     pages = [(folder_of(config=one) / "tiny-seed44413.md").read_text() for one in two]
-    assert [collect.row(collect.load_run(one))["ppo/win_rate"] for one in two] == [0.63, 0.55]
+    assert [collect.numbers_of(collect.load_run(one))["ppo/win_rate"] for one in two] == [
+        0.63,
+        0.55,
+    ]
     assert ["63.0% [60.0, 66.0]" in text for text in pages] == [True, False]
     assert ["55.0% [52.0, 58.0]" in text for text in pages] == [False, True]
     for one in two:

@@ -11,6 +11,7 @@ import pytest
 
 from reports import compare_page, run_page
 from reports.parts import collect, page, sentences, words
+from reports.parts.page import Text
 from reports.parts.sample_views import TokenView
 from reports.sections import curves, samples
 from stages.settings import stages
@@ -89,7 +90,9 @@ def test_a_run_without_ppo_and_critic_has_a_whole_page_with_curves_and_kl():
     panels = curves.GRADIENT_GROUPS["-critic"][1]
     assert "How the critic learned" not in text
     assert len(panels) == len(OF_A_CRITIC)
-    assert "RLOO" in run_page.headline(collect.row(record), record.folders["rloo"] / "x.html")
+    assert "RLOO" in run_page.headline(
+        collect.numbers_of(record), record.folders["rloo"] / "x.html"
+    )
 
 
 def test_a_rival_stands_beside_ppo_with_its_own_curves():
@@ -103,6 +106,7 @@ def test_a_rival_stands_beside_ppo_with_its_own_curves():
 
 def test_tokens_of_a_stage_without_a_critic_are_coloured_by_what_it_logged():
     _, about, view = samples.training_blocks(rival())
+    assert isinstance(about, Text)
     assert "What RLOO sampled while it learned" in about.text
     assert "the advantage that the update learned from and its reward" in about.text
     assert "critic" not in about.text
@@ -113,7 +117,7 @@ def test_tokens_of_a_stage_without_a_critic_are_coloured_by_what_it_logged():
 
 
 def test_notes_name_the_rival():
-    row = collect.row(rival(sft=0.6, ppo=0.4, accuracy=0.51))
+    row = collect.numbers_of(rival(sft=0.6, ppo=0.4, accuracy=0.51))
     notes = " ".join(sentences.caveats(row))
     assert "By this judge, RLOO made the summaries WORSE" in notes
     assert "RLOO had nothing to learn" in notes

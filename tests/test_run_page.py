@@ -45,7 +45,7 @@ def record_of(seed=1, **changes):
     ],
 )
 def test_four_sentences_say_who_judged_who_won_at_what_length_and_what_to_mind(places, ppo, said):
-    judged, won, length, caveat = sentences.opening(collect.row(record_of(ppo=ppo)))
+    judged, won, length, caveat = sentences.opening(collect.numbers_of(record_of(ppo=ppo)))
     assert judged.startswith("The judge, facts rule (not an LLM), compared the summaries of 600")
     assert said in won
     equal = 100 * (ppo - 0.04)  # as it is fabricated
@@ -220,7 +220,7 @@ def test_policies_stand_in_one_order_everywhere(places):
     calibrated(make_config("tiny", seed=1), flags=[])
     record = collect.load_run(make_config("tiny", seed=1))
     assert list(calibration.corrected_rates(record)) == ["sft", "ppo"]
-    numbers = collect.row(record)
+    numbers = collect.numbers_of(record)
     gap = numbers["differences"]["ppo-sft"]
     pairs = ("dpo-sft", "ppo-dpo", "ppo-sft")
     numbers |= {"policies": ["sft", "ppo", "dpo"], "differences": dict.fromkeys(pairs, gap)}

@@ -8,7 +8,7 @@ import pytest
 from reports import scaling_page
 from reports.parts import collect, page
 from reports.scaling import details
-from reports.scaling.fits import frame_of
+from reports.scaling.measures import frame_of
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges

@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 
 from reports.parts import plots
+from reports.scaling.answers import win_rates
 from reports.scaling.beside_paper import HIGHER, LOWER, REPRODUCED, UNKNOWN, verdict_of, welch
-from reports.scaling.curves import win_rates
-from reports.scaling.fits import Fit, fit, pool
-from reports.scaling.verdicts import called_out, over_optimised
+from reports.scaling.measures import Fit, called_out, fit, over_optimised, pool
 
 # -- pooled intervals ------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ def _judged_config(seed_folder: Path, judge: str) -> Config | None:
     return recorded_config(judged[0]) if judged else None
 
 
-def row(record: Record) -> Row:
+def numbers_of(record: Record) -> Row:
     """The numbers of one run that a report shows or compares.
 
     Raises UserError for a run of what others made, which has no training to show.

@@ -12,7 +12,7 @@ Inputs = Mapping[str, Sequence[str]]
 WIDTH, HEIGHT = 132, 40  # of a box, in pixels
 ACROSS, DOWN = 20, 22  # between boxes
 EDGE = 8  # around the picture
-ACCENTS = {stage: plots.POLICY_COLORS[stage] for stage in POLICY_STAGES}
+ACCENTS = {stage: plots.color_of(stage) for stage in POLICY_STAGES}
 ACCENTS |= {"rm": plots.RM, "normalize": plots.RM}
 CAPTION = (
     "What was made from what. Below each stage: the first digits of the hash of its manifest, which"

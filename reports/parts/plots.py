@@ -8,7 +8,6 @@ import html
 import io
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,7 @@ from reports.parts import blocks
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
-POLICY_COLORS = defaultdict(lambda: OTHER, {"sft": SFT, "ppo": PPO, "dpo": PAPER})
+POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
@@ -182,6 +181,11 @@ def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
         for name, _, rate, low, high in rates
     )
     return Panel("Win rate against the reference", draw, about)
+
+
+def color_of(policy: str) -> str:
+    """The colour of a policy's curves and bars."""
+    return POLICY_COLORS.get(policy, OTHER)
 
 
 def count(number: float) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from eval.rates.formulas import TAILS
 from reports.parts import paper
 from reports.parts.collect import MEMORY_KNOBS, Record
-from reports.scaling.fits import given, sizes
+from reports.scaling.measures import given, sizes
 from stages.settings.config import Config
 from stages.settings.presets import PRESETS
 

@@ -11,9 +11,10 @@ from reports.parts import paper, plots, words
 from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, percent
-from reports.scaling import beside_paper, curves
+from reports.scaling import beside_paper
+from reports.scaling.answers import Series, series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
-from reports.scaling.fits import Fit, fit, given, policies, sizes
+from reports.scaling.measures import Fit, fit, given, policies, sizes
 
 Form = Callable[[float], str]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
@@ -289,9 +290,9 @@ GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies"
 def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
     """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
     names = [name for name, _ in sizes(frame)]
-    panel = curves.shares(
+    panel = shares(
         "Reward model's accuracy",
-        [curves.series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
+        [series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
     )
     caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
     figure = plots.figure("accuracy", caption, [panel], 1.2, 1.2)
@@ -302,7 +303,7 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
     return blocks
 
 
-def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[curves.Series]:
+def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[Series]:
     shares = {}
     for record in records:
         longer = (record.results("rm").get("length") or {}).get("longer")
@@ -311,7 +312,7 @@ def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[curves.Serie
         shares[record.name, record.seed] = longer["estimate"]
     keys = zip(frame["name"], frame["seed"], strict=True)
     with_longer = frame.assign(longer=[shares[name, seed] for name, seed in keys])
-    return [curves.series(with_longer, "longer", "the longer one", plots.OTHER)]
+    return [series(with_longer, "longer", "the longer one", plots.OTHER)]
 
 
 def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: str) -> Table:

@@ -1,10 +1,10 @@
 """Parts of pages.
 
-judge        who judged, every rate, controls
-calibration  the judge beside labels, and what they correct
+judging      who judged, every rate, controls
+calibration  the judge beside labels, and the rates that they correct
 scores       proxy and gold score, accuracy beside length, spreads over the posts
 systems      several systems side by side
-samples      posts with every summary, and what PPO sampled while it learned
+samples      posts with every summary, and what policies sampled while they learned
 curves       everything that training logged, and DPO's policy as a reward model
 made_with    settings, time, versions, hashes; a policy that others trained
 """

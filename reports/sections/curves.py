@@ -174,7 +174,7 @@ def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
     figures: dict[str, Figure] = {}
     for end, (what, titles) in groups.items():
-        panels = _panels(rows, others, titles, plots.POLICY_COLORS[stage])
+        panels = _panels(rows, others, titles, plots.color_of(stage))
         if panels:
             caption = (
                 f"{what.format(name)}, update by update{_queries(record, stage)}. {NEIGHBOURS}"
@@ -232,7 +232,7 @@ def _dpo(record: Record) -> list[Block]:
 def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     """Score against KL, update by update: what each nat of distance bought."""
     runs = {record.seed: record.rows(stage)} | others
-    color = plots.POLICY_COLORS[stage]
+    color = plots.color_of(stage)
     drawn = [
         _path(rows, "" if seed != record.seed else f"seed {seed}", color)
         for seed, rows in runs.items()

@@ -165,7 +165,7 @@ def _panel(
     for policy, written in rows.items():
         values = _numbers(written, key)
         if values:
-            groups.append((named(policy, rows), plots.POLICY_COLORS[policy], values))
+            groups.append((named(policy, rows), plots.color_of(policy), values))
     of_policies = groups[1:] if reference else groups
     return spread(title, groups, title) if of_policies else None
 
