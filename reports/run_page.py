@@ -224,8 +224,8 @@ def _reward_model(record: Record) -> list[Block]:
         f" of {whole(results['pairs'])} pairs as the labellers did (loss"
         f" {number(results['loss'], 3)})."
     )
-    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if results.get(key)]
-    if results.get("cnndm"):
+    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if results[key]]
+    if results["cnndm"]:
         news = results["cnndm"]
         cells = ["CNN/DM", counted(news), whole(news["pairs"])]
         tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [cells]))

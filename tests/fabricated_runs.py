@@ -53,6 +53,18 @@ PUBLISHED = {
     "sft_train": {"rows": 16000, "known": 16000},
     "comparisons_train": {"rows": 15002, "known": 15009},
 }
+OF_LENGTH = {"1": {"accuracy": 0.52, "pairs": 1500}, "4": {"accuracy": 0.7, "pairs": 500}}
+LENGTH: dict[str, Any] = {
+    "longer": {"estimate": 0.61, "low": 0.59, "high": 0.63, "pairs": 2000},
+    "above_longer": {"estimate": 0.02, "low": 0.01, "high": 0.03, "pairs": 2000},
+    "near_equal": None,
+    "longer_near_equal": None,
+    "at_equal_length": {"estimate": None, "low": None, "high": None, "why": "fabricated"},
+    **dict.fromkeys(
+        ("by_split", "by_batch", "by_strength", "by_policies"),
+        OF_LENGTH,
+    ),
+}
 RESULTS: dict[str, Any] = {
     "base": {
         "vocabulary": 700,
@@ -67,6 +79,7 @@ RESULTS: dict[str, Any] = {
         "loss": 0.47,
         **dict.fromkeys(("by_split", "by_batch", "by_strength", "by_policies"), GROUPS),
         "cnndm": None,
+        "length": LENGTH,
         "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
     },
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
@@ -83,14 +96,6 @@ RESULTS: dict[str, Any] = {
         "posts": 600,
     },
     "judge": {"judgements": 2400, "share_first": 0.523, "models": []},
-}
-LENGTH: dict[str, Any] = {
-    "longer": {"estimate": 0.61, "low": 0.59, "high": 0.63, "pairs": 2000},
-    "above_longer": {"estimate": 0.02, "low": 0.01, "high": 0.03, "pairs": 2000},
-    "near_equal": None,
-    "longer_near_equal": None,
-    "at_equal_length": {"estimate": None, "low": None, "high": None, "why": "fabricated"},
-    "by_strength": {"1": {"accuracy": 0.52, "pairs": 1500}, "4": {"accuracy": 0.7, "pairs": 500}},
 }
 CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjudged": 0.0}
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
@@ -265,7 +270,6 @@ def pythia_study(judge=PAPER_JUDGE, **changes):
                     "objective/kl": kl + number / 10,
                     "objective/scores": score + number / 100,
                     "summaries": {"policies": policies, "reference_tokens": 28.4},
-                    "rm": {"length": LENGTH},
                 },
             )
     return [f"pythia-{size}" for size in PYTHIA]

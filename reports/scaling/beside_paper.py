@@ -171,7 +171,7 @@ def other_judge(records: Sequence[Record]) -> str:
         name
         for record in records
         for judge in (record.results("judge"),)
-        for name in judge.get("models") or [judge["judge"]["name"]]
+        for name in judge["models"] or [judge["judge"]["name"]]
     }
     others = sorted(name for name in names if name != wanted)
     return f"judged by {', '.join(others)}, the paper's judge was {wanted}" if others else ""

@@ -304,14 +304,12 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
 
 
 def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[Series]:
-    shares = {}
-    for record in records:
-        longer = (record.results("rm").get("length") or {}).get("longer")
-        if longer is None:
-            return []
-        shares[record.name, record.seed] = longer["estimate"]
+    longer = {
+        (record.name, record.seed): record.results("rm")["length"]["longer"]["estimate"]
+        for record in records
+    }
     keys = zip(frame["name"], frame["seed"], strict=True)
-    with_longer = frame.assign(longer=[shares[name, seed] for name, seed in keys])
+    with_longer = frame.assign(longer=[longer[name, seed] for name, seed in keys])
     return [series(with_longer, "longer", "the longer one", plots.OTHER)]
 
 
@@ -321,8 +319,8 @@ def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: 
     pairs: dict[str, int] = {}
     for record in records:
         results = record.results("rm")
-        longer = (results.get("length") or {}).get(f"by_{key}", {})
-        for group, results_of_group in results.get(f"by_{key}", {}).items():
+        longer = results["length"][f"by_{key}"]
+        for group, results_of_group in results[f"by_{key}"].items():
             groups.setdefault(group, {}).setdefault(record.name, []).append(
                 results_of_group["accuracy"]
             )

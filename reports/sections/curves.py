@@ -318,7 +318,7 @@ def dpo_blocks(record: Record) -> list[Block]:
         ["reward model", accuracy(reward), number(reward["loss"], 3)],
         ["DPO's implicit reward", accuracy(dpo), number(dpo["loss"], 3)],
     ]
-    tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo.get(key)]
+    tables = [_group_table(reward[key], dpo[key], what) for key, what in GROUPS if dpo[key]]
     return [Heading("DPO"), Text(text), Table(("", RANKED, "loss"), rows), *tables]
 
 

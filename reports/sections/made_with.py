@@ -88,12 +88,12 @@ def rows(results: Row) -> list[Block]:
     }
     table = [
         [split.replace("_", " "), *(whole(counts.get(key)) for key in columns.values())]
-        for split, counts in results.get("rows", {}).items()
+        for split, counts in results["rows"].items()
     ]
     caption = (
         "Odd rows that the published data hold too are kept and learned from, as in the paper."
     )
-    for split, counts in results.get("published", {}).items():
+    for split, counts in results["published"].items():
         same = "as" if counts["rows"] == counts["known"] else "not as"
         caption += f" {split.replace('_', ' ')}: {counts['rows']:,} rows, {same} published"
         caption += f" ({counts['known']:,})."

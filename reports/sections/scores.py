@@ -89,10 +89,7 @@ CAPTION = (
 
 
 def length_blocks(scorers: dict[str, Row]) -> list[Block]:
-    """A table of scorers (name -> results of their stage), and what it means; none without data."""
-    known = {name: results for name, results in scorers.items() if results.get("length")}
-    if not known:
-        return []
+    """A table of scorers (name -> results of their stage), and what it means."""
     rows = [
         [
             name,
@@ -100,24 +97,20 @@ def length_blocks(scorers: dict[str, Row]) -> list[Block]:
             estimate(results["length"]["near_equal"]),
             estimate(results["length"]["at_equal_length"]),
         ]
-        for name, results in known.items()
+        for name, results in scorers.items()
     ]
-    length = next(iter(known.values()))["length"]
+    length = next(iter(scorers.values()))["length"]
     rows.append(["the longer one", *(estimate(length[key]) for key in LONGER), percent(0.5)])
-    near = length["near_equal"]
-    header = (
-        "",
-        "all pairs [95%]",
-        f"nearly equal length (n = {whole(near['pairs'] if near else 0)})",
-        "at equal length",
-    )
-    return [Table(header, rows, CAPTION), *_notes(known)]
+    pairs = whole(length["near_equal"]["pairs"] if length["near_equal"] else 0)
+    near = f"nearly equal length (n = {pairs})"
+    header = ("", "all pairs [95%]", near, "at equal length")
+    return [Table(header, rows, CAPTION), *_notes(scorers)]
 
 
-def _notes(known: dict[str, Row]) -> list[Block]:
+def _notes(scorers: dict[str, Row]) -> list[Block]:
     """A warning for each scorer that is not reliably better than length."""
     notes: list[Block] = []
-    for scorer, results in known.items():
+    for scorer, results in scorers.items():
         name = f"{scorer[0].upper()}{scorer[1:]}"
         above, model = results["length"]["above_longer"], results["length"]["at_equal_length"]
         if model["estimate"] is None:
