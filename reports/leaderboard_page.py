@@ -10,6 +10,7 @@ shown; without it, all are.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from eval.judges.openai.budget import cost
 from eval.standings import agreement, panel, standings
@@ -36,10 +37,19 @@ class Judged:
     label: str
     settings: Judge
     record: Record
-    judgements: list[Row]
     pairs: list[Row]
     """Its judgements on all pairs of systems; none where nobody asked."""
-    standing: Row
+
+    @cached_property
+    def judgements(self) -> list[Row]:
+        """Its judgements on each summary beside the reference."""
+        return self.record.rows("judge", "judgements.jsonl")
+
+    @cached_property
+    def standing(self) -> Row:
+        """The systems by this judge."""
+        texts = summary_texts(self.record.folders["summaries"])
+        return standings(self.judgements, texts, self.pairs)
 
     @property
     def about(self) -> Row:
@@ -100,22 +110,11 @@ def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judge
 def _labelled(runs: Sequence[tuple[Config, Record]]) -> list[Judged]:
     """The judges by their names; where two share one, with what tells them apart."""
     names = [record.results("judge")["judge"]["name"] for _, record in runs]
-    texts = summary_texts(runs[0][1].folders["summaries"])
-    judges = []
     labels = told_apart(names, [config.judge for config, _ in runs])
-    for (config, record), label in zip(runs, labels, strict=True):
-        judgements, pairs = read_lines(record.folders["judge"] / "judgements.jsonl"), _pairs(config)
-        judges.append(
-            Judged(
-                label=label,
-                settings=config.judge,
-                record=record,
-                judgements=judgements,
-                pairs=pairs,
-                standing=standings(judgements, texts, pairs),
-            )
-        )
-    return judges
+    return [
+        Judged(label=label, settings=config.judge, record=record, pairs=_pairs(config))
+        for (config, record), label in zip(runs, labels, strict=True)
+    ]
 
 
 def _pairs(config: Config) -> list[Row]:
@@ -215,8 +214,8 @@ def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
         return ""
     names = ", ".join(briefly(name) for name in lacking)
     return (
-        f" It rests on comparisons with the reference alone: {names} did not compare every two"
-        " systems with each other. Ask all judges with DIRECT=1, or leave some out by JUDGES=."
+        f" It rests on comparisons with the reference alone: {names} did not compare all"
+        " pairs of systems. Ask all judges with DIRECT=1, or leave some out by JUDGES=."
     )
 
 

@@ -17,7 +17,6 @@ from reports.parts.run_report import Report, hashes
 from reports.parts.sentences import judged_caveats
 from reports.parts.words import Row, at_equal_length, judge, posts_of
 from reports.sections import calibration, judging, made_with, samples, systems
-from stages.running.files import read_lines
 from stages.running.progress import shortened
 from stages.settings.config import Config
 
@@ -53,7 +52,7 @@ def report(record: Record, path: Path) -> Report:
 
 def standing_of(record: Record) -> Row:
     """The systems of a run by its judge."""
-    judgements = read_lines(record.folders["judge"] / "judgements.jsonl")
+    judgements = record.rows("judge", "judgements.jsonl")
     return standings(judgements, summary_texts(record.folders["summaries"]))
 
 

@@ -303,7 +303,7 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
     [
         ((0.2, 0.4), (-0.4, -0.2), "the proxy rose, the gold score fell. This is OVER-OPTIM"),
         ((0.2, 0.4), (0.1, 0.2), "the proxy rose, the gold score rose."),
-        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not surely move."),
+        ((0.2, 0.4), (-0.1, 0.2), "the proxy rose, the gold score did not reliably move."),
     ],
 )
 def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(proxy, gold, said):

@@ -107,4 +107,4 @@ def test_a_trained_policy_without_a_verdict_still_has_a_page(runs):
     assert "– (100.0% unjudged)" in text
     assert "too many comparisons had no verdict" in text
     page = "\n".join(block.markdown("x") for block in run_page.blocks(record))
-    assert "| PPO less SFT | – (too many unjudged) | – |" in page
+    assert "| PPO - SFT | – (too many unjudged) | – |" in page

@@ -33,7 +33,7 @@ def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
     assert isinstance(figure, Figure)
     assert lead.text == (
         "PPO beats the references at pythia-2.8b (2.78B) and pythia-6.9b (6.86B); at pythia-1b"
-        " (1.01B) it cannot be told."
+        " (1.01B) it is inconclusive."
     )
     assert [row[1] for row in answers.rows] == [UNKNOWN, BEATS, BEATS]
     one_b, two_b, _ = answers.rows

@@ -113,7 +113,7 @@ def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):
     assert time.process_time() - began < 20
     markdown = (page.beside_the_runs() / f"scaling-{'-'.join(names)}.md").read_text()
     assert "| PPO win rate | +10.0 points [+10.0, +10.0] | 1.00 | 5 |" in markdown
-    assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: it cannot be told
+    assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: inconclusive
 
 
 def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):

@@ -171,7 +171,7 @@ def test_standings_are_on_the_posts_that_all_systems_have_best_first():
     assert difference["estimate"] == pytest.approx(0.85)
     assert difference["holm"] == difference["p_value"]
     assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2"]
-    assert "surely better than the next, weak" in systems.leads(found)
+    assert "reliably better than the next, weak" in systems.leads(found)
     with pytest.raises(UserError, match="no post was summarised by all systems"):
         standings(rows, {"weak": {"0": TEXTS["0"]}, "b-c": {"1": TEXTS["1"]}})
 
@@ -183,7 +183,7 @@ def test_systems_that_are_not_told_apart_share_their_ranks_and_a_silent_one_has_
     found = standings(rows, dict.fromkeys(("a", "b", "silent"), TEXTS))
     assert [systems.rank(name, found) for name in ("a", "b")] == ["1-2", "1-2"]
     assert found["systems"]["silent"]["win_rate"] is None
-    assert "not told apart from b" in systems.leads(found)
+    assert "its lead over b is inconclusive" in systems.leads(found)
     cells = {row[0]: row for row in systems.table(found).rows}
     assert cells["silent"][1:3] == ["–", "– (100.0% unjudged)"]
 
@@ -305,7 +305,7 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
     ]
     assert "majority of 2 judges" in text  # the axis is another question
     assert "is NOT an LLM" in text
-    assert "Strengths rest on the comparisons of every two systems" in text
+    assert "Strengths rest on the comparisons of all pairs of systems" in text
     # 1,000 tokens read and 100 written at 1 USD a million, both orders, 1,000 pairs.
     priced = next(line for line in text.splitlines() if line.startswith("| long |"))
     assert priced.rstrip("| ").endswith("2.20")
@@ -334,7 +334,7 @@ def test_a_page_shows_the_judges_that_were_named_and_says_who_made_no_direct_com
     assert "Judge nobody is left out: it has no finished win rates." in alone
     assert "rests on comparisons with the reference alone" not in made()
     shutil.rmtree(stage_folder(config_of_file(path, *served), "pairs"))
-    said = "It rests on comparisons with the reference alone: long did not compare every two"
+    said = "It rests on comparisons with the reference alone: long did not compare all pairs"
     assert said in made()
 
 

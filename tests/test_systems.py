@@ -29,7 +29,7 @@ def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
     rows = [*verdicts("a", said), *verdicts("b", said)]
     both = systems.leads(standings(rows, dict.fromkeys("ab", TEXTS)))
     assert both.startswith("a leads with ")
-    assert both.endswith(f"but is not told apart from b. It {stands}.")
+    assert both.endswith(f"but its lead over b is inconclusive. It {stands}.")
 
 
 def test_one_difference_and_one_post_are_written_of_one():

@@ -178,7 +178,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
     main(sides)
     versus_page.main(sides)
     text = page_of("versus-tiny-1-sft-tiny-1-ppo", 1)
-    assert "THE JUDGE FAILED ITS CHECKS: it does not surely prefer the reference to" in text
+    assert "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer the reference to" in text
     assert "THE JUDGE FAILED ITS CHECKS" in capsys.readouterr().out
     assert re.search(r"\| the post's title \| \d+ \| 50.0% \[", text)
     assert re.search(r"the reference itself \| \d+ \| 50.0%", text)
@@ -232,13 +232,13 @@ def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
     _, found = judge_sides("tiny/1:sft", "tiny/1")
     sure = found | {"low": 0.503, "high": 0.831, "p_value": 0.04}
     assert " is preferred to " in versus_page.verdict(sure)
-    assert "cannot be told apart" in versus_page.verdict(sure | {"p_value": 0.289})
+    assert "is inconclusive" in versus_page.verdict(sure | {"p_value": 0.289})
 
 
 def test_too_many_unjudged_posts_give_no_rate(runs):
     summarise(1, ppo=["event"], sft=["event", "ask"])
     _, found = judge_sides("tiny/1:sft", "tiny/1")
-    assert "cannot be told apart" not in versus_page.verdict(found)
+    assert "is inconclusive" not in versus_page.verdict(found)
     unjudged = found | {"unjudged": 0.05}
     assert "more than 2.0%, so no rate is given" in versus_page.verdict(unjudged)
     text = page.to_markdown("x", "x", versus_page.blocks(unjudged, ["it takes the first"]))

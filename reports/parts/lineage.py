@@ -12,8 +12,11 @@ Inputs = Mapping[str, Sequence[str]]
 WIDTH, HEIGHT = 132, 40  # of a box, in pixels
 ACROSS, DOWN = 20, 22  # between boxes
 EDGE = 8  # around the picture
-ACCENTS = {stage: plots.color_of(stage) for stage in POLICY_STAGES}
-ACCENTS |= {"rm": plots.RM, "normalize": plots.RM}
+ACCENTS = {
+    "rm": plots.RM,
+    "normalize": plots.RM,
+    **{stage: plots.color_of(stage) for stage in POLICY_STAGES},
+}
 CAPTION = (
     "What was made from what. Below each stage: the first digits of the hash of its manifest, which"
     " names its settings, its inputs and every file of it. A stage that reads another one's inputs"

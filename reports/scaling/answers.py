@@ -23,6 +23,7 @@ from reports.scaling.measures import (
     Pooled,
     SizeVerdict,
     over_optimised,
+    parameters_of,
     policies,
     size_verdicts,
     sizes,
@@ -185,9 +186,7 @@ def series(frame: pd.DataFrame, key: str, label: str, color: str) -> Series:
     """A column of the frame over parameters; seeds without a number are left out."""
     there = frame.dropna(subset=[key]) if key in frame else frame.iloc[:0]
     seeds = [(float(seed["parameters"]), float(seed[key])) for seed in there.to_dict("records")]
-    means = [
-        (float(rows["parameters"].iloc[0]), float(rows[key].mean())) for _, rows in sizes(there)
-    ]
+    means = [(parameters_of(rows), float(rows[key].mean())) for _, rows in sizes(there)]
     return Series(label=label, color=color, seeds=seeds, means=means)
 
 
@@ -241,7 +240,7 @@ def _paper_points(
 ) -> list[tuple[float, float]]:
     """The paper's seeds where our judge and data allow it, at the parameters of our own run."""
     places = {
-        str(preset).removeprefix("pythia-"): float(rows["parameters"].iloc[0])
+        str(preset).removeprefix("pythia-"): parameters_of(rows)
         for preset, rows in frame.groupby("preset")
     }
     rows = [number for number in beside if number.key == key and number.verdict != NOT_COMPARABLE]
@@ -288,15 +287,15 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
 
     Over-optimised seeds are crossed.
     """
-    names = [name for name, _ in sizes(frame)]
-    colors = {name: SHADES[min(place, len(SHADES) - 1)] for place, name in enumerate(names)}
+    labels = {name: plots.count(parameters_of(seeds)) for name, seeds in sizes(frame)}
+    colors = {name: SHADES[min(place, len(SHADES) - 1)] for place, name in enumerate(labels)}
     bad = {(seed.name, seed.seed) for seed in over_optimised(frame)}
     paths = [(record.name, _path(record)) for record in records]
 
     def draw_paths(axes: Axes) -> None:
         told: set[str] = set()
         for name, path in paths:
-            label = plots.count(_parameters(frame, name)) if name not in told else None
+            label = labels[name] if name not in told else None
             told.add(name)
             if path:
                 axes.plot(*zip(*path, strict=True), color=colors[name], lw=1.2, label=label)
@@ -324,10 +323,6 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
         Panel("Proxy score while PPO learns", draw_paths, about),
         Panel("Win rate at its end (X: over-optimised)", draw_ends, ends),
     ]
-
-
-def _parameters(frame: pd.DataFrame, name: str) -> float:
-    return float(frame.loc[frame["name"] == name, "parameters"].iloc[0])
 
 
 def _path(record: Record) -> list[tuple[float, float]]:

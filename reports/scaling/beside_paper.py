@@ -1,7 +1,7 @@
 """Reproduced, higher, lower or not comparable: our numbers beside the paper's, one by one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from eval.rates.formulas import TAILS
 from reports.parts import paper
-from reports.parts.collect import MEMORY_KNOBS, Record
+from reports.parts.collect import Record
 from reports.scaling.measures import given, sizes
 from stages.settings.config import Config
 from stages.settings.presets import PRESETS
@@ -151,17 +151,12 @@ def not_comparable(records: Sequence[Record]) -> str:
 def departures(record: Record) -> list[str]:
     """The recorded settings that differ from those of the run's preset, which is the paper's."""
     config: Config = PRESETS[record.preset]()
-    departing = []
-    for section in SECTIONS:
-        recorded = record.settings.get(section, {})
-        of_preset = getattr(config, section)
-        departing += [
-            f"{section}.{field.name}"
-            for field in fields(of_preset)
-            if recorded.get(field.name, getattr(of_preset, field.name))
-            != getattr(of_preset, field.name)
-        ]
-    return [setting for setting in departing if setting not in MEMORY_KNOBS]
+    return [
+        f"{section}.{key}"
+        for section in SECTIONS
+        for key, value in record.settings.get(section, {}).items()
+        if value != getattr(getattr(config, section), key)
+    ]
 
 
 def other_judge(records: Sequence[Record]) -> str:

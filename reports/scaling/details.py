@@ -14,7 +14,7 @@ from reports.parts.words import MISSING, number, percent
 from reports.scaling import beside_paper
 from reports.scaling.answers import Series, series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
-from reports.scaling.measures import Fit, fit, given, policies, sizes
+from reports.scaling.measures import Fit, fit, given, parameters_of, policies, rows_of, sizes
 
 Form = Callable[[float], str]
 one_digit, three_digits = partial(number, digits=1), partial(number, digits=3)
@@ -115,7 +115,7 @@ def measured_table(frame: pd.DataFrame) -> Table:
     for key, title, form in listed:
         cells = [_of_seeds(seeds, key, form) for _, seeds in groups]
         rows += [[title, *cells]] if any(cell != MISSING for cell in cells) else []
-    header = ["", *(f"{name}, {plots.count(_parameters(seeds))}" for name, seeds in groups)]
+    header = ["", *(f"{name}, {plots.count(parameters_of(seeds))}" for name, seeds in groups)]
     caption = "Mean over seeds; in brackets the lowest and the highest seed."
     return Table(header, rows, caption, name="measured")
 
@@ -127,31 +127,21 @@ def _of_seeds(seeds: pd.DataFrame, key: str, form: Form) -> str:
     """
     values = given(seeds, key)
     policy = key.partition("/")[0]
-    count = (
-        sum(policy in policies_of_seed for policies_of_seed in seeds["policies"])
-        if "/" in key
-        else len(seeds)
-    )
+    count = sum(policy in judged for judged in seeds["policies"]) if "/" in key else len(seeds)
     lacking = 0 < len(values) < count
     return _spread(values, form) + (f", {len(values)} of {count} seeds" if lacking else "")
 
 
 def _of_how_many(frame: pd.DataFrame, policy: str) -> str:
     """How many runs have a policy, where not all have it."""
-    count = sum(policy in policies_of_seed for policies_of_seed in frame["policies"])
+    count = sum(policy in judged for judged in frame["policies"])
     return f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
-
-
-def _parameters(seeds: pd.DataFrame) -> float:
-    return float(seeds["parameters"].iloc[0])
 
 
 def _spread(values: Sequence[float], form: Form) -> str:
     if not values:
         return MISSING
-    mean, low, high = (
-        form(value) for value in (sum(values) / len(values), min(values), max(values))
-    )
+    mean, low, high = map(form, (sum(values) / len(values), min(values), max(values)))
     ends = f"{low} to {high}".replace(" points", "")
     return mean if len(values) < 2 else f"{mean} ({ends})"
 
@@ -164,17 +154,17 @@ def spreads_table(frame: pd.DataFrame) -> Table:
             if f"{policy}/unjudged" not in seeds or seeds[f"{policy}/unjudged"].isna().all():
                 continue  # this run has no such policy
             has_rate = seeds.dropna(subset=[f"{policy}/win_rate"])
-            values = has_rate[f"{policy}/win_rate"].tolist()
+            rates = has_rate[f"{policy}/win_rate"]
             halves = (has_rate[f"{policy}/high"] - has_rate[f"{policy}/low"]) / 2
-            bounds = mean_of_seeds(values)
+            bounds = mean_of_seeds(rates.tolist())
             rows.append(
                 [
                     name,
                     policy.upper(),
-                    str(len(values)),
-                    percent(has_rate[f"{policy}/win_rate"].mean()),
+                    str(len(rates)),
+                    percent(rates.mean()),
                     _within_limits(bounds) if bounds else MISSING,
-                    percent(has_rate[f"{policy}/win_rate"].std()),
+                    percent(rates.std()),
                     percent(halves.mean()),
                 ]
             )
@@ -195,16 +185,13 @@ def seeds_table(frame: pd.DataFrame) -> Table:
     judged = policies(frame)
     rows = []
     for name, seeds in sizes(frame):
-        for values in seeds.sort_values("seed").to_dict("records"):
-            row = {str(key): value for key, value in values.items()}
-            inside = words.interval(row["accuracy_low"], row["accuracy_high"])
-            accuracy = f"{percent(row['accuracy'])} {inside}"
+        for row in rows_of(seeds.sort_values("seed")):
             rates = [
                 words.rate(row, policy) if policy in row["policies"] else MISSING
                 for policy in judged
             ]
             numbers = [words.above_sft(row), number(row["kl"], 1), number(row["ppo/tokens"], 1)]
-            rows.append([name, str(row["seed"]), *rates, *numbers, accuracy])
+            rows.append([name, str(row["seed"]), *rates, *numbers, words.accuracy(row)])
     rated = [f"{policy.upper()} win rate" for policy in judged]
     header = ["run", "seed", *rated, "PPO - SFT", "KL", "PPO tokens", "RM accuracy"]
     caption = "In brackets: 95% intervals over the posts, or the pairs."
@@ -217,7 +204,7 @@ def seeds_table(frame: pd.DataFrame) -> Table:
 def fits_blocks(frame: pd.DataFrame) -> list[Block]:
     """How much each number changes with ten times the parameters, or why there is no fit."""
     groups = sizes(frame)
-    parameters = [_parameters(seeds) for _, seeds in groups]
+    parameters = [parameters_of(seeds) for _, seeds in groups]
     fitted = {
         title: fit(parameters, [float(seeds[key].mean()) for _, seeds in groups], power)
         for key, title, power in FITTED

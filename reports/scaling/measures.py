@@ -166,7 +166,12 @@ def _more(record: Record) -> Row:
 def sizes(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The runs and their seeds, from the smallest model to the largest."""
     groups = [(str(name), seeds) for name, seeds in frame.groupby("name", sort=False)]
-    return sorted(groups, key=lambda group: float(group[1]["parameters"].iloc[0]))
+    return sorted(groups, key=lambda group: parameters_of(group[1]))
+
+
+def parameters_of(seeds: pd.DataFrame) -> float:
+    """The parameters of the model of one size."""
+    return float(seeds["parameters"].iloc[0])
 
 
 def policies(frame: pd.DataFrame) -> list[str]:
@@ -289,7 +294,7 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
         verdicts.append(
             SizeVerdict(
                 name=name,
-                parameters=float(seeds["parameters"].iloc[0]),
+                parameters=parameters_of(seeds),
                 seeds=len(seeds),
                 verdict=verdict_of(wins),
                 win_rate=wins,

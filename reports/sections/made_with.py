@@ -1,7 +1,6 @@
 """What a run was made with: repositories, lengths of its data, settings, time, versions, hashes."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from eval.judges.openai.budget import cost
 from reports.parts.collect import GIVEN, RELEASED, Record
@@ -111,18 +110,14 @@ def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
 def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
     """First what differs from the preset or from the defaults, then everything."""
     everything, changed, own = [], [], []
-    paper = Config(preset="defaults", name="defaults")
-    of_preset = PRESETS[preset]() if preset in PRESETS else None
+    configs = PRESETS[preset](), Config(preset="defaults", name="defaults")
     for section, values in settings.items():
         for key, value in values.items():
             name = f"{section}.{key}"
-            default, usual = (
-                getattr(getattr(config, section), key, None) for config in (paper, of_preset)
-            )
-            beside = shown(name, usual) if of_preset else MISSING
-            cells = [name, shown(name, value), beside, shown(name, default)]
+            usual, default = (getattr(getattr(config, section), key) for config in configs)
+            cells = [name, *(shown(name, setting) for setting in (value, usual, default))]
             everything.append(cells)
-            set_by_hand = of_preset is not None and value != usual and name not in ASKED_APART
+            set_by_hand = value != usual and name not in ASKED_APART
             if set_by_hand:
                 own.append(f"{name}={shown(name, value)}")
             differs = value != default and _matters(settings, section)
@@ -134,18 +129,14 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
     header = ("setting", "this run", f"preset {preset}", "default")
     return [
         Heading("Settings"),
-        Text(_by_hand(own, preset)),
+        Text(
+            f"Set beside the preset {preset}: {', '.join(own)}."
+            if own
+            else f"All settings are those of the preset {preset}."
+        ),
         Table(header, changed, caption),
         Details("All settings", [Table(header, everything)]),
     ]
-
-
-def _by_hand(own: Sequence[str], preset: str) -> str:
-    if preset not in PRESETS:
-        return f"The preset {preset} is not known to this version, so it cannot be compared."
-    if not own:
-        return f"All settings are those of the preset {preset}."
-    return f"Set beside the preset {preset}: {', '.join(own)}."
 
 
 def _matters(settings: dict[str, Row], section: str) -> bool:
@@ -177,23 +168,12 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     """Time and memory of each stage, and what names the code, libraries and files behind it."""
     manifests = record.manifests
     cost = [
-        [
-            stage,
-            _duration(manifest["seconds"]),
-            f"{manifest['peak_memory_gib']:.1f}",
-            manifest["device"],
-        ]
-        for stage, manifest in manifests.items()
+        [stage, _duration(row["seconds"]), f"{row['peak_memory_gib']:.1f}", row["device"]]
+        for stage, row in manifests.items()
     ]
     origin = [
-        [
-            stage,
-            manifest["code_version"],
-            manifest["settings_hash"],
-            hashes[stage],
-            manifest["finished"],
-        ]
-        for stage, manifest in manifests.items()
+        [stage, row["code_version"], row["settings_hash"], hashes[stage], row["finished"]]
+        for stage, row in manifests.items()
     ]
     return [
         Heading("Time, memory and versions"),
@@ -220,19 +200,18 @@ def code_note(manifests: dict[str, Row]) -> list[Block]:
 
 def judges_price(record: Record) -> str:
     """A sentence on what the judge's replies cost; those thrown away are not counted."""
-    known = {setting.name for setting in fields(Judge)}
-    settings = {k: v for k, v in record.settings["judge"].items() if k in known}
-    if settings["kind"] != "openai":
+    settings = Judge(**record.settings["judge"])
+    if settings.kind != "openai":
         return "The judge ran here and was asked nothing that costs money."
     rows = record.rows("judge", "judgements.jsonl")
-    paid = cost(Judge(**settings), rows)
+    paid = cost(settings, rows)
     price = "at a price that is not known" if paid is None else f"for {paid:,.2f} USD"
     return f"The judge gave {len(rows):,} verdicts {price}, by the price of its tokens now."
 
 
 def _in_all(manifests: dict[str, Row]) -> str:
-    code = sorted({manifest["code_version"] for manifest in manifests.values()})
-    text = f"{_duration(sum(manifest['seconds'] for manifest in manifests.values()))} in all. "
+    code = sorted({row["code_version"] for row in manifests.values()})
+    text = f"{_duration(sum(row['seconds'] for row in manifests.values()))} in all. "
     text += f"Code version: {', '.join(code)}."
     if any(version.endswith("-dirty") for version in code):
         text += " It was run with changes that were not committed."
@@ -240,11 +219,11 @@ def _in_all(manifests: dict[str, Row]) -> str:
 
 
 def _versions(manifests: Sequence[Row]) -> list[list[str]]:
-    names = sorted({name for manifest in manifests for name in manifest["versions"]})
-    versions = (
-        {manifest["versions"].get(name, MISSING) for manifest in manifests} for name in names
-    )
-    return [[name, ", ".join(sorted(values))] for name, values in zip(names, versions, strict=True)]
+    libraries = [row["versions"] for row in manifests]
+    return [
+        [name, ", ".join(sorted({versions.get(name, MISSING) for versions in libraries}))]
+        for name in sorted({name for versions in libraries for name in versions})
+    ]
 
 
 def _duration(seconds: float) -> str:

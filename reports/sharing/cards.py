@@ -13,9 +13,9 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
 from stages.settings.presets import SMOLLM2
-from stages.settings.stages import CARD, STAGES
+from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
-POLICIES = ("sft", "ppo", "dpo")
+POLICIES = tuple(stage for stage in POLICY_STAGES if stage != "released")
 # What is known of the licences of others, by the beginning of a hub id.
 MODEL_LICENCES = {
     "EleutherAI/pythia-": "apache-2.0",
@@ -28,12 +28,10 @@ DATA_LICENCES = {
 }
 UNKNOWN = "unknown"
 OWN = "mit"  # of the built-in world, and of models that never saw anything else
-TITLES = {
+TITLES = {stage: f"{stage.upper()} policy" for stage in POLICIES} | {
     "sft": "supervised fine-tuned policy",
     "rm": "reward model",
     "normalize": "normalized reward model",
-    "ppo": "PPO policy",
-    "dpo": "DPO policy",
     "critic": "critic of PPO",
 }
 MEANINGS = {
@@ -119,7 +117,7 @@ def _head(config: Config, stage: str, is_policy: bool) -> str:
     lines += ["datasets:", *(f"- {_quoted(name)}" for name in names)] if names else []
     lines += ["pipeline_tag: text-generation"] if is_policy else []
     tags = ["rlhf", "summarization", "tldr", *([] if is_policy else ["reward-model"])]
-    tags += [stage] if stage in ("ppo", "dpo", "sft") else []
+    tags += [stage] if stage in POLICIES else []
     return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
 
 
@@ -231,7 +229,7 @@ def _limits(config: Config, stage: str, is_policy: bool) -> str:
         lines.append("- It knows generated posts and nothing else: a mechanism to look at.")
     else:
         lines.append("- It may state what no post says, and it repeats what Reddit posts hold.")
-    if is_policy and stage == "ppo":
+    if is_policy and STAGES[stage].policy_gradient:
         lines.append("- A policy that was optimised against a reward model exploits its mistakes.")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from typing import Any
 from reports.parts.collect import names_of_runs
 from reports.parts.page import PUBLIC
 from reports.parts.words import at_equal_length, judge, number, rate, whole
-from reports.sharing.cards import Judged, card
+from reports.sharing.cards import POLICIES, Judged, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import read_manifest
 from stages.running.hub import LOGIN
@@ -32,7 +32,7 @@ from stages.settings.config import TOY, Config, UserError, fail, slug
 from stages.settings.stages import CARD, TRAINING_STAGES
 
 # Stage -> the end of its repository's name. The reward model is the normalized one.
-PUSHED = {"sft": "sft", "normalize": "reward", "ppo": "ppo", "dpo": "dpo"}
+PUSHED = {"normalize": "reward", **{policy: policy for policy in POLICIES}}
 WITH_PAGES = "ppo"
 # What the hub takes: `owner/name`, the name of 96 characters at most, no two dashes or dots.
 NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/(?=.{1,96}$)[A-Za-z0-9_][\w.-]*", re.A)
