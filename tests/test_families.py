@@ -85,7 +85,11 @@ def make_all(folder: Path, name: str, *more: str) -> Path:
     return Path("runs") / name / "seed44413"
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+FIRST, *OTHERS = CONFIGS
+WALKING = [pytest.param(family, marks=pytest.mark.walk) for family in OTHERS]
+
+
+@pytest.mark.parametrize("family", [FIRST, *WALKING])
 def test_a_family_goes_through_all_stages_and_its_models_open_with_plain_transformers(
     family, tokenizer_folder, tmp_path, monkeypatch
 ):

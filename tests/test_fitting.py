@@ -27,6 +27,7 @@ from tests.test_microbatches import SPLITS
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = """
     --preset tiny --name small --set base.hidden_size=32 base.num_layers=2 sft.epochs=1
+    memory.cpu_threads=1
     world.train_posts=64 world.validation_posts=4 world.train_comparisons=8
     world.validation_comparisons=4 sft.batch_size=32 memory.save_minutes=0 memory.microbatch_size=8
 """.split()

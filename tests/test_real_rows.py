@@ -23,6 +23,7 @@ def made(shared, tmp_path_factory):
     """The folder of stage base, made from all of the published rows with the real tokenizer."""
     arguments = ["--preset", "posts", "--data", str(shared / "tldr-human"), "--name", "real"]
     arguments += ["--tokenizer", str(shared / "tokenizer"), "--set", "base.hidden_size=32"]
+    arguments += ["memory.cpu_threads=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("real"))
         base.main([*arguments, "base.num_layers=2"])

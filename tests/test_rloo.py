@@ -22,7 +22,7 @@ from tests.conftest import learner_of
 
 SMALL = """
     base.hidden_size=32 base.num_layers=1 eval.posts=8 checks.control_posts=4
-    world.train_posts=96 world.validation_posts=8
+    world.train_posts=96 world.validation_posts=8 memory.cpu_threads=1
     world.train_comparisons=64 world.validation_comparisons=32
     rloo.total_episodes=64 rloo.batch_size=32 ppo.total_episodes=32 ppo.batch_size=32
 """.split()

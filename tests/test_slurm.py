@@ -17,6 +17,7 @@ from stages.running.files import read_lines
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = """
     --preset tiny --name job --set base.hidden_size=32 base.num_layers=2 sft.epochs=2
+    memory.cpu_threads=1
     world.train_posts=160 world.validation_posts=4 world.train_comparisons=8
     world.validation_comparisons=4 sft.batch_size=8
 """.split()
