@@ -1,6 +1,7 @@
 """The pipeline, killed at seeded random moments, beside a calm run: `make chaos`.
 
-    python -m tests.chaos --kills 30 --seed 1
+    python -m tests.chaos --kills 30 --seed 1             on small settings: minutes
+    python -m tests.chaos --set                           on the preset as it is
     python -m tests.chaos --calm runs/tiny/seed44413      beside a run that has finished before
 
 Two folders get the same run. In the second one the pipeline and its stage are killed with SIGKILL
@@ -29,7 +30,12 @@ from stages.running.files import read_lines, write_json
 from stages.runs import RECORDS, holder_of
 
 ROOT = Path(__file__).parents[1]
-GOALS = ("sft", "rm", "ppo", "eval")
+GOALS = ("sft", "rm", "ppo", "dpo", "eval")
+SMALL = """
+    base.hidden_size=32 base.num_layers=2 world.train_posts=320 world.validation_posts=10
+    world.train_comparisons=96 world.validation_comparisons=20
+    ppo.total_episodes=96 ppo.batch_size=16 memory.cpu_threads=1 checks.control_posts=3
+""".split()
 # How many of every 30 kills fall into each stage, and how many of these into a save.
 SHARES = {
     "base": (2, 0),
@@ -44,7 +50,7 @@ SHARES = {
 }
 POLL_SECONDS = 0.002
 STUCK_SECONDS = 1800
-SAVE_MINUTES = 0.02
+SAVE_MINUTES = 0  # after every update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +252,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--calm", type=Path, help="a finished seed of the preset: runs/tiny/seed1")
     parser.add_argument("--folder", type=Path, default=None, help="keeps both runs")
-    parser.add_argument("--set", nargs="*", default=[], dest="overrides")
+    parser.add_argument("--set", nargs="*", dest="overrides", help="in place of small settings")
     args = parser.parse_args(argv)
+    if args.overrides is None:
+        args.overrides = [] if args.calm else SMALL
     folder = args.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     number = args.calm.name.removeprefix("seed") if args.calm else "44413"
     study = Study(

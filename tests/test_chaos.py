@@ -6,13 +6,8 @@ import random
 import pytest
 
 from tests import chaos
-from tests.chaos import SHARES, Kill, Study, differences, plan
+from tests.chaos import SHARES, SMALL, Kill, Study, differences, plan
 
-SMALL = """
-    base.hidden_size=32 base.num_layers=2 world.train_posts=320 world.validation_posts=10
-    world.train_comparisons=96 world.validation_comparisons=20
-    ppo.total_episodes=96 ppo.batch_size=16 memory.cpu_threads=1
-""".split()
 KILLS = (
     Kill(stage="sft", during_save=True),
     Kill(stage="rm", during_save=False),

@@ -280,10 +280,3 @@ def test_a_control_passes_only_if_the_unjudged_could_not_have_failed_it(capsys, 
     cells = [cell.strip() for cell in shown.markdown("").splitlines()[-1].split("|")]
     assert cells[4] == f"{100 * silent / 40:.1f}%"
     assert (cells[3] == "–") is bool(silent)
-
-
-def test_controls_of_an_older_run_that_counted_no_unjudged_are_still_shown():
-    old = {"what": "its title", "judgements": 40, "passed": True}
-    old |= {"preferred": 0.1, "low": 0.0, "high": 0.2}
-    shown = judge_page.controls({"posts": 20, "controls": {"title": old}, "failed": []})[-1]
-    assert "| its title | 20 | 10.0% [0.0, 20.0] | – | passed |" in shown.markdown("")

@@ -186,6 +186,7 @@ def test_a_stage_that_ran_out_of_memory_says_so_in_its_manifest(alone, seed, mon
     assert difference(alone, seed) < 1e-5
 
 
+@pytest.mark.walk
 def test_of_two_processes_one_runs_out_of_memory_and_both_start_again(alone, seed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

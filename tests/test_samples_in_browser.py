@@ -282,12 +282,6 @@ def test_the_slider_goes_through_training(browser, show):
     assert browser.value(title) == "Episode 1 of update 1"
 
 
-def test_episodes_of_an_earlier_version_are_shown_without_colours(browser, show):
-    show(token_view([episode(1, 0, by_token=False)]))
-    assert browser.value("document.querySelector('.tokens').textContent") == " My dog<eos>"
-    assert browser.value("document.querySelectorAll('input[type=radio]').length") == 0
-
-
 def test_on_a_phone_nothing_scrolls_sideways(browser, show):
     browser.call(
         "Emulation.setDeviceMetricsOverride",
