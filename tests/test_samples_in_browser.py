@@ -65,14 +65,11 @@ def browser_of(rows, **others):
     return SampleBrowser("samples", NAMES, rows, few, **others)
 
 
-def episode(step, number, by_token=True):
+def episode(step, number):
     row = {"step": step, "query": f"post {step} {number}", "response": " My dog<eos>"}
-    row |= {"score": 1.5, "kl": 0.7}
-    if by_token:
-        row |= {"tokens": [" My", " dog", "<eos>"], "log_ratios": [0.25, -0.5, 0.01]}
-        row |= {"values": [0.1, 0.2, 0.3, 0.4], "advantages": [1.0, -2.0, 0.5]}
-        row |= {"rewards": [-0.0125, 0.025, -0.0005, 1.5]}
-    return row
+    row |= {"score": 1.5, "kl": 0.7, "tokens": [" My", " dog", "<eos>"]}
+    row |= {"log_ratios": [0.25, -0.5, 0.01], "values": [0.1, 0.2, 0.3, 0.4]}
+    return row | {"advantages": [1.0, -2.0, 0.5], "rewards": [-0.0125, 0.025, -0.0005, 1.5]}
 
 
 def token_view(rows):
