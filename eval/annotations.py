@@ -24,11 +24,13 @@ from eval.rates.length_control import word_count
 from eval.rates.simple_judges import kappa_interval
 from eval.versus import Side, check_posts, read_side
 from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import Located, check_comparison, is_cnndm, parse_post, read_split
+from stages.posts.readers import Located, check_comparison, is_cnndm, read_split
 from stages.posts.tables import parsed_rows
 from stages.running.files import write_text
 from stages.settings.checks import UserError, fail
+from stages.settings.command_line import recorded_config
 from stages.settings.config import Data
+from stages.settings.prompt import PROMPT, parse_post
 
 SAVED = "annotations_*.jsonl"
 SPLIT = "annotated"  # of the rows that people made
@@ -65,9 +67,12 @@ def pairs_of_sides(a: str, b: str, count: int, seed: int) -> list[Row]:
     right = read_side(b) if b else None
     if right is not None:
         check_posts(left, right)
+    recorded = recorded_config(left.folder)
+    prompt = recorded.data.prompt if recorded else PROMPT
     rows = []
     for post_id, row in left.rows.items():
-        post = parse_post(row["query"]) or {"subreddit": "", "title": "", "post": row["query"]}
+        unfilled = {"subreddit": "", "title": "", "post": row["query"]}
+        post = parse_post(row["query"], prompt) or unfilled
         other = row["reference"] if right is None else right.rows[post_id]["summary"]
         summaries = [_summary(row["summary"], _name(left, right))]
         summaries.append(_summary(other, _name(right, left) if right else REFERENCE))

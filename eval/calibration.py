@@ -43,7 +43,7 @@ from eval.rates.simple_judges import (
 from eval.rates.table import analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import Located, format_post, is_cnndm, label_strength, read_split
+from stages.posts.readers import Located, is_cnndm, label_strength, read_split
 from stages.posts.toy import world_folder
 from stages.running.files import whole_lines
 from stages.running.progress import folded
@@ -51,6 +51,7 @@ from stages.running.start import run_stage
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
+from stages.settings.prompt import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
 HUMAN_CEILING = (0.72, 0.77)
@@ -112,7 +113,7 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
         return drawn, len(rows)
     source = world_folder(config) if config.data.source == TOY else config.data.source
     located = read_split(config.data, str(source), LABELS, bad)
-    return sample_pairs(located, count, seed), len(located)
+    return sample_pairs(located, count, seed, config.data.prompt), len(located)
 
 
 PAIR_KEYS = (
@@ -121,7 +122,9 @@ PAIR_KEYS = (
 )
 
 
-def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]:
+def sample_pairs(
+    located: Sequence[Located], count: int, seed: int, prompt: str = PROMPT
+) -> list[Row]:
     """`count` labelled pairs about posts, drawn by seed (all of them where there are fewer).
 
     Where one of the two is the reference, `summary` is the other one, so that the judge's errors
@@ -130,14 +133,15 @@ def sample_pairs(located: Sequence[Located], count: int, seed: int) -> list[Row]
     """
     rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
     drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
-    return [_pair(f"pair{number}", row) for number, row in sorted(drawn, key=lambda row: row[0])]
+    ordered = sorted(drawn, key=lambda row: row[0])
+    return [_pair(f"pair{number}", row, prompt) for number, row in ordered]
 
 
-def _pair(name: str, row: dict[str, Any]) -> Row:
+def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
     policies = [summary["policy"] for summary in row["summaries"]]
     with_reference = policies.count(REFERENCE) == 1
     place = 1 - policies.index(REFERENCE) if with_reference else 0
-    query = format_post(row["info"])
+    query = format_post(row["info"], prompt)
     summary, reference = (row["summaries"][k]["text"].strip() for k in (place, 1 - place))
     return {
         "id": name,

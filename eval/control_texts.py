@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
-from stages.posts.readers import parse_post
 from stages.posts.text_metrics import WORD
+from stages.settings.prompt import PROMPT, parse_post
 
 SELF = "reference"
 
@@ -95,14 +95,14 @@ NUMBER = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 
 
-def control_texts(post: Row, others: Sequence[Row]) -> dict[str, str]:
+def control_texts(post: Row, others: Sequence[Row], prompt: str = PROMPT) -> dict[str, str]:
     """The control texts of one post, by the names of CONTROLS; an empty one where it has none.
 
     `post` has `id`, `query` and `reference`; `others` are posts of which one lends its reference.
     """
     reference: str = post["reference"]
     words = reference.split()
-    fields = parse_post(post["query"]) or {"title": "", "post": post["query"]}
+    fields = parse_post(post["query"], prompt) or {"title": "", "post": post["query"]}
     title, body = fields["title"], fields["post"]
     unlike = (row["reference"] for row in others if row["reference"].split() != words)
     filler = FILLERS[zlib.crc32(post["id"].encode()) % len(FILLERS)]

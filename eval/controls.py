@@ -28,6 +28,7 @@ from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.prompt import PROMPT
 
 EVEN = 0.5
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
@@ -53,7 +54,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
 
 def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
     """The controls that the judge of a config can be asked about, of as many posts as it says."""
-    rows = control_rows(list(posts[: config.checks.control_posts]))
+    rows = control_rows(list(posts[: config.checks.control_posts]), config.data.prompt)
     return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
 
 
@@ -72,7 +73,7 @@ def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]
     }
 
 
-def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
+def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
     """For each control one row a post, with the control's text as `summary`.
 
     A post without such a text (no title, no number or name to swap) has no row.
@@ -80,7 +81,7 @@ def control_rows(posts: list[Row]) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
     for index, post in enumerate(posts):
         others = posts[index + 1 :] + posts[:index]
-        for name, text in control_texts(post, others).items():
+        for name, text in control_texts(post, others, prompt).items():
             if text.strip():
                 kept = {key: post[key] for key in ("id", "query", "reference")}
                 rows[name].append({**kept, "summary": text.strip()})

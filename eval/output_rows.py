@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from eval.judges.protocol import Row
 from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import check_comparison, format_post, text_of
+from stages.posts.readers import check_comparison, text_of
 from stages.settings.config import Outputs, UserError
+from stages.settings.prompt import format_post
 
 FILL = "fill it, or drop the row"
 EMPTY = 'write "" where the system wrote nothing, or drop the row'

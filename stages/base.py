@@ -39,7 +39,7 @@ from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.ragged import load_split, save_split
-from stages.posts.readers import Located, format_post, is_cnndm, read_source
+from stages.posts.readers import Located, is_cnndm, read_source
 from stages.posts.subsample import drawn_rows
 from stages.posts.tokens import (
     CNNDM_LIMITS,
@@ -58,6 +58,7 @@ from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
+from stages.settings.prompt import format_post
 from stages.settings.sections import CNNDM, COMPARISONS, POSTS, PPO_TRAIN
 
 EOS_TOKEN = "<|endoftext|>"
@@ -153,6 +154,7 @@ def split_limits(data: Data, positions: int) -> dict[str, Limits]:
         setting="data.max_summary_tokens",
         sampled=data.max_summary_tokens,
         positions=positions,
+        prompt=data.prompt,
     )
     pairs = Limits(
         query=data.max_query_tokens,
@@ -160,6 +162,7 @@ def split_limits(data: Data, positions: int) -> dict[str, Limits]:
         query_response=data.max_query_comparison_tokens,
         setting="data.max_comparison_tokens",
         positions=positions,
+        prompt=data.prompt,
     )
     return {
         **dict.fromkeys((*POSTS, PPO_TRAIN), posts),
@@ -214,7 +217,8 @@ def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerB
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (format_post(row) + " " + row["summary"] for _, row in train)
+    prompt = config.data.prompt
+    texts = (format_post(row, prompt) + " " + row["summary"] for _, row in train)
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN)
     fast.add_special_tokens({"pad_token": "[PAD]"})

@@ -11,12 +11,13 @@ from eval.calibration import calibrate, sample_pairs
 from reports import annotate_page
 from reports.annotate_page import to_html
 from reports.parts.page import as_data
-from stages.posts.readers import check_comparison, format_post
+from stages.posts.readers import check_comparison
 from stages.posts.toy import make_post
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.settings.prompt import format_post
 from tests.browser import Browser, find_chromium
 
 PLANTED = (

@@ -287,7 +287,7 @@ def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_comma
 
 def test_every_stage_that_trains_or_samples_counts_precision_and_threads():
     computing = {name for name, one in STAGES.items() if one.computes}
-    assert computing == {"sft", "rm", "normalize", "ppo", "dpo", "summaries"}
+    assert computing == {"sft", "rm", "normalize", "ppo", "rloo", "dpo", "summaries"}
 
 
 def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():

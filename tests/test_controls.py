@@ -12,12 +12,12 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder
-from stages.posts.readers import format_post
 from stages.posts.toy import facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, Judge
+from stages.settings.prompt import format_post
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")

@@ -18,7 +18,7 @@ from stages.learning.likelihood import summed_loss
 from stages.learning.models import load_tokenizer, positions_of, require_room
 from stages.posts.bad_rows import BadRows
 from stages.posts.published import beside_known, differences, kept_odd_rows, known_rows
-from stages.posts.readers import check_comparison, format_post, label_strength, read_source
+from stages.posts.readers import check_comparison, label_strength, read_source
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
@@ -32,6 +32,7 @@ from stages.posts.toy import make_comparison, make_post, write_world
 from stages.running.files import read_json, read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Data, UserError, World
+from stages.settings.prompt import format_post
 from tests.conftest import close, state_of
 from tests.test_posts import (
     ARTICLE,

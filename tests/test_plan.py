@@ -326,8 +326,8 @@ def test_disk_holds_six_models_and_three_checkpoints():
 def test_mean_lengths_are_those_of_real_posts(shared):
     folder, tokenizer = shared / "tldr-human", shared / "tokenizer"
     from stages.learning.models import load_tokenizer
-    from stages.posts.readers import format_post
     from stages.posts.tokens import plain_encoder
+    from stages.settings.prompt import format_post
 
     lines = (folder / "sft_validation.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]

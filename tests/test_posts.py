@@ -12,16 +12,7 @@ import torch
 
 from stages.learning.models import load_tokenizer
 from stages.posts.ragged import load_split, make_ragged, pad_left, pad_right, save_split
-from stages.posts.readers import (
-    POST_TEMPLATE,
-    SPLITS,
-    Located,
-    check_comparison,
-    format_post,
-    is_cnndm,
-    parse_post,
-    read_source,
-)
+from stages.posts.readers import SPLITS, Located, check_comparison, is_cnndm, read_source
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
@@ -32,6 +23,7 @@ from stages.posts.tokens import (
 )
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
+from stages.settings.prompt import PROMPT, format_post, parse_post
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -262,7 +254,7 @@ def test_words_are_counted_by_the_tokenizer_and_not_by_letters():
 def one_at_a_time(encode, fields, limit):
     """OpenAI's loop as it stands: a line, or one character, and everything is encoded again."""
     fields = dict(fields)
-    while len(tokens := encode(POST_TEMPLATE.format(**fields))) > limit:
+    while len(tokens := encode(PROMPT.format(**fields))) > limit:
         text = fields["post"]
         newline = text.rfind("\n")
         fields["post"] = text[:newline] if newline >= 0 else text[:-1]
@@ -277,7 +269,7 @@ def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, 
     for row in rows:
         fields = {name: row[name] for name in ("subreddit", "title", "post")}
         fields["post"] = fields["post"].replace("\n", " ")  # characters alone are left to cut
-        found = fit_query(lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit)
+        found = fit_query(lambda text: encode([text])[0], PROMPT, fields, "post", limit)
         assert found[1] == one_at_a_time(lambda text: encode([text])[0], fields, limit)
         lengths.add(len(found[1]))
     assert lengths == {limit}
@@ -300,9 +292,7 @@ def test_queries_are_those_of_the_papers_code(shared):
         post, limit = posts[row["id"]], row["max_query_length"]
         fields = {name: post[name] for name in ("subreddit", "title", "post")}
         try:
-            _, tokens = fit_query(
-                lambda text: encode([text])[0], POST_TEMPLATE, fields, "post", limit
-            )
+            _, tokens = fit_query(lambda text: encode([text])[0], PROMPT, fields, "post", limit)
         except ValueError:
             assert "error" in row, row["id"]
             continue

@@ -4,9 +4,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from stages.learning.models import load_tokenizer
-from stages.posts.readers import format_post
 from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.settings.config import UserError
+from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
 
 POSTS = [("f:1", POST), ("f:2", POST | {"post": "I walk. " * 6, "summary": "I walk."})]

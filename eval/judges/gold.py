@@ -24,11 +24,11 @@ from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
 from stages.learning.shared_query import summary_scores
 from stages.posts.bad_rows import in_half
-from stages.posts.readers import POST_TEMPLATE, parse_post
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.running.files import read_lines
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError, hash_of
+from stages.settings.prompt import format_post, parse_post
 from stages.settings.stages import TRAINED
 
 KIND = "gold_reward_model"
@@ -45,6 +45,8 @@ class Gold:
     label: str
     """How pages name it."""
     max_query_tokens: int
+    prompt: str
+    """The template of the queries that it learned."""
     trained: bool = True
     """Whether the run trained its policies itself, so that it has a reward model of its own."""
     shared_posts: int | None = None
@@ -119,6 +121,7 @@ def find_gold(config: Config) -> Gold:
         folder=folder,
         label=f"in folder {folder.name}",
         max_query_tokens=limit,
+        prompt=config.data.prompt,
         trained=config.kind == TRAINED,
     )
 
@@ -133,6 +136,7 @@ def _of_run(config: Config, folder: Path) -> Gold:
         folder=folder / "model",
         label=f"{theirs.name} seed {theirs.seed}",
         max_query_tokens=theirs.data.max_query_tokens,
+        prompt=theirs.data.prompt,
         trained=config.kind == TRAINED,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
@@ -158,7 +162,7 @@ class GoldJudge(Judge):
     """It prefers what the gold reward model gives the higher score."""
 
     def __init__(self, config: Config) -> None:
-        self.gold = find_gold(config)
+        self.gold, self.prompt = find_gold(config), config.data.prompt
         # A judgement must not depend on the precision in which a policy was trained.
         memory = replace(config.memory, mixed_precision="no")
         self.accelerator = make_accelerator(replace(config, memory=memory))
@@ -179,7 +183,9 @@ class GoldJudge(Judge):
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of the model."""
         facts = asdict(self.gold) | {"folder": self.gold.folder.name}
-        return {key: value for key, value in facts.items() if key != "max_query_tokens"}
+        return {
+            key: value for key, value in facts.items() if key not in ("max_query_tokens", "prompt")
+        }
 
     def keep_in(self, folder: Path) -> None:
         """Finished parts of the scoring outlast the process in this folder."""
@@ -231,14 +237,13 @@ class GoldJudge(Judge):
 
     def _tokens(self, text: Text) -> tuple[list[int], list[int]]:
         query, summary = text
-        tokens, filled = self.encode([query])[0], parse_post(query)
-        limit = self.gold.max_query_tokens
-        if len(tokens) > limit and filled:
-            fields, encode = filled, self.encode
+        gold, fields, encode = self.gold, parse_post(query, self.prompt), self.encode
+        query = format_post(fields, gold.prompt) if fields else query
+        tokens = encode([query])[0]
+        if len(tokens) > gold.max_query_tokens and fields:
+            cut = (gold.prompt, fields, "post", gold.max_query_tokens)
             with suppress(ValueError):  # a title over the limit: the whole query is read
-                _, tokens = fit_query(
-                    lambda x: encode([x])[0], POST_TEMPLATE, fields, "post", limit
-                )
+                _, tokens = fit_query(lambda filled: encode([filled])[0], *cut)
         words = self.encode([f" {summary.strip()}"])[0] if summary.strip() else []
         return tokens, [*words, self.tokenizer.eos_token_id]
 

@@ -24,12 +24,12 @@ from transformers import (
 
 from reports.needs.shapes import NEOX, Shape, shape_of
 from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
-from stages.posts.readers import format_post
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
 from stages.running.hub import fetch_model, model_source
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import RANDOM, Config, Data, UserError, fail
+from stages.settings.prompt import format_post
 from stages.settings.sections import COMPARISONS
 
 INITIALIZER = 0.02

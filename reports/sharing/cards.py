@@ -13,6 +13,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
 from stages.settings.presets import SMOLLM2
+from stages.settings.prompt import format_post
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
 POLICIES = tuple(stage for stage in POLICY_STAGES if stage != "released")
@@ -56,13 +57,13 @@ POLICY_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 policy = AutoModelForCausalLM.from_pretrained(folder)
-query = "SUBREDDIT: r/tifu\\n\\nTITLE: ...\\n\\nPOST: ...\\n\\nTL;DR:"
+query = {query}
 tokens = policy.generate(**tokenizer(query, return_tensors="pt"), max_new_tokens={length})"""
 SCORER_CODE = """from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 scorer = AutoModelForTokenClassification.from_pretrained(folder)
-text = "SUBREDDIT: ...\\n\\nTITLE: ...\\n\\nPOST: ...\\n\\nTL;DR: ..." + tokenizer.eos_token
+text = {query} + " ..." + tokenizer.eos_token
 score = scorer(**tokenizer(text, return_tensors="pt")).logits[0, -1, 0]  # read at EOS"""
 
 
@@ -91,12 +92,14 @@ def card(
     """
     title = TITLES["critic" if folder == "critic" else stage]
     is_policy = stage in POLICIES and folder == "model"
+    query = format_post({"subreddit": "tifu", "title": "...", "post": "..."}, config.data.prompt)
     code = POLICY_CODE if is_policy else SCORER_CODE
+    code = code.replace("{length}", str(config.data.max_summary_tokens))
     parts = [
         _head(config, stage, is_policy),
         f"# {config.name}, seed {config.seed}: {title}",
         f"{_about(config, title)} {_beside(folder)}",
-        f"```python\n{code.replace('{length}', str(config.data.max_summary_tokens))}\n```",
+        f"```python\n{code.replace('{query}', _quoted(query))}\n```",
         f"## How it was made\n\n{_made_from(config, stage, made)}",
         f"## Data\n\n{_data(config)}",
         f"## Results\n\n{_results(made['results'], judged)}",

@@ -6,7 +6,6 @@ come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub throug
 row is refused with file, line and field, or skipped. Source: Huang et al. 2024, detail 1.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,6 @@ from stages.settings.checks import UserError
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
-POST_TEMPLATE = "SUBREDDIT: r/{subreddit}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
-FILLED = re.compile(
-    r"SUBREDDIT: r/(?P<subreddit>.*?)\n\nTITLE: (?P<title>.*?)\n\nPOST: (?P<post>.*)\n\nTL;DR:",
-    re.DOTALL,
-)
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
@@ -158,14 +152,3 @@ def label_strength(row: dict[str, Any]) -> int | None:
 def is_cnndm(row: dict[str, Any]) -> bool:
     """Whether a comparison is about a news article: those batches are kept apart."""
     return row["batch"] in CNNDM_BATCHES
-
-
-def format_post(row: dict[str, Any]) -> str:
-    """The prompt of one post, without truncation (Huang et al. 2024, detail 2)."""
-    return POST_TEMPLATE.format(**{name: row[name] for name in ("subreddit", "title", "post")})
-
-
-def parse_post(query: str) -> dict[str, str] | None:
-    """Subreddit, title and post of a prompt that `format_post` wrote; None for another text."""
-    found = FILLED.fullmatch(query)
-    return found.groupdict() if found else None

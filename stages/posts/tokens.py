@@ -15,14 +15,15 @@ from transformers import PreTrainedTokenizerBase
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.ragged import TokenizedSplit, make_ragged
-from stages.posts.readers import POST_TEMPLATE, Located, is_cnndm, label_strength
+from stages.posts.readers import Located, is_cnndm, label_strength
 from stages.running.progress import progress
 from stages.settings.checks import UserError
+from stages.settings.prompt import FIELDS, PROMPT
 from stages.settings.sections import PPO_TRAIN
 
 ARTICLE_TEMPLATE = "Article:\n{article}\n\nTL;DR:\n"
 ENCODE_BATCH = 1000
-FIELDS = {"summaries": "summary", "chosen": "summaries[].text", "rejected": "summaries[].text"}
+TEXTS = {"summaries": "summary", "chosen": "summaries[].text", "rejected": "summaries[].text"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class Limits:
     """Tokens that a policy will sample after the query."""
     positions: int = sys.maxsize
     """Tokens that the model can take."""
+    prompt: str = PROMPT
+    """The template of a post's query."""
 
 
 CNNDM_LIMITS = Limits(query=1919, response=155, query_response=2021)
@@ -207,12 +210,13 @@ def _encode_queries(
     fitting, queries = [], []
     chunks = [located[i : i + ENCODE_BATCH] for i in range(0, len(located), ENCODE_BATCH)]
     for chunk in progress(chunks, f"tokenise {label}", len(chunks)):
-        parts = [_template_of(row) for _, row in chunk]
+        parts = [_template_of(row, limits.prompt) for _, row in chunk]
         filled = [template.format(**fields) for template, fields, _ in parts]
-        for (where, row), text, tokens in zip(chunk, filled, encode(filled), strict=True):
+        every = zip(chunk, parts, filled, encode(filled), strict=True)
+        for (where, row), part, text, tokens in every:
             with bad.of(label):
                 if len(tokens) > limits.query:
-                    text, tokens = _cut(where, row, encode, limits.query)
+                    text, tokens = _cut(where, part, encode, limits.query)
                 # What is scored is `query.strip() + response` (Huang et al. 2024): the template of
                 # an article ends in a newline, which counts for the limit of the query alone.
                 queries.append(encode([text.strip()])[0] if text.endswith("\n") else tokens)
@@ -221,9 +225,12 @@ def _encode_queries(
 
 
 def _cut(
-    where: str, row: dict[str, Any], encode: Callable[[list[str]], list[list[int]]], limit: int
+    where: str,
+    part: tuple[str, dict[str, str], str],
+    encode: Callable[[list[str]], list[list[int]]],
+    limit: int,
 ) -> tuple[str, list[int]]:
-    template, fields, cut = _template_of(row)
+    template, fields, cut = part
     try:
         return fit_query(lambda text: encode([text])[0], template, fields, cut, limit)
     except ValueError as error:
@@ -234,11 +241,12 @@ def _cut(
         ) from None
 
 
-def _template_of(row: dict[str, Any]) -> tuple[str, dict[str, str], str]:
+def _template_of(row: dict[str, Any], prompt: str) -> tuple[str, dict[str, str], str]:
+    """The template of a row's query, what fills it, and the field that is cut."""
     info = row.get("info", row)
     if "info" in row and is_cnndm(row):
         return ARTICLE_TEMPLATE, {"article": info["article"]}, "article"
-    return POST_TEMPLATE, {name: info[name] for name in ("subreddit", "title", "post")}, "post"
+    return prompt, {name: info[name] for name in FIELDS}, "post"
 
 
 def _fitting(
@@ -267,7 +275,7 @@ def _check_lengths(where: str, lengths: dict[str, int], limits: Limits) -> None:
         if length > FAR_OVER * limits.response:
             raise BadRowError(
                 where,
-                f"field {FIELDS[name]} has {length} tokens with EOS, more than {FAR_OVER} times "
+                f"field {TEXTS[name]} has {length} tokens with EOS, more than {FAR_OVER} times "
                 f"the limit {limits.response} ({limits.setting or 'of news articles'}): shorten "
                 "it, drop the row or raise the limit",
             )
@@ -285,7 +293,7 @@ def length_report(split: TokenizedSplit) -> dict[str, int]:
     """Rows and longest sequences of a split, in tokens, for the manifest and the report."""
     queries = split.columns["queries"].lengths()
     report = {"rows": len(split), "longest_query": int(queries.max())}
-    for name in FIELDS:
+    for name in TEXTS:
         if name in split.columns:
             responses = split.columns[name].lengths()
             label = "summary" if name == "summaries" else name
@@ -298,7 +306,7 @@ def over_limit(split: TokenizedSplit, limits: Limits) -> dict[str, int]:
     """How many rows are over a limit, and by how many tokens at most."""
     queries = split.columns["queries"].lengths()
     over = torch.zeros(len(split), dtype=torch.long)
-    for name in FIELDS:
+    for name in TEXTS:
         if name in split.columns:
             responses = split.columns[name].lengths()
             over = torch.maximum(over, responses - limits.response)

@@ -2,6 +2,7 @@
 
 checks        the error that a user can mend, and the checks that raise it
 stages        the one table of stages
+prompt        its check, how it is filled and read back
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO, and what its rivals share
 rloo          RLOO

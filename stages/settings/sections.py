@@ -7,6 +7,7 @@ unit. Standard library only.
 from dataclasses import dataclass, fields
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.prompt import PROMPT, check_prompt
 from stages.settings.stages import LORA_STAGES
 
 TRAIN_TOKENIZER = "train"
@@ -81,6 +82,8 @@ class Data:
     # The repository holds a loading script, which `datasets` 4 refuses; the branch holds its rows.
     comparisons_dataset: str = "openai/summarize_from_feedback:comparisons@refs/convert/parquet"
     """Hub id[:configuration][@revision] in the schema of comparisons, for source `hub`."""
+    prompt: str = PROMPT
+    """What a policy reads of a post: a text with {subreddit}, {title} and {post}, each once."""
     on_bad_row: str = "stop"
     """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
     train_posts: int = 0
@@ -107,6 +110,7 @@ class Data:
 
     def __post_init__(self) -> None:
         one_of(self, "data", "on_bad_row", ("stop", "skip"))
+        check_prompt(self.prompt)
         for setting in fields(self):
             if setting.name.startswith("max_"):
                 positive(self, "data", setting.name)

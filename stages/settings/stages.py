@@ -109,6 +109,7 @@ ROWS = {
         goal="rloo",
         sections=("optimizer", "rloo", "lora"),
         inputs=("base", "sft", "normalize"),
+        models=("model",),
         optional=True,
         makes_policy=True,
         policy_gradient=True,
@@ -243,7 +244,7 @@ SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
 # What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or
 # judges summaries that exist already (INPUT=).
 TRAINED, RELEASED, OUTPUTS = "trained", "released", "outputs"
-TRAINING_STAGES = tuple(n for n, row in STAGES.items() if row.computes and n != "summaries")
+TRAINING_STAGES = tuple(name for name, row in STAGES.items() if row.models)
 # Kind of run -> the stages that do not occur in it.
 NO_PART = {
     TRAINED: ("released",),
