@@ -330,7 +330,7 @@ def test_memory_knobs_change_no_settings_hash():
         ("rm.epochs=9", {"rm"}),
         ("ppo.kl_coef=0.01", {"ppo"}),
         ("dpo.beta=0.5", {"dpo"}),
-        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "dpo"}),
+        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
         ("judge.kind=openai", {"judge", "controls", "pairs", "calibration", "versus"}),
         ("judge.model=x", set()),  # the facts rule asks no model

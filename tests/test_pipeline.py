@@ -15,7 +15,7 @@ from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_
 from stages.pipeline import Maker, wanted_stages
 from stages.running.files import write_json
 from stages.running.grid import Cell, Execution
-from stages.running.status import help_lines, status
+from stages.running.status import LABEL, help_lines, status
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config, request_of
@@ -292,7 +292,9 @@ def test_status_shows_done_stale_running_half_done_failed_and_missing(runs):
         lines = status()
         assert everything(runs) == before
     assert all(len(line) <= 80 for line in lines)
-    rows = {line[:24].strip(): line[24:].split() for line in lines if line and line[0] not in " o"}
+    rows = {
+        line[:LABEL].strip(): line[LABEL:].split() for line in lines if line and line[0] not in " o"
+    }
     assert rows["run and seed"][:4] == ["base", "sft", "rm", "norm"]
     assert rows["tiny 44413"][:4] == ["ok", "old", "old", "old"]
     assert rows["tiny 7"][:3] == ["ok", "fail", "-"]

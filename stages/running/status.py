@@ -22,6 +22,7 @@ from stages.settings.stages import STAGES
 
 COLUMNS = 80
 SHOWN = {name: stage.head for name, stage in STAGES.items() if stage.head}
+LABEL = COLUMNS - 5 * len(SHOWN)  # characters of a run's name and seed
 MARKS = (
     "ok done, ok* done with other code, old stale, run running, half interrupted,",
     "fail failed, - missing",
@@ -31,6 +32,7 @@ GOAL_LINES = {
     "sft": "supervised fine-tuning on the reference summaries",
     "rm": "the reward model, and its normalization",
     "ppo": "PPO against the reward model",
+    "rloo": "REINFORCE leave-one-out in its place: no critic",
     "dpo": "DPO from the same comparisons, beside PPO",
     "eval": "summaries, verdicts, win rates and the page of the run",
     "judge": "the same for summaries that exist: INPUT=outputs.jsonl",
@@ -165,7 +167,8 @@ def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
             judge = folder.name if STAGES[stage].per_judge else ""
             seen = look(config, stage, folder) if config else Seen("-")
             rows.setdefault(judge, {})[stage] = seen
-    shared, label = rows.pop("", {}), f"{seed.parent.name} {seed.name[4:]}"
+    shared, number = rows.pop("", {}), seed.name.removeprefix("seed")
+    label = f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}"
     if len(rows) > 1:  # what all judges share first, then each judge
         lines = [
             _line(label, shared, ""),
@@ -187,7 +190,7 @@ def _line(label: str, row: dict[str, Seen], missing: str) -> str:
 
 
 def _columns(label: str, cells: Sequence[str]) -> str:
-    return f"{label[:24]:24} " + "".join(f"{cell:5}" for cell in cells).rstrip()
+    return f"{label[:LABEL]:{LABEL}} " + "".join(f"{cell:5}" for cell in cells).rstrip()
 
 
 def status(name: str = "") -> list[str]:
