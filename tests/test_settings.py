@@ -10,14 +10,15 @@ from stages.settings.config import SECTIONS, Config
 from tests.test_house import MODULES, tree_of
 
 WHERE_SETTINGS_LIVE = ["stages.settings.config", "stages.settings.sections"]
-WHERE_SETTINGS_LIVE += ["stages.settings.ppo", "stages.settings.judge"]
+WHERE_SETTINGS_LIVE += ["stages.settings.ppo", "stages.settings.rloo"]
+WHERE_SETTINGS_LIVE += ["stages.settings.judge"]
 
 
 def receivers(tree: ast.Module, section: str) -> set[str]:
     """The names under which a module holds a section: its own, arguments of its type, aliases."""
-    names, kind = {section}, type(getattr(make_config("tiny"), section)).__name__
+    names, kinds = {section}, {kind.__name__ for kind in SECTIONS[section].__mro__}
     for node in ast.walk(tree):
-        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == kind:
+        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) in kinds:
             names.add(node.arg)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign):
@@ -64,7 +65,8 @@ def properties_read(tree: ast.Module, section: str) -> set[str]:
 def derived_from(section: str) -> dict[str, set[str]]:
     """The fields that each property of a section reads."""
     found = {}
-    for name, member in vars(SECTIONS[section]).items():
+    members = [member for kind in SECTIONS[section].__mro__ for member in vars(kind).items()]
+    for name, member in members:
         if isinstance(member, property) and member.fget is not None:
             found[name] = set(member.fget.__code__.co_names)
     return found
