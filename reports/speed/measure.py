@@ -297,6 +297,7 @@ def make_state(place: Place, stage: str, network: Any, rows: int) -> State:
     optimizer = make_optimizer(network.parameters(), section.learning_rate, config.optimizer)
     network, optimizer = place.accelerator.prepare(network, optimizer)
     learner = Learner(
+        stage=stage,
         accelerator=place.accelerator,
         trained=network,
         optimizer=optimizer,
