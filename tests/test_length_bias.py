@@ -97,4 +97,3 @@ def test_the_page_names_the_longer_one_and_warns_of_a_model_that_is_not_above_it
     assert table.rows[1][1].startswith("50.0% [")
     assert "n = 24" in table.header[2]
     assert any(isinstance(one, Note) and "NOT reliably better" in one.text for one in notes)
-    assert scores.length_blocks({"the reward model": {"accuracy": 0.6}}) == []  # made before
