@@ -40,7 +40,7 @@ from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.ragged import load_split, save_split
 from stages.posts.readers import Located, is_cnndm, read_source
-from stages.posts.subsample import drawn_rows
+from stages.posts.subsample import subsample
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     FAR_OVER,
@@ -133,7 +133,7 @@ def read_rows(config: Config) -> Rows:
     bad = BadRows(config.data.on_bad_row)
     located = dict(read_source(config.data, str(source), bad))
     published = beside_known(config.data, located)
-    located = drawn_rows(config.data, located)
+    located = subsample(config.data, located)
     # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
     articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
     for name in COMPARISONS:

@@ -7,7 +7,7 @@ from stages.settings.checks import UserError
 from stages.settings.sections import Data
 
 
-def drawn_rows(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
+def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
     """The rows of each split that the settings use, in their order.
 
     The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
