@@ -76,7 +76,7 @@ def make_base(config: Config) -> None:
         limits = split_limits(config.data, positions_of(model))
         link_tokens(tokenizer, rows, limits, run.partial / "data")
         save_model(model, tokenizer, run.partial / "model")
-        from_hub = [one.record for one in fetched]
+        from_hub = [source.record for source in fetched]
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
@@ -96,7 +96,7 @@ def fetch_all(config: Config) -> list[Fetched]:
     """
     base = config.base
     todo: list[tuple[Callable[[Source], Fetched], Source]]
-    todo = [(fetch_rows, one) for one in sources_of(config.data) if config.data.source == HUB]
+    todo = [(fetch_rows, source) for source in sources_of(config.data) if config.data.source == HUB]
     if base.tokenizer not in ("", TRAIN_TOKENIZER):
         todo.append((fetch_tokenizer, model_source("base.tokenizer", base.tokenizer)))
     if base.checkpoint != RANDOM:
@@ -135,9 +135,9 @@ def read_rows(config: Config) -> Rows:
     published = beside_known(config.data, located)
     located = subsample(config.data, located)
     # News articles occur among the validation comparisons only (Huang et al. 2024, detail 1).
-    articles = [one for one in located["comparisons_validation"] if is_cnndm(one[1])]
+    articles = [row for row in located["comparisons_validation"] if is_cnndm(row[1])]
     for name in COMPARISONS:
-        located[name] = [one for one in located[name] if not is_cnndm(one[1])]
+        located[name] = [row for row in located[name] if not is_cnndm(row[1])]
         if not located[name]:
             raise UserError(f"{name} is about news articles alone: add comparisons of posts")
     if articles:
@@ -189,12 +189,12 @@ def describe(run: Run, rows: Rows, limits: dict[str, Limits]) -> dict[str, Any]:
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:
     """What a user should know of the rows, one line each; `listed` is where skipped ones stand."""
     lines = [
-        f"{name}: {found['over_limit']:,} of {found['rows']:,} rows are over a limit in "
-        f"data.max_*, by {found['most_over']:,} tokens at most; they are kept"
-        for name, found in results["rows"].items()
-        if found["over_limit"]
+        f"{name}: {counts['over_limit']:,} of {counts['rows']:,} rows are over a limit in "
+        f"data.max_*, by {counts['most_over']:,} tokens at most; they are kept"
+        for name, counts in results["rows"].items()
+        if counts["over_limit"]
     ]
-    skipped = sum(found["skipped"] for found in results["rows"].values())
+    skipped = sum(counts["skipped"] for counts in results["rows"].values())
     if skipped:
         lines.append(f"{skipped:,} bad rows were skipped, with the reasons in {listed}")
     changed = differences(results["published"])

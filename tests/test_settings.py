@@ -16,7 +16,7 @@ WHERE_SETTINGS_LIVE += ["stages.settings.judge"]
 
 def receivers(tree: ast.Module, section: str) -> set[str]:
     """The names under which a module holds a section: its own, arguments of its type, aliases."""
-    names, kinds = {section}, {kind.__name__ for kind in SECTIONS[section].__mro__}
+    names, kinds = {section}, {kind.__name__ for kind in type.mro(SECTIONS[section])}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) in kinds:
             names.add(node.arg)
@@ -65,7 +65,7 @@ def properties_read(tree: ast.Module, section: str) -> set[str]:
 def derived_from(section: str) -> dict[str, set[str]]:
     """The fields that each property of a section reads."""
     found = {}
-    members = [member for kind in SECTIONS[section].__mro__ for member in vars(kind).items()]
+    members = [member for kind in type.mro(SECTIONS[section]) for member in vars(kind).items()]
     for name, member in members:
         if isinstance(member, property) and member.fget is not None:
             found[name] = set(member.fget.__code__.co_names)

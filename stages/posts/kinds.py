@@ -74,8 +74,8 @@ class Kind:
     @cached_property
     def readers(self) -> dict[str, re.Pattern[str]]:
         """The patterns, compiled, with the words of deeds and days."""
-        said = {slot: "|".join(self.words[slot]) for slot in ("deed", "when")}
-        return {slot: re.compile(text.format(**said)) for slot, text in self.patterns.items()}
+        words = {slot: "|".join(self.words[slot]) for slot in ("deed", "when")}
+        return {slot: re.compile(text.format(**words)) for slot, text in self.patterns.items()}
 
 
 # The facts that a summary tells in sentences of their own -> how these end.

@@ -51,9 +51,9 @@ def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[s
 def differences(counts: Mapping[str, Mapping[str, int]]) -> str:
     """One line about splits whose rows are not as many as known; empty if there is none."""
     odd = [
-        f"{split} has {found['rows']:,} rows, known are {found['known']:,}"
-        for split, found in counts.items()
-        if found["rows"] != found["known"]
+        f"{split} has {rows['rows']:,} rows, known are {rows['known']:,}"
+        for split, rows in counts.items()
+        if rows["rows"] != rows["known"]
     ]
     return f"the published data have changed, or were cut short: {'; '.join(odd)}" if odd else ""
 
@@ -65,13 +65,13 @@ def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
     `without_confidence`: in no group by strength. `against_choice`: the labeller's confidence is on
     the side that was not chosen; never so in the 1,771 published rows that we could read.
     """
-    found = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
+    odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
     for row in rows:
         first, second = (summary["text"].strip() for summary in row["summaries"])
         confidence = (row.get("extra") or {}).get("confidence")
-        found["empty_summaries"] += not (first and second)
-        found["equal_summaries"] += first == second
-        found["without_confidence"] += confidence is None
+        odd["empty_summaries"] += not (first and second)
+        odd["equal_summaries"] += first == second
+        odd["without_confidence"] += confidence is None
         if confidence not in (None, 5):
-            found["against_choice"] += (confidence > 5) != (row["choice"] == 1)
-    return dict(found)
+            odd["against_choice"] += (confidence > 5) != (row["choice"] == 1)
+    return dict(odd)

@@ -57,7 +57,7 @@ def _files(folder: Path, split: str) -> tuple[Path, Path]:
 
 def _read_file(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
     jsonl, parquet = _files(folder, split)
-    path = next((one for one in (jsonl, parquet) if one.exists()), None)
+    path = next((file for file in (jsonl, parquet) if file.exists()), None)
     if path is None:
         raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
     yield from raw_rows(path)
@@ -128,8 +128,8 @@ def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix
     if row.get(name) is None:
         raise BadRowError(where, f"field {prefix}{name} is missing")
     if not isinstance(row[name], kind):
-        found = type(row[name]).__name__
-        raise BadRowError(where, f"field {prefix}{name} is of type {found}, not {kind.__name__}")
+        given = type(row[name]).__name__
+        raise BadRowError(where, f"field {prefix}{name} is of type {given}, not {kind.__name__}")
     if isinstance(row[name], str) and not row[name].isascii():
         try:
             row[name].encode()

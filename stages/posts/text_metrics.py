@@ -13,9 +13,9 @@ def text_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The measures below of rows with `query`, `summary` and `reference`: means over all rows."""
     texts = [row["summary"] for row in rows]
     copied = [copied_title_words(row["query"], row["summary"]) for row in rows]
-    found: dict[str, float | None] = {"copied_title_words": sum(copied) / len(rows)}
-    found |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
-    return found | rouge(texts, [row["reference"] for row in rows])
+    measures: dict[str, float | None] = {"copied_title_words": sum(copied) / len(rows)}
+    measures |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
+    return measures | rouge(texts, [row["reference"] for row in rows])
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -29,7 +29,9 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     scorer = RougeScorer(ROUGE_TYPES)
     pairs = zip(texts, references, strict=True)
     scores = [scorer.score(reference, text) for text, reference in pairs]
-    return {kind: sum(one[kind].fmeasure for one in scores) / len(scores) for kind in ROUGE_TYPES}
+    return {
+        kind: sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES
+    }
 
 
 def copied_title_words(query: str, summary: str) -> float:

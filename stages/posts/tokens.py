@@ -107,7 +107,7 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], l
     backend.encode_special_tokens = True
 
     def encode(texts: list[str]) -> list[list[int]]:
-        return [one.ids for one in backend.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in backend.encode_batch(texts, add_special_tokens=False)]
 
     return encode
 

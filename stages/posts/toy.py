@@ -108,10 +108,10 @@ def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, s
     text = summary.lower()
     right, wrong = set(), set()
     for slot, reader in facts.kind.readers.items():
-        said, truth = set(reader.findall(text)), getattr(facts, slot).lower()
-        if truth in said:
+        told, truth = set(reader.findall(text)), getattr(facts, slot).lower()
+        if truth in told:
             right.add(slot)
-        wrong |= {(slot, word) for word in said if word != truth}
+        wrong |= {(slot, word) for word in told if word != truth}
     return right, wrong
 
 
@@ -122,12 +122,12 @@ def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
     for slot in kind.words:
         if rng.random() < writer.garble:
             told = replace(told, **{slot: rng.choice(kind.words[slot])})
-    said = {slot: rng.random() < mention for slot in kind.optional}
+    mentioned = {slot: rng.random() < mention for slot in kind.optional}
     parts = {slot: text.format(**asdict(told)) for slot, text in kind.clauses.items()}
     sentences = [
-        "".join(parts[one] for one in ("event", *kind.inline) if said.get(one, True)) + "."
+        "".join(parts[slot] for slot in ("event", *kind.inline) if mentioned.get(slot, True)) + "."
     ]
-    sentences += [parts[slot] + end for slot, end in ENDS.items() if said[slot]]
+    sentences += [parts[slot] + end for slot, end in ENDS.items() if mentioned[slot]]
     sentences += [rng.choice(sentences) for _ in range(writer.repeats)]
     return " ".join(sentences)
 
@@ -226,7 +226,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def world_folder(config: Config) -> Path:
     """The built-in world as files in the real schemas, written once for each set of settings."""
     # Another generator writes another world: its source is part of the name.
-    sources = "".join(file_hash(Path(str(one))) for one in (__file__, kinds.__file__))
+    sources = "".join(file_hash(Path(str(path))) for path in (__file__, kinds.__file__))
     key = json.dumps(asdict(config.world), sort_keys=True) + sources
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():
