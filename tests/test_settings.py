@@ -1,7 +1,9 @@
 """No dead settings: every field of every section is read by a module that does not define it."""
 
 import ast
+import inspect
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,15 @@ WHERE_SETTINGS_LIVE += ["stages.settings.ppo", "stages.settings.rloo"]
 WHERE_SETTINGS_LIVE += ["stages.settings.judge"]
 
 
+def classes_of(section: str) -> tuple[type, ...]:
+    """A section's class and those that it inherits from."""
+    kind: Any = SECTIONS[section]
+    return inspect.getmro(kind)
+
+
 def receivers(tree: ast.Module, section: str) -> set[str]:
     """The names under which a module holds a section: its own, arguments of its type, aliases."""
-    names, kinds = {section}, {kind.__name__ for kind in type.mro(SECTIONS[section])}
+    names, kinds = {section}, {kind.__name__ for kind in classes_of(section)}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) in kinds:
             names.add(node.arg)
@@ -65,7 +73,7 @@ def properties_read(tree: ast.Module, section: str) -> set[str]:
 def derived_from(section: str) -> dict[str, set[str]]:
     """The fields that each property of a section reads."""
     found = {}
-    members = [member for kind in type.mro(SECTIONS[section]) for member in vars(kind).items()]
+    members = [member for kind in classes_of(section) for member in vars(kind).items()]
     for name, member in members:
         if isinstance(member, property) and member.fget is not None:
             found[name] = set(member.fget.__code__.co_names)
