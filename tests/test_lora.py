@@ -287,7 +287,7 @@ def mini_config(microbatch_size):
 
 
 def ppo_updates(study, microbatch_size):
-    """The networks and the second rollout after two updates."""
+    """The learner and the second rollout after two updates."""
     config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
     run = runs.Run(config, "ppo")
     tokenizer = load_tokenizer(study / "sft" / "model")
@@ -296,7 +296,7 @@ def ppo_updates(study, microbatch_size):
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)
         optimize(learner, rollout, config.ppo, update, config.ppo.kl_coef)
-    return learner.networks, rollout
+    return learner, rollout
 
 
 def flat(model):
@@ -304,7 +304,8 @@ def flat(model):
 
 
 def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
-    models, rollout = ppo_updates(study, 16)
+    learner, rollout = ppo_updates(study, 16)
+    models = learner.networks
     independent = load_policy(study / "sft" / "model").eval()
     start = load_reward_model(study / "normalize" / "model").eval()
     tokens = torch.cat([rollout.queries, rollout.responses], dim=1)
@@ -328,9 +329,8 @@ def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
 
 def test_batch_sizes_in_memory_change_no_adapter_in_ppo(study):
     whole, _ = ppo_updates(study, 16)
-    for microbatch_size in (1, 2, 8):
-        parts, _ = ppo_updates(study, microbatch_size)
-        assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
+    parts, _ = ppo_updates(study, 2)
+    assert (flat(parts.trained) - flat(whole.trained)).abs().max() < 1e-5
 
 
 def dpo_updates(study, microbatch_size):
@@ -348,5 +348,4 @@ def dpo_updates(study, microbatch_size):
 
 def test_batch_sizes_in_memory_change_no_adapter_in_dpo(study):
     whole = dpo_updates(study, 32)
-    for microbatch_size in (2, 8):
-        assert (dpo_updates(study, microbatch_size) - whole).abs().max() < 1e-5
+    assert (dpo_updates(study, 2) - whole).abs().max() < 1e-5

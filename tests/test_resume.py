@@ -25,8 +25,7 @@ LEARNING = ("sft", "rm", "ppo", "dpo")
 # -- every stage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [1, 3])
-@pytest.mark.parametrize("stage", LEARNING)
+@pytest.mark.parametrize(("stage", "step"), [("ppo", 1), *((stage, 3) for stage in LEARNING)])
 def test_training_that_was_killed_goes_on_to_the_same_weights(
     whole, attempt, tmp_path, capsys, stage, step
 ):
