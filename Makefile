@@ -98,7 +98,7 @@ OWN = $(INSTALL) --no-build-isolation
 # A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
 # array with a task for each preset and seed.
 slurm: $(INSTALLED)
-	@$(PY) -m stages.running.slurm $(JOB) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
+	@$(PY) -m stages.driving.slurm $(JOB) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
 		$(if $(PRESETS),--presets $(PRESETS) --seeds $(SEEDS))
 
 install: $(INSTALLED)
@@ -120,7 +120,7 @@ compare: $(INSTALLED)
 	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
 		$(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
 versus: $(INSTALLED)
-	@$(PY) -m stages.running.start eval.versus --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
+	@$(PY) -m stages.driving.start eval.versus --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
 		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
 		$(call option,set,$(SET))

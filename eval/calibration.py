@@ -42,12 +42,12 @@ from eval.rates.simple_judges import (
 )
 from eval.rates.table import analyse, leans, verdict_table
 from eval.win_rate import post_scores
+from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import Located, is_cnndm, label_strength, read_split
 from stages.posts.toy import world_folder
 from stages.running.files import whole_lines
 from stages.running.progress import folded
-from stages.running.start import run_stage
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.judge import MOST_UNJUDGED

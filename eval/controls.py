@@ -23,7 +23,7 @@ from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.rates.formulas import clustered_share
 from eval.rates.table import analyse, verdict_table
-from stages.running.start import run_stage
+from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
 from stages.settings.judge import MOST_UNJUDGED

@@ -18,8 +18,8 @@ from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row
+from stages.driving.start import run_stage
 from stages.running.files import read_lines
-from stages.running.start import run_stage
 from stages.runs import open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stages.driving.grid import Cell, Execution
 from stages.pipeline import Maker
-from stages.running.grid import Cell, Execution
 from stages.running.launch import launcher
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import UserError, fail

@@ -15,11 +15,11 @@ from eval.judges.protocol import Row
 from eval.output_rows import Output, check_texts, flattened, outputs_of
 from eval.rates.length_control import word_count
 from eval.rates.simple_judges import measured
+from stages.driving.start import run_stage
 from stages.finished import OUTPUT_FILES, output_files
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
 from stages.running.progress import folded
-from stages.running.start import run_stage
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import LONGEST_NAME, file_name

@@ -15,7 +15,7 @@ from eval.judge import config_with_cap, make_judge, questions_about, read_polici
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.win_rate import pair_name
-from stages.running.start import run_stage
+from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
 

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.driving.start import run_stage
 from stages.finished import read_manifest, stage_folder
 from stages.learning.batches import gather_rows
 from stages.learning.loop import make_accelerator, over_rows
@@ -23,7 +24,6 @@ from stages.learning.sampling import Sampling, respond
 from stages.learning.shared_query import summary_scores
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures
-from stages.running.start import run_stage
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.stages import POLICY_STAGES, is_part, row_of

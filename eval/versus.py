@@ -21,10 +21,10 @@ from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
+from stages.driving.start import ended_by_signal
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines
 from stages.running.progress import folded
-from stages.running.start import ended_by_signal
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import unknown

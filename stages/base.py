@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from stages.driving.start import run_stage
 from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
 from stages.learning.models import (
@@ -53,7 +54,6 @@ from stages.posts.tokens import (
 from stages.posts.toy import fresh_folder, put_folder, world_folder
 from stages.running.files import link_or_copy, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
-from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError

@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
 from stages.learning.batches import (
     batch_tensors,
@@ -40,7 +41,6 @@ from stages.learning.preferences import (
 from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
-from stages.running.start import run_stage
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.checks import UserError
 from stages.settings.config import Config

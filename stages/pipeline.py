@@ -22,17 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stages.finished import (
-    MISSING,
-    changed_code,
-    lock_of,
-    partial_of,
-    read_manifest,
-    stage_folder,
-    why_not,
-)
-from stages.running.code import other_code
-from stages.running.grid import (
+from stages.driving.grid import (
     LADDER,
     SEEDS,
     STUDY_GOALS,
@@ -43,12 +33,22 @@ from stages.running.grid import (
     make_study,
     study_cells,
 )
+from stages.driving.replacing import Replacement, forget_if_done
+from stages.driving.start import CALLER_SAYS_STOP
+from stages.driving.status import help_lines, kept, settings_lines, status
+from stages.driving.warm import Warm, can_be_forked
+from stages.finished import (
+    MISSING,
+    changed_code,
+    lock_of,
+    partial_of,
+    read_manifest,
+    stage_folder,
+    why_not,
+)
+from stages.running.code import other_code
 from stages.running.launch import add_launch_arguments, launch_words
 from stages.running.progress import folded
-from stages.running.replacing import Replacement, forget_if_done
-from stages.running.start import CALLER_SAYS_STOP
-from stages.running.status import help_lines, kept, settings_lines, status
-from stages.running.warm import Warm, can_be_forked
 from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
@@ -56,7 +56,7 @@ from stages.settings.config import Config, UserError, fail
 from stages.settings.presets import ABLATIONS
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 
-START = (sys.executable, "-m", "stages.running.start")
+START = (sys.executable, "-m", "stages.driving.start")
 # Two other commands compare what runs have made.
 BESIDE = ("versus", "leaderboard")
 GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))

@@ -20,6 +20,7 @@ from functools import partial
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
+from stages.driving.start import run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import load_tokenizer
@@ -40,7 +41,6 @@ from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.running.files import read_lines
-from stages.running.start import run_stage
 from stages.runs import Run, open_stage
 from stages.settings.config import Config
 

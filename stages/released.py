@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from stages.driving.start import run_stage
 from stages.learning.models import load_released_reward_model, load_tokenizer, save_model
 from stages.running.files import link_or_copy
 from stages.running.hub import fetch_model, model_source
-from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config

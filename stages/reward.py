@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.driving.start import run_stage
 from stages.functional import preference_loss
 from stages.learning.batches import (
     batch_tensors,
@@ -37,7 +38,6 @@ from stages.learning.preferences import (
 from stages.learning.shared_query import summary_scores
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
-from stages.running.start import run_stage
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.config import Config
 from stages.settings.sections import CNNDM

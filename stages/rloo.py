@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from stages.driving.start import run_stage
 from stages.functional import leave_one_out
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
@@ -22,7 +23,6 @@ from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
 from stages.running.files import read_lines
-from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
 

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from stages.driving.start import run_stage
 from stages.learning.batches import (
     batch_tensors,
     check_batch,
@@ -32,7 +33,6 @@ from stages.learning.sharding import gathered
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
-from stages.running.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
 

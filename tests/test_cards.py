@@ -9,9 +9,9 @@ from huggingface_hub import ModelCard
 
 from reports.sharing import cards
 from reports.sharing.cards import Judged, card
+from stages.driving.mirror import Board, open_mirrors
+from stages.driving.start import leave_cards, run_stage
 from stages.finished import damage, read_manifest, stage_folder, why_not
-from stages.running.mirror import Board, open_mirrors
-from stages.running.start import leave_cards, run_stage
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from stages import base, sft
+from stages.driving.grid import Execution
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
 from stages.learning.learner import in_memory
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
-from stages.running.grid import Execution
 from stages.runs import HALVED, RESUME
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError

@@ -15,8 +15,8 @@ from eval.win_rate import main, measure_win_rates
 from reports import run_page
 from reports.outputs_page import write_report
 from reports.parts import collect
+from stages.driving.mirror import headline
 from stages.finished import read_manifest, stage_folder
-from stages.running.mirror import headline
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.fabricated_runs import fabricate

@@ -7,8 +7,8 @@ import pytest
 from eval import versus, win_rate
 from reports import scaling_page
 from reports.parts import collect
+from stages.driving.status import status
 from stages.finished import read_manifest, why_not
-from stages.running.status import status
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
 

@@ -3,8 +3,8 @@
 import pytest
 
 from reports import ablations_page
+from stages.driving.grid import Cell, Execution, ablation_cells, make_ablations
 from stages.finished import why_not
-from stages.running.grid import Cell, Execution, ablation_cells, make_ablations
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config, override_of
 from stages.settings.config import UserError

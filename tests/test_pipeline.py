@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from stages import pipeline
+from stages.driving.grid import Cell, Execution
+from stages.driving.status import LABEL, help_lines, status
 from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
 from stages.pipeline import Maker, wanted_stages
 from stages.running.files import write_json
-from stages.running.grid import Cell, Execution
-from stages.running.status import LABEL, help_lines, status
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config, request_of

@@ -11,13 +11,13 @@ import pytest
 
 from reports.sections import made_with
 from stages import runs as runs_module
+from stages.driving.grid import Cell, Execution
+from stages.driving.status import status
 from stages.finished import changed_code, partial_of, stage_folder, why_not
 from stages.pipeline import wanted_stages
 from stages.running import code
 from stages.running.code import code_of
 from stages.running.files import read_json
-from stages.running.grid import Cell, Execution
-from stages.running.status import status
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
@@ -243,7 +243,7 @@ def test_a_replace_that_was_killed_while_it_moved_moves_the_rest(runs, monkeypat
         return runs_module.move_aside(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("stages.running.replacing.move_aside", move_two)
+        patch.setattr("stages.driving.replacing.move_aside", move_two)
         with pytest.raises(KeyboardInterrupt):
             make(TINY, *ALL_GOALS, replace="1")
     assert make(TINY, *ALL_GOALS, replace="1") == EVALUATED[1:]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from stages import base, ppo
+from stages.driving.start import run_stage
 from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
 from stages.running import signals as stopping
-from stages.running.start import run_stage
 from stages.settings.command_line import make_config
 from tests.resuming import (
     ARGUMENTS,
@@ -220,7 +220,7 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
 @pytest.mark.walk
 def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
     (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
-    command = [sys.executable, "-m", "stages.running.start", "slow", "--preset", "tiny"]
+    command = [sys.executable, "-m", "stages.driving.start", "slow", "--preset", "tiny"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

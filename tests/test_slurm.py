@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stages import base, sft
-from stages.running import slurm
+from stages.driving import slurm
 from stages.running.files import read_lines
 
 ROOT = Path(__file__).parents[1]

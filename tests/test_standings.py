@@ -28,9 +28,9 @@ from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
 from reports.parts.words import at_equal_length
 from reports.sections import systems
+from stages.driving.grid import Execution
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
-from stages.running.grid import Execution
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import Judge, UserError, hash_of
 from tests.chat_server import ask, chat, serving

@@ -3,7 +3,7 @@
 import shutil
 
 from reports import run_page
-from stages.running.status import COLUMNS, GOAL_LINES, help_lines, status
+from stages.driving.status import COLUMNS, GOAL_LINES, help_lines, status
 from stages.settings.command_line import make_config
 from stages.settings.stages import STAGES
 from tests.fabricated_runs import fabricate, two_judges

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from stages.driving import grid, slurm
+from stages.driving.grid import Cell, Execution, make_study, study_cells
 from stages.finished import stage_folder
 from stages.pipeline import Maker
-from stages.running import grid, slurm
-from stages.running.grid import Cell, Execution, make_study, study_cells
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from stages.settings.stages import STAGES

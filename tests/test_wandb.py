@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from stages.driving.mirror import MOST_ROWS, Wandb, headline, note_for, open_mirrors, results_of
 from stages.finished import read_manifest
 from stages.running.files import read_lines, write_json
-from stages.running.mirror import MOST_ROWS, Wandb, headline, note_for, open_mirrors, results_of
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
@@ -150,7 +150,7 @@ def test_no_host_folder_key_or_environment_is_sent(told):
 
 LIVE = """
 import sys
-from stages.running.mirror import open_mirrors
+from stages.driving.mirror import open_mirrors
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError, fail
 from stages.settings.command_line import make_config
@@ -247,7 +247,7 @@ def test_a_bad_setting_of_wandb_is_one_line_and_leaves_no_file(tmp_path, environ
 @pytest.mark.walk
 @needs_wandb
 def test_a_server_that_does_not_answer_leaves_the_stage_to_be_recorded_offline(tmp_path):
-    code = "from stages.running import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE
+    code = "from stages.driving import mirror; mirror.INIT_SECONDS = 1.0\n" + LIVE
     away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "a" * 40}
     done = process(tmp_path, code, "sft", "1", "2", WANDB_PROJECT="tldr", **away)
     assert done.code == 0, done.errors

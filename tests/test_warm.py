@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stages import pipeline
+from stages.driving import warm
+from stages.driving.grid import Execution
 from stages.pipeline import START, Maker
-from stages.running import warm
-from stages.running.grid import Execution
 from tests.resuming import ARGUMENTS
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def run(arguments):
 CALLER = """
 import sys
 from stages import pipeline
-from stages.running.grid import How
+from stages.driving.grid import How
 with pipeline.Maker(How()) as maker:
     codes = [maker.call([*pipeline.START, "stage_here", *one.split()]) for one in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)

@@ -1,6 +1,6 @@
 """How a stage is started in several processes: GPUS, NODES and ENGINE, or a LAUNCH of one's own.
 
-    python -m stages.running.launch ddp 8 1 -m stages.running.start stages.sft --preset tiny
+    python -m stages.running.launch ddp 8 1 -m stages.driving.start stages.sft --preset tiny
 
 is `accelerate launch` with the configuration `engines/ddp.yaml`, 8 processes on 1 machine. On
 several machines `srun` starts it once on each of them, inside a Slurm job. Standard library only
@@ -27,7 +27,7 @@ PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 
 
 def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ...]:
-    """The words before `-m stages.running.start ...` that start a stage; none: this interpreter.
+    """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
 
     `gpus` processes on each of `nodes` machines, or the user's own `line` (LAUNCH).
     Raises UserError for numbers below 1, for an engine that nobody has seen work, and for several

@@ -1,6 +1,6 @@
 """Signals that ask a stage to stop: it finishes what is under way, then `Stopped` is raised.
 
-`stages/running/start.py` sets the handlers. The loops ask here between two updates or parts. One
+`stages/driving/start.py` sets the handlers. The loops ask here between two updates or parts. One
 process has one set of signals, so this module keeps what has been asked.
 """
 

@@ -46,7 +46,7 @@ class Execution:
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
     replace: str = ""
-    """What is made anew: `1` or a stage (`stages.running.replacing`); empty: nothing."""
+    """What is made anew: `1` or a stage (`stages.driving.replacing`); empty: nothing."""
     jobs: int = 1
     """Runs that are made at once."""
     dry_run: bool = False

@@ -1,6 +1,6 @@
 """The command line that all stages share: arguments, errors of one line, signals.
 
-    python -m stages.running.start stages.sft --preset tiny
+    python -m stages.driving.start stages.sft --preset tiny
 
 does the same as `python -m stages.sft --preset tiny`, and handles a Ctrl-C while libraries load.
 Exit codes: 2 for what the user can mend, 130 after a SIGINT, 143 after a SIGTERM.
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
-from stages.running.mirror import open_mirrors
+from stages.driving.mirror import open_mirrors
 from stages.running.signals import Stopped, ask_to_stop, forget_signals
 from stages.runs import mirrored_by
 from stages.settings.checks import UserError, fail

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stages.driving.grid import SEEDS, study_cells, study_command
 from stages.running.files import write_text
-from stages.running.grid import SEEDS, study_cells, study_command
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
 from stages.settings.command_line import Request, add_arguments, config_of, request_of

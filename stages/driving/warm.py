@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from stages.running.start import load
+from stages.driving.start import load
 
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -41,7 +41,7 @@ class Warm:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """It starts at once, and loads what the first stage imports when that is asked for."""
         answers, answer = os.pipe()
-        words = [sys.executable, "-m", "stages.running.warm", str(answer)]
+        words = [sys.executable, "-m", "stages.driving.warm", str(answer)]
         self.process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, pass_fds=[answer]
         )
