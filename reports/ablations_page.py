@@ -226,6 +226,8 @@ def conclusion(ablation: Ablation) -> str:
             f"{ablation.name}: changed no summary; all {whole(pair.written)} are the default's,"
             " word for word."
         )
+    if not pair.each:
+        return f"{ablation.name}: too many posts have no verdict for a difference."
     each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
     told = f"{ablation.name}: {100 * fmean(pair.each):+.1f} points of win rate (seeds: {each})"
     if len(pair.each) == 1:

@@ -98,7 +98,9 @@ def test_a_converted_reward_model_scores_as_the_papers_forward_pass(whole, tmp_p
     converted.save_pretrained(tmp_path / "saved")
     again = load_reward_model(tmp_path / "saved").eval()
     same = score_responses(again, torch.tensor(queries), torch.tensor([response, response]), -1)
-    assert torch.equal(same, found)
+    weights = zip(again.parameters(), converted.parameters(), strict=True)
+    assert all(torch.equal(saved, ours) for saved, ours in weights)
+    assert torch.allclose(same, found, atol=1e-6)  # where memory lies changes rounding
 
 
 def test_what_is_no_reward_model_is_one_line(whole, tmp_path):

@@ -22,6 +22,7 @@ from stages.settings.config import (
     Rm,
     Sft,
 )
+from stages.settings.stages import LORA_STAGES
 
 # What `make smollm` writes.
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
@@ -45,7 +46,7 @@ def rivals(**settings: Any) -> dict[str, Any]:
 
 # A rule of thumb for adapters, untested by us: ten times the rate of all weights.
 LORA_RATE = 3e-5
-ALL_STAGES = "sft,rm,ppo,dpo"
+ALL_STAGES = ",".join(LORA_STAGES)
 
 
 def paper_with_lora(size: str, ending: str, stages: str, **memory: Any) -> Config:

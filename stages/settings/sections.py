@@ -229,7 +229,7 @@ class Lora:
     """An adapter's product is scaled by alpha / rank."""
     target_modules: str = "all-linear"
     """`all-linear`: every linear layer but the head; or names of layers, separated by commas."""
-    stages: str = "sft,rm,ppo,dpo"
+    stages: str = ",".join(LORA_STAGES)
     """The stages that learn adapters, separated by commas."""
 
     def __post_init__(self) -> None:
