@@ -39,6 +39,7 @@ def rehearsed(tmp_path_factory):
         yield Path("runs", NAME).absolute()
 
 
+@pytest.mark.walk
 def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(rehearsed):
     assert {path.name for path in rehearsed.iterdir()} == {"rehearsal"}
     files = {path.name for path in (rehearsed / "rehearsal").iterdir()}
@@ -54,6 +55,7 @@ def test_a_rehearsal_is_a_run_of_every_stage_of_which_the_table_alone_stays(rehe
     assert record["batches"] == {"sft": 4, "rm": 2, "ppo": 4, "dpo": 2}
 
 
+@pytest.mark.walk
 def test_the_table_says_all_of_it_in_80_columns(rehearsed):
     lines = (rehearsed / "rehearsal/rehearsal.md").read_text("utf-8").splitlines()
     assert [line for line in lines if len(line) > 80] == []
@@ -62,6 +64,7 @@ def test_the_table_says_all_of_it_in_80_columns(rehearsed):
         assert words in text, words
 
 
+@pytest.mark.walk
 def test_a_stage_that_has_failed_leaves_the_others_rows(rehearsed):
     record = json.loads((rehearsed / "rehearsal/rehearsal.json").read_text("utf-8"))
     del record["stages"]["ppo"]
