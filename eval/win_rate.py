@@ -22,12 +22,12 @@ from eval.judges.protocol import VERDICTS
 from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
 from eval.rates.scores import proxy_and_gold
 from eval.rates.table import POINTS, analyse, verdict_table
+from stages.driving.start import run_stage
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
 
 Scores = Mapping[str, float | None]
@@ -252,12 +252,8 @@ def _rate_of(row: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Turn a run's judgements into win rates."""
-    try:
-        config = config_from_arguments(argv, "win rates with 95% intervals from judgements")
-        results = measure_win_rates(config)
-    except UserError as error:
-        fail(error)
-    print_summary(results)
+    about = "win rates with 95% intervals from judgements"
+    print_summary(run_stage("win_rate", measure_win_rates, argv, about))
 
 
 if __name__ == "__main__":

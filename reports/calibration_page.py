@@ -12,8 +12,9 @@ from reports.parts.collect import SIDE, flags_beside, load_run, results_of
 from reports.parts.page import Block, Heading, Text
 from reports.parts.words import Row
 from reports.sections.calibration import calibration, corrected_rates
+from stages.driving.mirror import open_mirrors
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
-from stages.runs import open_stage
+from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError, fail
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
         config = config_from_arguments(argv, "the page of a judge's calibration")
         results = find_calibration(config)
         stem = f"{config.name}-seed{config.seed}-judge-calibration"
-        with open_stage(config, "calibration_report") as run:
+        with mirrored_by(open_mirrors), open_stage(config, "calibration_report") as run:
             run.inputs = inputs_now(config, "calibration_report")
             made = blocks(config, results)
             path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)

@@ -102,7 +102,7 @@ def test_no_page_scrolls_sideways_or_complains_or_loads_anything(browser, pages,
 
 
 def test_the_result_column_of_the_ablations_is_in_sight_in_every_window(browser, pages):
-    cell = '[...document.querySelectorAll("th")].find(one => one.textContent == "less default")'
+    cell = '[...document.querySelectorAll("th")].find(one => one.textContent == "from default")'
     for width in WIDTHS:
         look(browser, pages["ablations"], width)
         assert browser.value(f"{cell}.getBoundingClientRect().right") <= width

@@ -114,7 +114,7 @@ with taking_uploads() as hub:
     os.environ.update(own, HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0")
     from huggingface_hub import constants
     from huggingface_hub.utils import close_session
-    from reports import push
+    from reports.sharing import push
     weights = Path("model.safetensors")
     weights.write_bytes(b"weights")
     card = b"---\\nlicense: mit\\ntags:\\n- a\\n---\\n# x\\n"

@@ -50,8 +50,8 @@ def run(arguments):
 CALLER = """
 import sys
 from stages import pipeline
-from stages.driving.grid import How
-with pipeline.Maker(How()) as maker:
+from stages.driving.grid import Execution
+with pipeline.Maker(Execution()) as maker:
     codes = [maker.call([*pipeline.START, "stage_here", *one.split()]) for one in sys.argv[1:]]
     print("codes", codes, maker.stopped, flush=True)
 """

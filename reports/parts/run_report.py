@@ -12,13 +12,13 @@ from reports.parts import page
 from reports.parts.blocks import Block
 from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
+from stages.driving.start import run_stage
 from stages.finished import inputs_now
 from stages.running.files import file_hash, write_json, write_text
 from stages.running.machine import code_version
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,7 @@ Make = Callable[[Record, Path], Report]
 
 def print_report(argv: list[str] | None, about: str, make: Make) -> None:
     """Write and print the report of the run that the arguments name."""
-    try:
-        print(write_report(config_from_arguments(argv, about), make), end="")
-    except UserError as error:
-        fail(error)
+    print(run_stage("report", lambda config: write_report(config, make), argv, about), end="")
 
 
 def write_report(config: Config, make: Make) -> str:

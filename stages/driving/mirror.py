@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,7 @@ def connect(config: Config, stage: str, number: str) -> Any:
     }
     try:
         request["settings"] = wandb.Settings(**QUIET, **more, allow_val_change=True)
+        wait_for_a_free_second(number)
         return wandb.init(**request)
     except (UsageError, AuthenticationError, ValueError) as error:
         raise UserError(
@@ -227,6 +229,13 @@ def connect(config: Config, stage: str, number: str) -> Any:
         ) from None
     except Exception as error:
         return _connect_offline(wandb, request, error)
+
+
+def wait_for_a_free_second(number: str) -> None:
+    """wandb names an offline stage by id and second: two of one second would be one."""
+    folder = Path(os.environ.get("WANDB_DIR", ".")) / "wandb"
+    while any(folder.glob(f"*-{time.strftime('%Y%m%d_%H%M%S')}-{number}")):
+        time.sleep(0.1)
 
 
 def _connect_offline(wandb: Any, request: dict[str, Any], error: Exception) -> Any:
