@@ -26,7 +26,7 @@ from stages.learning.batches import (
     chunks,
     local_share,
 )
-from stages.learning.learner import take_step as learner_step
+from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.preferences import (
@@ -138,7 +138,7 @@ def take_step(
         yield loss * len(part) / len(rows), sums
 
     # A pair counts as two sequences.
-    stats = learner_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
     return {key: total / len(rows) for key, total in stats.items()}
 
 

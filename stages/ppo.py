@@ -54,12 +54,13 @@ def train_ppo(config: Config) -> None:
         split, queries = load_queries(run.require("base") / "data")
         references = load_references(run)
         tokenizer = load_tokenizer(run.require("sft") / "model")
-        learner = load_learner(run, accelerator, tokenizer)
+        origins = origins_of(run)
+        learner = load_learner(config, accelerator, tokenizer, origins)
         state = begin(run, learner, ppo, len(queries))
         for update in state.remaining("ppo"):
             rate, kl_coef = set_rate(learner, ppo), state.kl_coef
             batch = [queries[row] for row in state.order.batch(update)]
-            sampled = sample_responses(learner, batch, state.sampling(), ppo)  # 1.
+            sampled = sample_responses(learner, batch, state.noise, ppo)  # 1.
             measured = measure(learner, sampled, ppo)  # 2.
             episodes = score(learner, measured, ppo)  # 3.
             shaped = shape(episodes, ppo, tokenizer.pad_token_id, kl_coef, ppo.score_at)  # 4.
@@ -68,7 +69,7 @@ def train_ppo(config: Config) -> None:
             metrics |= describe_texts(learner, rollout, tokenizer)
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
-                check_start(learner, rollout, origins_of(run), ppo, config.memory)
+                check_start(learner, rollout, origins, ppo, config.memory)
             ptx = pretraining(config, references, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
@@ -97,11 +98,14 @@ def origins_of(run: Run) -> Origins:
 
 
 def load_learner(
-    run: Run, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase
+    config: Config,
+    accelerator: Accelerator,
+    tokenizer: PreTrainedTokenizerBase,
+    origins: Origins,
 ) -> PolicyLearner:
     """The networks with their optimizer."""
-    config, ppo = run.config, run.config.ppo
-    networks = load_networks(origins_of(run), tokenizer, ppo, config.memory.frozen_dtype)
+    ppo = config.ppo
+    networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
     return make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
 
 

@@ -23,7 +23,7 @@ from stages.learning.batches import (
     local_share,
     stream,
 )
-from stages.learning.learner import take_step as learner_step
+from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.preferences import (
@@ -82,7 +82,7 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
         yield loss / len(rows), {"loss/train": loss, "accuracy/train": (chosen > rejected).sum()}
 
     # A pair counts as two sequences.
-    stats = learner_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
     return {key: total / len(rows) for key, total in stats.items()}
 
 

@@ -48,7 +48,7 @@ def train_rloo(config: Config) -> None:
         for update in state.remaining("rloo"):
             rate, kl_coef = set_rate(learner, rloo), state.kl_coef
             batch = [queries[row] for row in state.order.batch(update)]
-            sampled = sample_responses(learner, batch, state.sampling(), rloo, group)
+            sampled = sample_responses(learner, batch, state.noise, rloo, group)
             episodes = score(learner, measure(learner, sampled, rloo), rloo)
             rollout = credit(shape(episodes, rloo, networks.pad_id, kl_coef), group)
             metrics = {"lr": rate} | describe(learner, rollout, rloo, kl_coef)

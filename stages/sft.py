@@ -24,7 +24,7 @@ from stages.learning.batches import (
     local_share,
     parts_by_length,
 )
-from stages.learning.learner import take_step as learner_step
+from stages.learning.learner import optimizer_step
 from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer
@@ -80,7 +80,7 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
         summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
         yield summed / count, {"loss/train": summed}
 
-    stats = learner_step(learner, lambda size: chunks(share, size), losses)
+    stats = optimizer_step(learner, lambda size: chunks(share, size), losses)
     return stats["loss/train"] / count
 
 

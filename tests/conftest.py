@@ -236,23 +236,17 @@ def rolled_out(
 ) -> tuple[Any, dict[str, float]]:
     """Steps 1 to 5 of an update of PPO: the rollout, and what is reported of it."""
     from stages.learning.batches import Order
-    from stages.learning.sampling import Sampling
+    from stages.learning.sampling import Noise
     from stages.rl.credit import credit, shape
     from stages.rl.metrics import describe
     from stages.rl.rollout import measure, sample_responses, score
 
     ppo, size = config.ppo, config.ppo.batch_size
     order = Order(rows=len(queries), batch_size=size, seed=config.seed, purpose="ppo")
-    sampling = Sampling(
-        seed=config.seed,
-        purpose="ppo",
-        step=update,
-        length=config.data.max_summary_tokens,
-        temperature=ppo.temperature,
-        forward_batch_size=config.memory.forward_batch_size,
-    )
+    length = config.data.max_summary_tokens
+    noise = Noise(seed=config.seed, purpose="ppo", step=update, length=length)
     batch = [queries[row] for row in order.batch(update)]
-    episodes = sample_responses(learner, batch, sampling, ppo)
+    episodes = sample_responses(learner, batch, noise, ppo)
     episodes = score(learner, measure(learner, episodes, ppo), ppo)
     shaped = shape(episodes, ppo, learner.networks.pad_id, ppo.kl_coef, ppo.score_at)
     rollout = credit(learner.accelerator, shaped, ppo)

@@ -291,7 +291,7 @@ def ppo_updates(study, microbatch_size):
     config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
     run = runs.Run(config, "ppo")
     tokenizer = load_tokenizer(study / "sft" / "model")
-    learner = ppo.load_learner(run, accelerator, tokenizer)
+    learner = ppo.load_learner(run.config, accelerator, tokenizer, ppo.origins_of(run))
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)

@@ -10,7 +10,7 @@ from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, normalize, ppo, reward, rloo, sft
 from stages.functional import token_logprobs
-from stages.learning.sampling import Sampling
+from stages.learning.sampling import Noise
 from stages.rl.credit import shape
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
@@ -27,11 +27,11 @@ SMALL = """
     rloo.total_episodes=64 rloo.batch_size=32 ppo.total_episodes=32 ppo.batch_size=32
 """.split()
 QUERIES = [torch.tensor(tokens) for tokens in ([5, 6, 7], [8, 9], [3, 4, 5, 6])]
-SAMPLING = Sampling(seed=1, purpose="rloo", length=6, temperature=0.7, forward_batch_size=8)
+NOISE = Noise(seed=1, purpose="rloo", length=6)
 
 
 def rolled_out(learner, settings):
-    sampled = sample_responses(learner, QUERIES, SAMPLING, settings, settings.samples_per_query)
+    sampled = sample_responses(learner, QUERIES, NOISE, settings, settings.samples_per_query)
     episodes = score(learner, measure(learner, sampled, settings), settings)
     shaped = shape(episodes, settings, learner.networks.pad_id, settings.kl_coef)
     return rloo.credit(shaped, settings.samples_per_query)
@@ -72,7 +72,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
 
 def test_the_samples_of_a_query_are_neighbours_and_differ(before_ppo):
     learner = learner_of(before_ppo, make_config("tiny"))
-    sampled = sample_responses(learner, QUERIES, SAMPLING, Rloo(), 4)
+    sampled = sample_responses(learner, QUERIES, NOISE, Rloo(), 4)
     assert [row.tolist() for row in sampled.queries[::4]] == [
         row.tolist() for row in sampled.queries[3::4]
     ]

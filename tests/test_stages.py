@@ -240,7 +240,7 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = Run(settings, "ppo")
-    learner = ppo.load_learner(run, accelerator, tokenizer)
+    learner = ppo.load_learner(run.config, accelerator, tokenizer, ppo.origins_of(run))
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(settings, learner, queries, update)
@@ -269,7 +269,8 @@ def learner_from(study: Path, **changes: Any) -> PolicyLearner:
     settings = mini_config()
     settings = replace(settings, ppo=replace(settings.ppo, **changes))
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    return ppo.load_learner(Run(settings, "ppo"), Accelerator(cpu=True), tokenizer)
+    origins = ppo.origins_of(Run(settings, "ppo"))
+    return ppo.load_learner(settings, Accelerator(cpu=True), tokenizer, origins)
 
 
 def test_without_reward_normalization_both_scorers_have_the_reward_models_own_bias(study):

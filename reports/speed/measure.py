@@ -40,7 +40,7 @@ from stages.learning.loop import make_accelerator, make_optimizer, use_gradient_
 from stages.learning.lora import adapt
 from stages.learning.models import load_policy, new_reward_model
 from stages.learning.preferences import pair_length
-from stages.learning.sampling import Sampling
+from stages.learning.sampling import Noise
 from stages.learning.state import State
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
 from stages.rl import rollout as rollout_module
@@ -158,10 +158,8 @@ def measure_update(place: Place) -> dict[str, Any]:
         hold(network)
     # The smallest update, with which torch loads what it needs and the moments come to be.
     once = replace(config.ppo, num_ppo_epochs=1, num_minibatches=1)
-    take_update(
-        learner, rows[: config.memory.microbatch_size], once, sampling_of(config, WARM_TOKENS)
-    )
-    sampling = sampling_of(config, config.data.max_summary_tokens)
+    take_update(learner, rows[: config.memory.microbatch_size], once, noise_of(config, WARM_TOKENS))
+    sampling = noise_of(config, config.data.max_summary_tokens)
     with timed_steps(meter) as spent:
         (rollout, learning), seconds, peak = meter.whole(
             lambda: take_update(learner, rows, config.ppo, sampling)
@@ -183,31 +181,25 @@ def measure_update(place: Place) -> dict[str, Any]:
     }
 
 
-def sampling_of(config: Config, length: int) -> Sampling:
-    """How responses of so many tokens are drawn."""
-    return Sampling(
-        seed=config.seed,
-        purpose="bench",
-        length=length,
-        temperature=config.ppo.temperature,
-        forward_batch_size=config.memory.forward_batch_size,
-    )
+def noise_of(config: Config, length: int) -> Noise:
+    """What responses of so many tokens are drawn with."""
+    return Noise(seed=config.seed, purpose="bench", length=length)
 
 
 def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: Ppo, sampling: Sampling
+    learner: PolicyLearner, rows: list[list[int]], settings: Ppo, noise: Noise
 ) -> tuple[Rollout, float]:
     """All six steps and their metrics, as `stages/ppo.py` takes them; the seconds of learning."""
     accelerator, kl_coef = learner.accelerator, settings.kl_coef
     set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
-    measured = measure(learner, sample_responses(learner, queries, sampling, settings), settings)
+    measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
     episodes = score(learner, measured, settings)
     shaped = shape(episodes, settings, learner.networks.pad_id, kl_coef, settings.score_at)
     rollout = credit(accelerator, shaped, settings)
     describe(learner, rollout, settings, kl_coef)
     started = time.perf_counter()
-    optimize(learner, rollout, settings, sampling.seed, kl_coef)
+    optimize(learner, rollout, settings, noise.seed, kl_coef)
     return rollout, time.perf_counter() - started
 
 

@@ -60,7 +60,7 @@ def refuse_non_finite(stage: str, stats: dict[str, float]) -> None:
         )
 
 
-def take_step(
+def optimizer_step(
     learner: Learner,
     parts: Callable[[int], Sequence[T]],
     losses: Callable[[T], Iterable[tuple[Tensor, dict[str, Tensor]]]],

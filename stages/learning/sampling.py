@@ -34,8 +34,8 @@ def sampling_noise(seed: int, purpose: str, step: int, rows: int, length: int) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How responses are drawn: which noise, how long, how hot, how many at once."""
+class Noise:
+    """Which uniform numbers responses are drawn with, and how many tokens they may have."""
 
     seed: int
     purpose: str
@@ -43,6 +43,16 @@ class Sampling:
     step: int = 0
     length: int
     """Most tokens of a response."""
+
+    def uniforms(self, rows: int) -> Tensor:
+        """Uniform numbers [rows, length] in float64, one for each token of a global batch."""
+        return sampling_noise(self.seed, self.purpose, self.step, rows, self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Noise):
+    """How responses are drawn: which noise, how hot, how many at once."""
+
     temperature: float
     forward_batch_size: int
     """Sequences per forward pass: a memory knob."""

@@ -45,7 +45,7 @@ from stages.learning.loop import (
     use_gradient_checkpointing,
 )
 from stages.learning.lora import adapt
-from stages.learning.sampling import Sampling
+from stages.learning.sampling import Noise
 from stages.learning.sharding import SHARDS, is_sharded, load_parts, prepare, save_parts
 from stages.running.files import cut_file, write_json
 from stages.running.signals import Stopped, finishing_first, stop_asked
@@ -101,17 +101,12 @@ class State:
         """Of how this update's episodes are dealt into minibatches."""
         return stream_seed(self.order.seed, f"{self.order.purpose} minibatches", self.update)
 
-    def sampling(self) -> Sampling:
-        """How this update's responses are drawn, by the stage's own settings section."""
-        config = self.run.config
-        return Sampling(
-            seed=self.order.seed,
-            purpose=self.order.purpose,
-            step=self.update,
-            length=config.data.max_summary_tokens,
-            temperature=getattr(config, self.run.stage).temperature,
-            forward_batch_size=config.memory.forward_batch_size,
-        )
+    @property
+    def noise(self) -> Noise:
+        """What this update's responses are drawn with."""
+        length = self.run.config.data.max_summary_tokens
+        order = self.order
+        return Noise(seed=order.seed, purpose=order.purpose, step=self.update, length=length)
 
     def set_rate(self, learning_rate: float) -> float:
         """Set and return this update's learning rate: warm-up, then a cosine."""

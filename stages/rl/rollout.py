@@ -15,7 +15,7 @@ from torch import Tensor
 from stages import functional
 from stages.learning.batches import local_share
 from stages.learning.passes import response_logprobs, response_values, score_responses
-from stages.learning.sampling import Sampling, sample, sampling_noise
+from stages.learning.sampling import Noise, sample
 from stages.learning.sharding import gathered
 from stages.learning.vocabulary import logprob_formula
 from stages.posts.ragged import Ragged, load_split, pad_left
@@ -39,7 +39,7 @@ def load_queries(data: Path) -> tuple[str, Ragged]:
 def sample_responses(
     learner: PolicyLearner,
     queries: Sequence[Tensor],
-    sampling: Sampling,
+    noise: Noise,
     settings: PolicyGradient,
     samples_per_query: int = 1,
 ) -> Sampled:
@@ -54,9 +54,8 @@ def sample_responses(
     places = share_of_batch(accelerator, queries, samples_per_query)
     rows = [place // samples_per_query for place in places]
     batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
-    count = len(queries) * samples_per_query
-    noise = sampling_noise(sampling.seed, sampling.purpose, sampling.step, count, sampling.length)
-    uniforms = torch.split(noise[places].to(accelerator.device), learner.forward_batch_size)
+    numbers = noise.uniforms(len(queries) * samples_per_query)[places].to(accelerator.device)
+    uniforms = torch.split(numbers, learner.forward_batch_size)
     formula, parts = logprob_formula(settings.logprob_dtype), []
     for some, uniform in zip(
         passes_of(batch, pad_id, learner.forward_batch_size), uniforms, strict=True

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages import functional
-from stages.learning.learner import take_step as learner_step
+from stages.learning.learner import optimizer_step
 from stages.learning.loop import linear_rate, set_learning_rate
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
@@ -121,7 +121,7 @@ def take_step(
     def clip() -> dict[str, float]:
         return mixed | clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
-    return learner_step(learner, parts, losses, clip=clip)
+    return optimizer_step(learner, parts, losses, clip=clip)
 
 
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:
