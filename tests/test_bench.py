@@ -173,8 +173,8 @@ HELD = """
 import torch
 from reports.speed.meter import Meter
 meter = Meter(torch.device("cpu"))
-kept = torch.ones(64 * 2**18)
-_, first = meter.peak(lambda: torch.ones(96 * 2**18).sum())
+kept = torch.ones(256 * 2**18)
+_, first = meter.peak(lambda: torch.ones(384 * 2**18).sum())
 _, second = meter.peak(lambda: None)
 print(first, second)
 """
@@ -185,9 +185,9 @@ def test_the_meter_sees_what_is_held_and_what_was_held_for_a_moment():
         [sys.executable, "-c", HELD], capture_output=True, text=True, cwd=ROOT, check=True
     )
     first, second = map(int, done.stdout.split())
-    # What the system counts as resident varies by some MiB.
-    assert first == pytest.approx((64 + 96) * MIB, rel=0.1)
-    assert second == pytest.approx(64 * MIB, rel=0.1)
+    # What the system counts as resident varies by some 10 MiB: libraries' pages come and go.
+    assert first == pytest.approx((256 + 384) * MIB, rel=0.1)
+    assert second == pytest.approx(256 * MIB, rel=0.1)
 
 
 def test_a_meter_times_what_it_runs():
