@@ -33,13 +33,7 @@ from eval.rates.correction import (
     shift_of,
 )
 from eval.rates.formulas import clustered_share, post_numbers
-from eval.rates.simple_judges import (
-    NAMES,
-    agreements,
-    beside_simple_judges,
-    measured,
-    not_beaten,
-)
+from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
 from eval.rates.table import analyse, leans, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage

@@ -118,11 +118,7 @@ def released_headline(numbers: Row, path: Path) -> str:
     """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
     title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
     return run_report.headline(
-        f"{title} {judge(numbers)}",
-        _tables(numbers),
-        "",
-        sentences.judged_caveats(numbers),
-        path,
+        f"{title} {judge(numbers)}", _tables(numbers), "", sentences.judged_caveats(numbers), path
     )
 
 

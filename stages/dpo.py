@@ -20,12 +20,7 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
-from stages.learning.batches import (
-    batch_tensors,
-    check_batch,
-    chunks,
-    local_share,
-)
+from stages.learning.batches import batch_tensors, check_batch, chunks, local_share
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room

@@ -98,10 +98,7 @@ def origins_of(run: Run) -> Origins:
 
 
 def load_learner(
-    config: Config,
-    accelerator: Accelerator,
-    tokenizer: PreTrainedTokenizerBase,
-    origins: Origins,
+    config: Config, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, origins: Origins
 ) -> PolicyLearner:
     """The networks with their optimizer."""
     ppo = config.ppo

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import preference_loss
-from stages.learning.batches import (
-    batch_tensors,
-    check_batch,
-    chunks,
-    local_share,
-    stream,
-)
+from stages.learning.batches import batch_tensors, check_batch, chunks, local_share, stream
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model

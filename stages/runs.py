@@ -267,10 +267,7 @@ def _prepare(run: Run) -> None:
 
 def _attempt(config: Config, stage: str) -> dict[str, Any]:
     """What a try at a stage is made with: an interrupted one goes on if this is the same."""
-    return {
-        "settings_hash": settings_hash(config, stage),
-        "inputs": current_inputs(config, stage),
-    }
+    return {"settings_hash": settings_hash(config, stage), "inputs": current_inputs(config, stage)}
 
 
 def _keep_or_remove(run: Run, error: Exception) -> None:

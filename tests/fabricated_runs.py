@@ -60,10 +60,7 @@ LENGTH: dict[str, Any] = {
     "near_equal": None,
     "longer_near_equal": None,
     "at_equal_length": {"estimate": None, "low": None, "high": None, "why": "fabricated"},
-    **dict.fromkeys(
-        ("by_split", "by_batch", "by_strength", "by_policies"),
-        OF_LENGTH,
-    ),
+    **dict.fromkeys(("by_split", "by_batch", "by_strength", "by_policies"), OF_LENGTH),
 }
 RESULTS: dict[str, Any] = {
     "base": {

@@ -15,16 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.hub_server import (
-    LARGE,
-    Files,
-    Handler,
-    Hub,
-    RefusedError,
-    blob_id,
-    digest_of,
-    serving,
-)
+from tests.hub_server import LARGE, Files, Handler, Hub, RefusedError, blob_id, digest_of, serving
 
 TOKEN = "hf_of_anna"
 

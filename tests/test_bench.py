@@ -19,13 +19,7 @@ from reports.speed import bench_page, measure, speed
 from reports.speed import figures as bench
 from reports.speed.meter import Meter
 from reports.speed.speed import TRL, Peer, interpreter_of, run_peer, task_of
-from reports.speed.texts import (
-    LIMIT_ROWS,
-    ROWS,
-    longest_rows,
-    typical_rows,
-    write_texts,
-)
+from reports.speed.texts import LIMIT_ROWS, ROWS, longest_rows, typical_rows, write_texts
 from stages.posts.ragged import load_split
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config

@@ -23,9 +23,7 @@ from stages.runs import Run
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.conftest import state_of
-from tests.resuming import (
-    Killed,
-)
+from tests.resuming import Killed
 
 # -- checkpoints -----------------------------------------------------------------------------------
 

@@ -29,10 +29,7 @@ def split(*names: str) -> TokenizedSplit:
     return TokenizedSplit(columns=columns, rows=[{"split": "train"}] * ROWS)
 
 
-SPLITS = {
-    sft: split("queries", "summaries"),
-    reward: split("queries", "chosen", "rejected"),
-}
+SPLITS = {sft: split("queries", "summaries"), reward: split("queries", "chosen", "rejected")}
 
 
 def weights_after_two_updates(stage, network, microbatch_size: int) -> torch.Tensor:

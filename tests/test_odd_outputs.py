@@ -18,14 +18,7 @@ from eval.outputs import read_outputs, take_outputs
 from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import make_command, make_config
 from stages.settings.config import Outputs, UserError
-from tests.test_outputs import (
-    GOOD,
-    ROOT,
-    config_of_file,
-    write_csv,
-    write_jsonl,
-    write_parquet,
-)
+from tests.test_outputs import GOOD, ROOT, config_of_file, write_csv, write_jsonl, write_parquet
 
 WIDE: list[dict[str, Any]] = [
     {"id": k, "post": f"p{k}", "summary": f"s{k}", "reference": "r"} for k in range(4)

@@ -32,11 +32,7 @@ def test_a_server_with_another_name_is_found_out_by_its_first_reply():
         ("judge-latest", "judge-2-*", "judge-2-20260101"),  # an alias
         ("openai/judge", "judge", "judge"),  # a proxy that leaves out the provider
         ("judge", "openai/judge, azure/*", "azure/judge"),  # a proxy that names it
-        (
-            "judge",
-            "openai/judge+azure/*",
-            "azure/judge",
-        ),  # inside JUDGES
+        ("judge", "openai/judge+azure/*", "azure/judge"),  # inside JUDGES
         ("judge", "*", ""),  # a server that names nobody
     ],
 )

@@ -179,13 +179,7 @@ def autograd_saves(shape: Shape, half: bool, checkpointing: bool) -> int:
 def test_activations_are_what_autograd_saves(family, half, checkpointing):
     kv = 2 if family == "llama" else 0
     three = Shape(
-        family=family,
-        hidden=64,
-        layers=3,
-        heads=4,
-        kv_heads=kv,
-        intermediate=176,
-        vocabulary=120,
+        family=family, hidden=64, layers=3, heads=4, kv_heads=kv, intermediate=176, vocabulary=120
     )
     given = setting(mixed_precision="bf16" if half else "no", gradient_checkpointing=checkpointing)
 

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.rates.correction import (
-    Labelled,
-    corrected_rate,
-    errors_by_family,
-    family_of,
-    shift_of,
-)
+from eval.rates.correction import Labelled, corrected_rate, errors_by_family, family_of, shift_of
 from eval.rates.formulas import (
     Interval,
     bootstrap,

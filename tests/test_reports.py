@@ -14,14 +14,7 @@ from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, Data, Judge
-from tests.fabricated_runs import (
-    ONLINE,
-    STAGES,
-    calibrated,
-    fabricate,
-    two_judges,
-    write_manifest,
-)
+from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, two_judges, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 

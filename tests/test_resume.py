@@ -9,15 +9,7 @@ from eval import judge
 from eval.judges import protocol
 from stages.running.files import KeptRows
 from stages.runs import Run
-from tests.resuming import (
-    ARGUMENTS,
-    OFTEN,
-    Killed,
-    kill_at,
-    rows_of,
-    same,
-    stage_modules,
-)
+from tests.resuming import ARGUMENTS, OFTEN, Killed, kill_at, rows_of, same, stage_modules
 
 LEARNING = ("sft", "rm", "ppo", "dpo")
 

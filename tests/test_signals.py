@@ -17,15 +17,7 @@ from stages.finished import stage_folder
 from stages.learning.checkpoints import checkpoints
 from stages.running import signals as stopping
 from stages.settings.command_line import make_config
-from tests.resuming import (
-    ARGUMENTS,
-    OFTEN,
-    Killed,
-    compare,
-    kill_at,
-    rows_of,
-    same,
-)
+from tests.resuming import ARGUMENTS, OFTEN, Killed, compare, kill_at, rows_of, same
 
 ROOT = Path(__file__).parents[1]
 # -- real processes --------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ def test_the_rate_at_equal_length_holds_the_truth_where_its_model_covers_it(name
 
 
 @pytest.mark.parametrize(
-    ("name", "bias"),
-    [("no length effect, order 4", 0.12), ("saturating, longer summaries", 0.11)],
+    ("name", "bias"), [("no length effect, order 4", 0.12), ("saturating, longer summaries", 0.11)]
 )
 def test_the_simulation_tells_a_rate_with_the_order_at_0_and_unbounded_length(name, bias):
     found = length_coverage(COVERED[name], FEW, order_at_0)

@@ -16,13 +16,7 @@ from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
 from eval.pairs import judge_pairs, pair_rows
-from eval.rates.strengths import (
-    Game,
-    fleiss,
-    holm,
-    majority,
-    strengths,
-)
+from eval.rates.strengths import Game, fleiss, holm, majority, strengths
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page

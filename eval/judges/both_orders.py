@@ -4,15 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from eval.judges.protocol import (
-    VERDICTS,
-    About,
-    Comparison,
-    Judge,
-    Reply,
-    Row,
-    judge_all,
-)
+from eval.judges.protocol import VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
 from stages.running.files import cut_file, whole_lines
 from stages.runs import Run
 

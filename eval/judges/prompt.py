@@ -114,10 +114,7 @@ THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re.IGNORECASE)
 # So is a line after other lines that is quoted as a whole, by its marks or by the sign ">".
 IN_MARKS = rf"[*_]*[\"'`‘“«]+{MARKER.pattern}[^\n\"'`’”»]*[\"'`’”»]+[*_.]*"
-QUOTED_LINE = re.compile(
-    rf"(?<=\n)[ \t]*(?:>[^\n]*|{IN_MARKS})[ \t]*(?=\n|$)",
-    re.IGNORECASE,
-)
+QUOTED_LINE = re.compile(rf"(?<=\n)[ \t]*(?:>[^\n]*|{IN_MARKS})[ \t]*(?=\n|$)", re.IGNORECASE)
 
 
 class Question(NamedTuple):

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
-    TAILS,
-    Floats,
-    Interval,
-    as_plain,
-    clustered_share,
-    resampled_totals,
-)
+from eval.rates.formulas import TAILS, Floats, Interval, as_plain, clustered_share, resampled_totals
 
 LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
 # How far sensitivity and specificity on our summaries may be from those on labelled ones, at least.

@@ -152,11 +152,7 @@ def accuracy_at_equal_length(
     if fitted is None:
         return nothing | {"why": "length alone decides nearly every pair: there is no finite fit"}
     b0, se = fitted[0][0], np.sqrt(fitted[1][0, 0])
-    return {
-        "estimate": sigmoid(b0),
-        "low": sigmoid(b0 - Z * se),
-        "high": sigmoid(b0 + Z * se),
-    }
+    return {"estimate": sigmoid(b0), "low": sigmoid(b0 - Z * se), "high": sigmoid(b0 + Z * se)}
 
 
 def _points(differences: Floats) -> Floats:

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.judges.openai.budget import (
-    CHARACTERS_PER_TOKEN,
-    TEMPLATE_TOKENS,
-    price_of,
-    usual_reply,
-)
+from eval.judges.openai.budget import CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS, price_of, usual_reply
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
 from reports.needs.lengths import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST

@@ -15,12 +15,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from reports.needs.shapes import NEOX, Shape, shape_of
 from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
@@ -161,10 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     if Path(tokenizer_source).is_dir() and tokenizer_source:
         tokenizer_source = str(Path(tokenizer_source).absolute())
     record = {
-        "settings": [
-            f"base.checkpoint={folder.absolute()}",
-            f"base.tokenizer={tokenizer_source}",
-        ],
+        "settings": [f"base.checkpoint={folder.absolute()}", f"base.tokenizer={tokenizer_source}"],
         "weights": random or config.base.checkpoint,
     }
     write_json(args.folder / "inputs.json", record)

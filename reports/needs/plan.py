@@ -98,11 +98,7 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
         sharded=engine == "fsdp2",
     )
     return Plan(
-        setting=setting,
-        gpu_name=name,
-        seeds=args.seeds,
-        mfu=args.mfu,
-        price=args.price_per_hour,
+        setting=setting, gpu_name=name, seeds=args.seeds, mfu=args.mfu, price=args.price_per_hour
     )
 
 

@@ -64,11 +64,7 @@ def write_report(config: Config, make: Make) -> str:
 
 
 def headline(
-    title: str,
-    tables: Sequence[Sequence[str]],
-    sentence: str,
-    caveats: Sequence[str],
-    path: Path,
+    title: str, tables: Sequence[Sequence[str]], sentence: str, caveats: Sequence[str], path: Path
 ) -> str:
     """The result for a terminal of 80 columns; its last line is the page's path."""
     lines = [*page.wrapped(title), ""]

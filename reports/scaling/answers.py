@@ -249,19 +249,9 @@ def _paper_points(
 
 def _draw_series(axes: Axes, series_: Series) -> None:
     if series_.means:
-        axes.plot(
-            *zip(*series_.means, strict=True),
-            color=series_.color,
-            label=series_.label,
-        )
+        axes.plot(*zip(*series_.means, strict=True), color=series_.color, label=series_.label)
     if series_.seeds:
-        axes.plot(
-            *zip(*series_.seeds, strict=True),
-            "o",
-            color=series_.color,
-            ms=4.5,
-            alpha=0.75,
-        )
+        axes.plot(*zip(*series_.seeds, strict=True), "o", color=series_.color, ms=4.5, alpha=0.75)
     if series_.paper:
         axes.plot(
             *zip(*series_.paper, strict=True),

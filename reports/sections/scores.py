@@ -144,10 +144,7 @@ def spread_blocks(record: Record) -> list[Block]:
     shown = [panel for panel in drawn if panel is not None]
     if not shown:
         return []
-    return [
-        Heading("How the summaries are spread"),
-        plots.figure("spread", SPREAD_CAPTION, shown),
-    ]
+    return [Heading("How the summaries are spread"), plots.figure("spread", SPREAD_CAPTION, shown)]
 
 
 def _panel(

@@ -208,12 +208,7 @@ class Peer:
 
 
 # The last release of TRL that has a PPOTrainer.
-TRL = Peer(
-    name="trl",
-    label="TRL 1.9.2",
-    packages=("trl==1.9.2",),
-    module="reports.speed.peer_trl",
-)
+TRL = Peer(name="trl", label="TRL 1.9.2", packages=("trl==1.9.2",), module="reports.speed.peer_trl")
 PEERS = {TRL.name: TRL}
 
 

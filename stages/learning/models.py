@@ -35,9 +35,7 @@ from transformers.utils import logging as transformers_logging
 from stages.learning.heads import head_name, head_of, in_float32, require_heads, reset_head
 from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
-from stages.learning.vocabulary import (
-    give_reading_head,
-)
+from stages.learning.vocabulary import give_reading_head
 from stages.running.files import read_json
 from stages.settings.checks import UserError
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from stages.functional import entropy, first_true_index, token_logprobs
 from stages.learning.vocabulary import (

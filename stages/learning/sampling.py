@@ -12,19 +12,14 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers import (
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from stages.functional import token_logprobs, truncate_after
 from stages.learning.batches import stream
 from stages.learning.loop import over_share
 from stages.learning.passes import model_inputs
-from stages.learning.vocabulary import (
-    LogprobFormula,
-)
+from stages.learning.vocabulary import LogprobFormula
 from stages.posts.ragged import Ragged, pad_left
 
 

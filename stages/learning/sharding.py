@@ -189,10 +189,7 @@ def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
     state: dict[str, Any] = {"weights": weights, "optimizer": held}
     load(state, checkpoint_id=folder / SHARDS)
     set_state_dict(
-        network,
-        optimizer,
-        model_state_dict=state["weights"],
-        optim_state_dict=state["optimizer"],
+        network, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"]
     )
 
 

@@ -100,12 +100,7 @@ class TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        entropy: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """`entropy`: whether it is computed; it is 0 otherwise."""
         wide = torch.promote_types(hidden.dtype, torch.float32)

@@ -202,11 +202,7 @@ def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) 
     name = f"{KINDS[world.kind].prefix}{world.seed}"
     sizes = {
         "train": (world.train_posts, world.train_comparisons, ("train",)),
-        "validation": (
-            world.validation_posts,
-            world.validation_comparisons,
-            ("valid1", "valid2"),
-        ),
+        "validation": (world.validation_posts, world.validation_comparisons, ("valid1", "valid2")),
     }
     for part, (posts, comparisons, splits) in sizes.items():
         rows = [make_post(f"{name}-{part}-{n}") for n in show(range(posts), part, posts)]

@@ -140,11 +140,7 @@ def smollm2() -> Config:
         sft=Sft(learning_rate=1e-4, batch_size=16, loss_on_query=False, evaluations=2),
         rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even"),
         **rivals(
-            learning_rate=3e-4,
-            total_episodes=320,
-            batch_size=32,
-            num_ppo_epochs=2,
-            samples_every=2,
+            learning_rate=3e-4, total_episodes=320, batch_size=32, num_ppo_epochs=2, samples_every=2
         ),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=53),
