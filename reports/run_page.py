@@ -9,9 +9,9 @@ Markdown page, headline.txt (the result tables for the terminal) and numbers.jso
 
 from pathlib import Path
 
-from reports.parts import lineage, paper, plots, run_report, sentences
+from reports.parts import paper, plots, run_report, sentences
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Details, Figure, Heading, Note, Table, Text
+from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     MISSING,
@@ -83,7 +83,6 @@ def blocks(record: Record) -> list[Block]:
         *calibration.blocks(record),
         Heading("What was trained"),
         Text(sentences.what_was_trained(numbers)),
-        _lineage(record),
         *curves.blocks(record),
         *_reward_model(record),
         *curves.dpo_blocks(record),
@@ -206,11 +205,6 @@ def _beside_the_paper(numbers: Row) -> list[Block]:
         made.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
     labels = Table(("label", "meaning"), paper.labels())
     return [*made, Details("How far to trust the paper's numbers", [labels])]
-
-
-def _lineage(record: Record) -> Figure:
-    inputs = {stage: list(manifest["inputs"]) for stage, manifest in record.manifests.items()}
-    return lineage.figure(inputs, hashes(record))
 
 
 def _reward_model(record: Record) -> list[Block]:

@@ -13,7 +13,7 @@ from reports.sections import calibration
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.settings.config import Base, Data, Judge
+from stages.settings.config import Base, Data, JudgeSettings
 from tests.fabricated_runs import ONLINE, STAGES, calibrated, fabricate, two_judges, write_manifest
 
 CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
@@ -140,7 +140,7 @@ def test_the_headline_fits_a_terminal_and_ends_with_the_path(places, capsys):
 def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
     folder, markdown, *_ = made
     named = re.findall(r"\]\(([^)]+\.svg)\)", markdown)
-    assert len(named) == 11
+    assert len(named) == 10
     assert all((folder / name).exists() for name in named)
     assert not list(folder.glob("*.partial"))
 
@@ -238,7 +238,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_every_page(places):
 def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_with(places):
     config = make_config("tiny")
     fabricate(config)
-    calibrated(replace(config, judge=Judge(kind="openai", model="another")), flags=["no"])
+    calibrated(replace(config, judge=JudgeSettings(kind="openai", model="another")), flags=["no"])
     record = collect.load_run(config)
     assert record.calibration is None
     assert collect.judge_flags(record) == []
@@ -296,7 +296,7 @@ def test_two_renders_are_byte_for_byte_the_same(tmp_path, monkeypatch):
     assert first == (read_manifest(folder_of()) or {})["outputs"]
     tables = [name for name in first if name.startswith("tiny-seed44413-numbers/")]
     assert len(tables) > 10
-    assert len(first) - len(tables) == 16  # md, html, eleven plots, headline, numbers, settings
+    assert len(first) - len(tables) == 15  # md, html, ten plots, headline, numbers, settings
 
 
 def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
@@ -311,7 +311,7 @@ def test_folders_and_servers_of_the_user_stay_off_the_page(places):
         make_config("tiny"),
         base=Base(checkpoint="/srv/anna/model"),
         data=Data(source="/srv/anna/posts"),
-        judge=Judge(base_url="http://machine.internal:8000"),
+        judge=JudgeSettings(base_url="http://machine.internal:8000"),
     )
     fabricate(config)
     text = page.to_html("", run_page.blocks(collect.load_run(config)))

@@ -1,4 +1,4 @@
-"""A run's page: four sentences, lineage, curves of all that was logged, spreads, other seeds."""
+"""A run's page: four sentences, curves of all that was logged, spreads, other seeds."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from reports import run_page
-from reports.parts import collect, lineage, plots, sentences
+from reports.parts import collect, plots, sentences
 from reports.parts.page import Details
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.settings.judge import Judge
+from stages.settings.judge import JudgeSettings
 from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, statistics, write_rows
 
 
@@ -57,44 +57,6 @@ def test_four_sentences_say_who_judged_who_won_at_what_length_and_what_to_mind(p
         assert mind in caveat
     assert "checks" not in caveat
     assert all(one.endswith(".") for one in (judged, won, length, caveat))
-
-
-# -- lineage ---------------------------------------------------------------------------------------
-
-CHAIN = {
-    "base": [],
-    "sft": ["base"],
-    "rm": ["base", "sft"],
-    "dpo": ["base", "sft"],
-    "ppo": ["base", "sft", "rm"],
-    "summaries": ["base", "sft", "ppo", "dpo", "unknown"],
-}
-
-
-def test_a_stage_is_joined_to_its_nearest_inputs_only():
-    # sft and base are behind rm, and base is behind sft: their lines would say nothing more.
-    assert lineage.direct(CHAIN) == {
-        "base": [],
-        "sft": ["base"],
-        "rm": ["sft"],
-        "dpo": ["sft"],
-        "ppo": ["rm"],
-        "summaries": ["ppo", "dpo"],
-    }
-
-
-def test_the_picture_of_the_lineage_names_every_stage_and_hash_in_words_too():
-    hashes = {stage: f"{number}abcdef12345" for number, stage in enumerate(CHAIN)}
-    figure = lineage.figure(CHAIN, hashes)
-    for svg in (figure.whole, *figure.parts):
-        assert re.findall(r">(\dabcdef1)<", svg) == [digits[:8] for digits in hashes.values()]
-        assert "summaries (5abcdef1) is made from ppo, dpo." in svg
-        assert 'role="img"' in svg
-        assert svg.count("stroke-linecap") == len(CHAIN)  # a box each
-        assert svg.count("fill: none") == 6  # lines
-    heights = [int(one) for one in re.findall(r'<rect x="\d+" y="(\d+)"', figure.whole)]
-    assert heights[2] == heights[3]  # rm and dpo stand side by side
-    assert heights == sorted(heights[:2]) + [heights[2]] * 2 + sorted(heights[4:])
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -288,7 +250,7 @@ def test_a_judge_that_is_paid_has_its_bill_and_another_none(places):
     said = [made_with.judges_price(record_of(seed=1))]
     config = replace(
         make_config("tiny", seed=2),
-        judge=Judge(kind="openai", model="m", input_price=2.0, output_price=10.0),
+        judge=JudgeSettings(kind="openai", model="m", input_price=2.0, output_price=10.0),
     )
     fabricate(config, judge=ONLINE)
     rows = [{"prompt_tokens": 500_000, "completion_tokens": 10_000}] * 3

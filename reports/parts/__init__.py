@@ -5,7 +5,6 @@ paired        policies of finished runs beside another one, seed by seed
 words         numbers, names and settings in plain words
 sentences     what a page says of a run, and what to hold against its numbers
 paper         the paper's numbers
-lineage       what a run was made from, as a picture
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
 blocks        what pages are made of, as HTML and Markdown

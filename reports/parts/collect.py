@@ -19,7 +19,7 @@ from stages.running.files import read_json, read_lines
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import RANDOM, TOY, Config, Judge, UserError
+from stages.settings.config import RANDOM, TOY, Config, JudgeSettings, UserError
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
@@ -245,7 +245,7 @@ def flags_beside(config: Config) -> list[str]:
     return _flags(*(results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
 
 
-def flags_of_versus(results: Row, runs: Sequence[Path], judge: Judge) -> list[str]:
+def flags_of_versus(results: Row, runs: Sequence[Path], judge: JudgeSettings) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
     calibrations = [_calibration_of(run, judge) for run in runs]
     return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
@@ -336,7 +336,7 @@ def results_of(folder: Path) -> Row | None:
     return manifest["results"] if manifest else None
 
 
-def _calibration_of(run: Path, judge: Judge) -> Row | None:
+def _calibration_of(run: Path, judge: JudgeSettings) -> Row | None:
     return results_of(run / SIDE / judge.folder)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.rates.formulas import Interval, wilson
 from stages.settings.config import public_value
-from stages.settings.judge import READ_BY, Judge
+from stages.settings.judge import READ_BY, JudgeSettings
 from stages.settings.stages import POLICY_STAGES
 
 Row = dict[str, Any]
@@ -157,7 +157,7 @@ def briefly(name: str) -> str:
     return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
 
 
-def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
+def told_apart(names: Sequence[str], judges: Sequence[JudgeSettings]) -> list[str]:
     """The names of some judges; where two share one, with the settings in which they differ.
 
     Where these are not shown, as of two servers, the name of the judge's folder takes their place.
@@ -175,6 +175,6 @@ def told_apart(names: Sequence[str], judges: Sequence[Judge]) -> list[str]:
     ]
 
 
-def _read(settings: Judge) -> Row:
+def _read(settings: JudgeSettings) -> Row:
     """The settings that a judge's verdicts depend on."""
     return {key: getattr(settings, key) for key in ("kind", *READ_BY[settings.kind], "axis")}

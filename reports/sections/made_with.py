@@ -9,7 +9,7 @@ from reports.parts.sentences import too_many_unjudged
 from reports.parts.words import MISSING, Row, judge, rate, shown, whole
 from stages.running.code import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
-from stages.settings.judge import Judge
+from stages.settings.judge import JudgeSettings
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
@@ -172,7 +172,10 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
         for stage, row in manifests.items()
     ]
     origin = [
-        [stage, row["code_version"], row["settings_hash"], hashes[stage], row["finished"]]
+        [
+            *(stage, row["code_version"], row["settings_hash"], hashes[stage]),
+            *(", ".join(row["inputs"]) or "data alone", row["finished"]),
+        ]
         for stage, row in manifests.items()
     ]
     return [
@@ -185,7 +188,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
             "Versions and hashes",
             [
                 Table(("library", "version"), _versions(list(manifests.values()))),
-                Table(("stage", "code", "settings", "manifest", "finished"), origin),
+                Table(("stage", "code", "settings", "manifest", "made from", "finished"), origin),
             ],
         ),
     ]
@@ -200,7 +203,7 @@ def code_note(manifests: dict[str, Row]) -> list[Block]:
 
 def judges_price(record: Record) -> str:
     """A sentence on what the judge's replies cost; those thrown away are not counted."""
-    settings = Judge(**record.settings["judge"])
+    settings = JudgeSettings(**record.settings["judge"])
     if settings.kind != "openai":
         return "The judge ran here and was asked nothing that costs money."
     rows = record.rows("judge", "judgements.jsonl")
