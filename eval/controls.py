@@ -26,8 +26,7 @@ from eval.rates.table import analyse, verdict_table
 from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
-from stages.settings.judge import MOST_UNJUDGED
-from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge import MOST_UNJUDGED, JudgeSettings
 from stages.settings.prompt import PROMPT
 
 EVEN = 0.5

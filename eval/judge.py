@@ -23,8 +23,7 @@ from stages.running.files import read_lines
 from stages.runs import open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
-from stages.settings.config import Config, UserError
-from stages.settings.config import Judge as JudgeSettings
+from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.stages import OUTPUTS, RELEASED
 
 

@@ -34,7 +34,7 @@ from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.command_line import recorded_config
-from stages.settings.config import Judge, UserError, fail
+from stages.settings.config import JudgeSettings, UserError, fail
 
 POWER = 0.8
 ALPHA = 0.05
@@ -136,7 +136,9 @@ def _needed(
     )
 
 
-def dollars_a_question(judge: Judge, judgements: Sequence[Row], summaries: Path) -> float | None:
+def dollars_a_question(
+    judge: JudgeSettings, judgements: Sequence[Row], summaries: Path
+) -> float | None:
     """USD for one question, from the tokens that the judge counted, else from the texts' lengths.
 
     0 for a judge that asks no server; None where the price is not known.
@@ -180,7 +182,7 @@ def find_verdicts(name: str, seed: int, judge: str) -> Path:
     return folders[0]
 
 
-def token_settings(judge: Judge) -> dict[str, Any]:
+def token_settings(judge: JudgeSettings) -> dict[str, Any]:
     """What the tokens of a question depend on: the model and how it is asked, not the server."""
     elsewhere = ("base_url", "accept_model")
     return {key: value for key, value in judge.identity.items() if key not in elsewhere}

@@ -29,7 +29,7 @@ from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import make_config, override_of
-from stages.settings.config import Checks, Config, Judge, UserError, fail
+from stages.settings.config import Checks, Config, JudgeSettings, UserError, fail
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -191,18 +191,18 @@ def judge_changes(overrides: Sequence[str], command: str) -> dict[str, Any]:
     return changes
 
 
-def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge:
+def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> JudgeSettings:
     """The judge of recorded settings with changes.
 
     Another kind takes nothing from the record, another model nothing that belongs to the recorded
     model's server: its texts would go there.
     """
-    kept, recorded = dict(saved), Judge(**saved)
+    kept, recorded = dict(saved), JudgeSettings(**saved)
     if changes.get("kind", recorded.kind) != recorded.kind:
         kept = {}
     elif changes.get("model", recorded.model) != recorded.model:
         kept = {key: value for key, value in kept.items() if key not in OF_THE_SERVER}
-    return Judge(**{**kept, **changes})
+    return JudgeSettings(**{**kept, **changes})
 
 
 def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:

@@ -38,7 +38,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablation:
+class AblatedRun:
     """One ablation beside the default run, on the seeds of both."""
 
     name: str
@@ -80,7 +80,7 @@ def write_page(name: str, ablations: Sequence[str], judge: str = "") -> str:
 
 def collect(
     base: str, names: Sequence[str], judge: str = ""
-) -> tuple[list[Record], list[Ablation], list[str]]:
+) -> tuple[list[Record], list[AblatedRun], list[str]]:
     """The default runs, the ablations beside them, and a line on each seed that is left out.
 
     `judge`: the folder of one judge, if several have judged the runs.
@@ -115,7 +115,7 @@ def rated_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     return [run for run in runs if run not in unrated], left_out
 
 
-def ablation_of(name: str, base: str, default: list[Record], runs: list[Record]) -> Ablation:
+def ablation_of(name: str, base: str, default: list[Record], runs: list[Record]) -> AblatedRun:
     """An ablation beside the default run, on the seeds of both. Raises UserError without one."""
     by_seed = {run.seed: run for run in default}
     shared = [run for run in runs if run.seed in by_seed]
@@ -128,7 +128,7 @@ def ablation_of(name: str, base: str, default: list[Record], runs: list[Record])
         Entry(name=base, policy=POLICY, runs=default),
     )
     notes = [note for run in shared for note in oddities(name, run, by_seed[run.seed])]
-    return Ablation(name=name, pair=pair, notes=notes)
+    return AblatedRun(name=name, pair=pair, notes=notes)
 
 
 def numbers(record: Record) -> Row:
@@ -185,7 +185,7 @@ def switched(name: str) -> dict[str, Any]:
 
 
 def blocks(
-    name: str, default: list[Record], others: list[Ablation], left_out: Sequence[str]
+    name: str, default: list[Record], others: list[AblatedRun], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: conclusions, means, each seed, the switches, what it does and does not show."""
     rows = [numbers(record) for record in default]
@@ -204,7 +204,7 @@ def blocks(
     ]
 
 
-def summary(others: list[Ablation]) -> str:
+def summary(others: list[AblatedRun]) -> str:
     """How many switches make a difference that seeds cannot explain, and which change nothing."""
     clear = [ablation.name for ablation in others if ablation.pair.is_clear]
     if clear:
@@ -218,7 +218,7 @@ def summary(others: list[Ablation]) -> str:
     return f"{told} No summary at all was changed by {' or '.join(same)}." if same else told
 
 
-def conclusion(ablation: Ablation) -> str:
+def conclusion(ablation: AblatedRun) -> str:
     """One ablation in a sentence."""
     pair = ablation.pair
     if not ablation.changed:
@@ -236,14 +236,14 @@ def conclusion(ablation: Ablation) -> str:
     return f"{told}; {doubt}."
 
 
-def switches_table(others: list[Ablation]) -> Table:
+def switches_table(others: list[AblatedRun]) -> Table:
     """What each switch is and which setting it turns."""
     switches = {ablation.name: ABLATIONS[ablation.name] for ablation in others}
     rows = [[name, switch.settings, switch.what] for name, switch in switches.items()]
     return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 
-def means_table(default: list[Row], others: list[Ablation]) -> Table:
+def means_table(default: list[Row], others: list[AblatedRun]) -> Table:
     """A row a switch: means with 95% intervals over seeds, and the difference in win rate."""
     titles = [title for _, title, _ in MEASURED]
     header = ["switch", "from default", "over posts", "over seeds", "changed", *titles]
@@ -281,7 +281,7 @@ def _means(rows: list[Row]) -> list[str]:
     return cells
 
 
-def seeds_table(default: list[Row], others: list[Ablation]) -> Table:
+def seeds_table(default: list[Row], others: list[AblatedRun]) -> Table:
     """One row a run, with its interval over posts."""
     groups = [(DEFAULT, default), *((ablation.name, ablation.rows) for ablation in others)]
     rows = [
@@ -298,7 +298,7 @@ def seeds_table(default: list[Row], others: list[Ablation]) -> Table:
     return Table(header, rows, "In brackets: 95% intervals over the posts.")
 
 
-def caveats(default: list[Row], others: list[Ablation]) -> list[str]:
+def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     """What to hold against the comparison."""
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows)]
@@ -316,7 +316,7 @@ def caveats(default: list[Row], others: list[Ablation]) -> list[str]:
     return [*notes, *lines, *(note for ablation in others for note in ablation.notes)]
 
 
-def limits(name: str, default: list[Record], others: list[Ablation]) -> list[str]:
+def limits(name: str, default: list[Record], others: list[AblatedRun]) -> list[str]:
     """How far the conclusions reach."""
     rows = [numbers(record) for record in default]
     sentences = [

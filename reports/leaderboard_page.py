@@ -24,18 +24,18 @@ from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
 from stages.settings.command_line import config_from_arguments, recorded_config
-from stages.settings.config import Config, Judge, UserError, fail
+from stages.settings.config import Config, JudgeSettings, UserError, fail
 from stages.settings.judge import AXES
 
 PANEL = "panel"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedRun:
     """What one judge said of a run."""
 
     label: str
-    settings: Judge
+    settings: JudgeSettings
     record: Record
     pairs: list[Row]
     """Its judgements on all pairs of systems; none where nobody asked."""
@@ -82,7 +82,7 @@ def write_page(config: Config, folders: Sequence[str] = ()) -> str:
     return page.for_terminal(lines, path)
 
 
-def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judged], list[str]]:
+def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[JudgedRun], list[str]]:
     """Every judge whose verdicts on the run still hold, and a line on each other one.
 
     `folders` names those that are shown, in the place of all. Raises UserError where there is
@@ -107,12 +107,12 @@ def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[Judge
     return _labelled(runs), left_out
 
 
-def _labelled(runs: Sequence[tuple[Config, Record]]) -> list[Judged]:
+def _labelled(runs: Sequence[tuple[Config, Record]]) -> list[JudgedRun]:
     """The judges by their names; where two share one, with what tells them apart."""
     names = [record.results("judge")["judge"]["name"] for _, record in runs]
     labels = told_apart(names, [config.judge for config, _ in runs])
     return [
-        Judged(label=label, settings=config.judge, record=record, pairs=_pairs(config))
+        JudgedRun(label=label, settings=config.judge, record=record, pairs=_pairs(config))
         for (config, record), label in zip(runs, labels, strict=True)
     ]
 
@@ -123,17 +123,17 @@ def _pairs(config: Config) -> list[Row]:
     return read_lines(stage_folder(config, "pairs") / "judgements.jsonl")
 
 
-def members(judges: Sequence[Judged]) -> list[Judged]:
+def members(judges: Sequence[JudgedRun]) -> list[JudgedRun]:
     """The judges of the panel: those that were asked which summary is better as a whole."""
     return [judged for judged in judges if judged.settings.axis == AXES[0]]
 
 
-def without_pairs(judges: Sequence[Judged]) -> list[str]:
+def without_pairs(judges: Sequence[JudgedRun]) -> list[str]:
     """The judges that were not asked about all pairs of systems."""
     return [judged.label for judged in judges if not judged.pairs]
 
 
-def panel_standing(judges: Sequence[Judged]) -> Row | None:
+def panel_standing(judges: Sequence[JudgedRun]) -> Row | None:
     """The systems by the majority of the panel; None for fewer than two judges."""
     voters = members(judges)
     if len(voters) < 2:
@@ -143,13 +143,15 @@ def panel_standing(judges: Sequence[Judged]) -> Row | None:
     return standings(panel([judged.judgements for judged in voters]), texts, pairs)
 
 
-def standings_of(judges: Sequence[Judged], by_panel: Row | None) -> dict[str, Row]:
+def standings_of(judges: Sequence[JudgedRun], by_panel: Row | None) -> dict[str, Row]:
     """What each judge says, and the panel if there is one."""
     standings = {judged.label: judged.standing for judged in judges}
     return standings | ({PANEL: by_panel} if by_panel else {})
 
 
-def blocks(judges: Sequence[Judged], by_panel: Row | None, left_out: Sequence[str]) -> list[Block]:
+def blocks(
+    judges: Sequence[JudgedRun], by_panel: Row | None, left_out: Sequence[str]
+) -> list[Block]:
     """The page: warnings, all judges side by side, each by itself, and their agreement."""
     standings = standings_of(judges, by_panel)
     first = next(iter(standings.values()))
@@ -176,14 +178,14 @@ def blocks(judges: Sequence[Judged], by_panel: Row | None, left_out: Sequence[st
     ]
 
 
-def _none_passed(judges: Sequence[Judged]) -> str:
+def _none_passed(judges: Sequence[JudgedRun]) -> str:
     if not all(judge_flags(judged.record) for judged in judges):
         return ""
     who = "The judge" if len(judges) == 1 else "Every judge"
     return f" {who} FAILED checks, so this is no evidence of quality."
 
 
-def notes(judges: Sequence[Judged]) -> list[str]:
+def notes(judges: Sequence[JudgedRun]) -> list[str]:
     """What to hold against each judge."""
     lines = []
     for judged in judges:
@@ -207,7 +209,7 @@ def notes(judges: Sequence[Judged]) -> list[str]:
     return lines
 
 
-def _panel_without_pairs(panel_of: Sequence[Judged]) -> str:
+def _panel_without_pairs(panel_of: Sequence[JudgedRun]) -> str:
     """Why direct comparisons that some judges made do not count for the panel."""
     lacking = without_pairs(panel_of)
     if len(lacking) in (0, len(panel_of)):
@@ -229,7 +231,7 @@ def _standing(name: str, standing: Row, explained: bool) -> list[Block]:
     ]
 
 
-def _judges_table(judges: Sequence[Judged]) -> Table:
+def _judges_table(judges: Sequence[JudgedRun]) -> Table:
     rows = []
     for judged in judges:
         about, results = judged.about, judged.record.results("judge")
@@ -257,7 +259,7 @@ def _judges_table(judges: Sequence[Judged]) -> Table:
     return Table((*header.split("|"), "USD per 1,000 pairs"), rows, caption)
 
 
-def _agreement(judges: Sequence[Judged]) -> list[Block]:
+def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
     agreements = agreement({judged.label: judged.judgements for judged in members(judges)})
     rows = [
         [

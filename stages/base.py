@@ -117,7 +117,7 @@ def fetch_all(config: Config) -> list[Fetched]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SourceRows:
     """What was read, before it is tokenised."""
 
     located: dict[str, list[Located]]
@@ -127,7 +127,7 @@ class Rows:
     """Rows beside the known number of rows, for published data sets."""
 
 
-def read_rows(config: Config) -> Rows:
+def read_rows(config: Config) -> SourceRows:
     """The rows that the settings use, checked."""
     source = world_folder(config) if config.data.source == TOY else config.data.source
     bad = BadRows(config.data.on_bad_row)
@@ -142,7 +142,7 @@ def read_rows(config: Config) -> Rows:
             raise UserError(f"{name} is about news articles alone: add comparisons of posts")
     if articles:
         located[CNNDM] = articles
-    return Rows(located=located, bad=bad, published=published)
+    return SourceRows(located=located, bad=bad, published=published)
 
 
 def split_limits(data: Data, positions: int) -> dict[str, Limits]:
@@ -171,7 +171,7 @@ def split_limits(data: Data, positions: int) -> dict[str, Limits]:
     }
 
 
-def describe(run: Run, rows: Rows, limits: dict[str, Limits]) -> dict[str, Any]:
+def describe(run: Run, rows: SourceRows, limits: dict[str, Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
     folder, tokens, counts = run.partial / "data", {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
@@ -280,7 +280,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
 
 
 def link_tokens(
-    tokenizer: PreTrainedTokenizerBase, rows: Rows, limits: dict[str, Limits], target: Path
+    tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, Limits], target: Path
 ) -> None:
     """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
     cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(tokenizer, rows, limits)}"
@@ -297,7 +297,9 @@ def link_tokens(
         link_or_copy(path, target / path.name)
 
 
-def _tokens_key(tokenizer: PreTrainedTokenizerBase, rows: Rows, limits: dict[str, Limits]) -> str:
+def _tokens_key(
+    tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, Limits]
+) -> str:
     digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())

@@ -70,7 +70,9 @@ def chat(text: str | None, finish_reason: str = "stop", **changes: Any) -> tuple
 
 
 def llm_config(server: Any, **changes):
-    judge = settings.Judge(model="judge", base_url=server.url, max_tokens=100, concurrency=2)
+    judge = settings.JudgeSettings(
+        model="judge", base_url=server.url, max_tokens=100, concurrency=2
+    )
     return replace(make_config("tiny"), judge=replace(judge, **{"asks": 2, **changes}))
 
 

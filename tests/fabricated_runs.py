@@ -11,7 +11,7 @@ from stages.finished import current_inputs, stage_folder
 from stages.running.code import bytes_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from stages.settings.config import Judge
+from stages.settings.config import JudgeSettings
 from stages.settings.stages import SHARED_STAGES
 from stages.settings.stages import STAGES as TABLE
 
@@ -224,7 +224,7 @@ def fabricate(
 def two_judges():
     """One run and the configs of the two judges who judged it: PPO wins 63% and 55%."""
     facts = make_config("tiny")
-    other = dataclasses.replace(facts, judge=Judge(kind="openai", model="another"))
+    other = dataclasses.replace(facts, judge=JudgeSettings(kind="openai", model="another"))
     fabricate(facts)
     fabricate(other, judge=ONLINE, ppo=0.55)
     return facts, other

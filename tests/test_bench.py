@@ -32,7 +32,7 @@ MIB = 2**20
 # at the shapes of Pythia-14m and -70m.
 CPU_SCRATCH = 12 * MIB
 CASE = speed.Case(preset="tiny-s", batch=4, microbatch=2)
-ORDER = speed.Order(cases=(CASE,), runs=2, overrides=("memory.cpu_threads=1",))
+ORDER = speed.BenchRequest(cases=(CASE,), runs=2, overrides=("memory.cpu_threads=1",))
 REQUEST = ORDER.request(CASE)
 
 
@@ -120,7 +120,7 @@ def test_everything_that_was_ordered_is_measured_and_stands_on_the_page(place, m
     monkeypatch.setattr(speed, "run_part", in_this_process)
     monkeypatch.setattr(speed, "PEERS", {})
     overrides = ("memory.cpu_threads=1", "data.max_summary_tokens=4")
-    order = speed.Order(cases=(CASE,), runs=2, overrides=overrides)
+    order = speed.BenchRequest(cases=(CASE,), runs=2, overrides=overrides)
     record = speed.measure_in(order, settings.RUNS / "bench")
     assert list((settings.RUNS / "bench").iterdir()) == []  # what it worked with is gone
     assert len(record["shapes"][CASE.text]["measured"]["ours"]) == 2
@@ -285,7 +285,7 @@ def test_a_shape_is_typed_as_preset_batch_and_microbatch():
 
 
 def test_a_wrong_setting_is_refused_before_anything_is_made(runs):
-    order = speed.Order(cases=(CASE,), runs=1, overrides=("ppo.klcoef=1",))
+    order = speed.BenchRequest(cases=(CASE,), runs=1, overrides=("ppo.klcoef=1",))
     with pytest.raises(UserError, match=r"ppo\.klcoef"):
         speed.measure_in(order, runs / "bench")
     assert list((runs / "bench").iterdir()) == []

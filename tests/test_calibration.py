@@ -23,7 +23,7 @@ from reports.judges_page import find_calibrations
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from stages.settings.config import Checks, Data, Judge, UserError
+from stages.settings.config import Checks, Data, JudgeSettings, UserError
 from tests.chat_server import GOOD, chat, serving
 
 SMALL_WORLD = ["--set", "world.train_posts=5", "world.train_comparisons=5"]
@@ -131,7 +131,7 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
 def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with serving(lambda number, request: chat(GOOD if "POST: S" in str(request) else "?")) as url:
-        judge = Judge(model="judge", base_url=url.url, asks=1)
+        judge = JudgeSettings(model="judge", base_url=url.url, asks=1)
         found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=60)))
     assert found["statistics"]["share_first"]["estimate"] == 1.0
     assert found["agreement"]["estimate"] == 0.5
@@ -148,7 +148,7 @@ def test_replies_that_were_kept_from_before_have_no_speed(runs, monkeypatch):
     """The page of judges said 18,032 pairs a minute of a model that does two."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with serving(lambda number, request: chat(GOOD)) as url:
-        judge = Judge(model="judge", base_url=url.url, asks=1)
+        judge = JudgeSettings(model="judge", base_url=url.url, asks=1)
         first = small_config(judge=judge, checks=Checks(calibration_pairs=6))
         known = calibrate(first)["asking"]["questions"]
         asked = len(url.requests)
@@ -219,7 +219,7 @@ def test_the_correction_recovers_a_known_rate_through_a_judges_errors():
 
 def test_a_judge_of_its_own_texts_and_posts_of_another_world_are_refused(runs, tmp_path):
     with pytest.raises(UserError, match="cannot be calibrated"):
-        calibrate(small_config(judge=Judge(kind="reward_model")))
+        calibrate(small_config(judge=JudgeSettings(kind="reward_model")))
     rows = [json.dumps(labelled(k)[1]) for k in range(3)]
     (tmp_path / "comparisons_validation.jsonl").write_text("\n".join(rows))
     config = small_config(data=Data(source=str(tmp_path)), checks=Checks(calibration_pairs=2))

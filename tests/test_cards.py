@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from reports.sharing import cards
-from reports.sharing.cards import Judged, card
+from reports.sharing.cards import LaterResult, card
 from stages.driving.mirror import Board, open_mirrors
 from stages.driving.start import leave_cards, run_stage
 from stages.finished import damage, read_manifest, stage_folder, why_not
@@ -136,7 +136,7 @@ def test_a_card_holds_settings_data_results_limits_and_licences_and_no_folder(ru
         assert said in text, said
     assert "anna" not in text
     assert text == card(config, "sft", "model", MADE | {"inputs": {"base": "abcdef0123456789"}})
-    later = card(config, "sft", "model", MADE, [Judged("win rate", "55.0% [52.1%, 57.9%]")])
+    later = card(config, "sft", "model", MADE, [LaterResult("win rate", "55.0% [52.1%, 57.9%]")])
     assert "| win rate | 55.0% [52.1%, 57.9%] |" in later
     assert "only after the evaluation" not in later
 

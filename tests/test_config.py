@@ -15,7 +15,7 @@ from stages.settings.command_line import config_from_arguments, make_config
 from stages.settings.config import (
     SECTIONS,
     Config,
-    Judge,
+    JudgeSettings,
     Ppo,
     UserError,
     hash_of,
@@ -292,7 +292,7 @@ def test_every_stage_that_trains_or_samples_counts_precision_and_threads():
 
 def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
     def folder(**changes: Any) -> str:
-        return Judge(**changes).folder
+        return JudgeSettings(**changes).folder
 
     assert (folder(kind="facts"), folder(kind="facts", model="x")) == ("facts", "facts")
     plain = folder(model="org/gpt-4o mini")

@@ -16,7 +16,7 @@ from stages.posts.toy import facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import Checks, Judge
+from stages.settings.config import Checks, JudgeSettings
 from stages.settings.prompt import format_post
 
 QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
@@ -236,7 +236,7 @@ def test_only_so_many_posts_are_asked_about(runs, monkeypatch):
 
 
 def test_the_reward_model_knows_no_new_texts_and_the_page_says_so(runs):
-    config = replace(make_config("tiny"), judge=Judge(kind="reward_model"))
+    config = replace(make_config("tiny"), judge=JudgeSettings(kind="reward_model"))
     finish_summaries(config, posts=3)
     found = judge_controls(config)
     assert found["controls"]["reference"]["passed"] is True

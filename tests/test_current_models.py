@@ -17,7 +17,7 @@ from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import Judge
+from stages.settings.config import JudgeSettings
 from stages.settings.judge import OPENAI_MODEL
 from stages.settings.judge_models import AS_OF, MODELS, warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
@@ -40,7 +40,7 @@ def luna_at(luna: Luna) -> Iterator[str]:
 
 
 def luna_config(url: str, **changes: Any) -> Any:
-    judge = Judge(**{"base_url": url, "concurrency": 4, **changes})
+    judge = JudgeSettings(**{"base_url": url, "concurrency": 4, **changes})
     return replace(make_config("tiny"), judge=judge)
 
 
@@ -146,12 +146,12 @@ def test_a_server_that_refuses_an_effort_is_asked_without_it():
 
 
 def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
-    luna = price_of(Judge())
+    luna = price_of(JudgeSettings())
     assert luna is not None
     tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
     row = tokens | {"cached_tokens": 900_000, "cache_write_tokens": 0}
     assert luna.of_row(row) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
-    own = price_of(Judge(input_price=3, output_price=4))
+    own = price_of(JudgeSettings(input_price=3, output_price=4))
     assert own is not None
     assert own.of_row(row) == pytest.approx(3 + 4)
 
@@ -202,7 +202,7 @@ def test_only_models_that_have_not_ended_have_a_price():
 
 
 def test_another_effort_room_for_reasoning_or_name_is_another_judge():
-    judge = Judge(model="gpt-4o-mini-2024-07-18")
+    judge = JudgeSettings(model="gpt-4o-mini-2024-07-18")
     changed: dict[str, Any] = {
         "reasoning_effort": "low",
         "reasoning_tokens": 9,
@@ -210,4 +210,4 @@ def test_another_effort_room_for_reasoning_or_name_is_another_judge():
     }
     folders = {replace(judge, **{name: value}).folder for name, value in changed.items()}
     assert len(folders | {judge.folder}) == 4
-    assert Judge(kind="reward_model", model=OPENAI_MODEL).gold == ""
+    assert JudgeSettings(kind="reward_model", model=OPENAI_MODEL).gold == ""

@@ -28,7 +28,7 @@ from stages.learning.shared_query import summary_scores
 from stages.posts.bad_rows import in_half
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
-from stages.settings.config import Checks, Judge, UserError, settings_hash, settings_of
+from stages.settings.config import Checks, JudgeSettings, UserError, settings_hash, settings_of
 from tests.resuming import SETTINGS, Killed
 
 GOLD_ARGUMENTS = "--preset tiny --name gold --seed 7 --set".split()
@@ -53,7 +53,7 @@ def config(judged, tmp_path, monkeypatch):
     shutil.copytree(judged / "runs", tmp_path / "runs", copy_function=os.link)
     monkeypatch.chdir(tmp_path)
     made = make_config("tiny", name="resumed", overrides=tuple(SETTINGS))
-    return replace(made, judge=Judge(kind="reward_model", model="gold/seed7"))
+    return replace(made, judge=JudgeSettings(kind="reward_model", model="gold/seed7"))
 
 
 def by_hand(folder: Path, query: str, summary: str) -> float:
@@ -203,7 +203,7 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
 def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
     def error(model: str) -> str:
         with pytest.raises(UserError) as caught:
-            make_judge(replace(config, judge=Judge(kind="reward_model", model=model)), {})
+            make_judge(replace(config, judge=JudgeSettings(kind="reward_model", model=model)), {})
         return str(caught.value)
 
     assert "is this run's own reward model" in error("resumed")
@@ -214,16 +214,16 @@ def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
 
 
 def test_own_and_gold_judges_have_folders_and_hashes_of_their_own(config):
-    own = replace(config, judge=Judge(kind="reward_model"))
-    other = replace(config, judge=Judge(kind="reward_model", model="gold/seed8"))
+    own = replace(config, judge=JudgeSettings(kind="reward_model"))
+    other = replace(config, judge=JudgeSettings(kind="reward_model", model="gold/seed8"))
     assert own.judge.folder == "reward_model"
     assert own.judge.identity == {"kind": "reward_model"}  # as recorded before there were gold ones
     assert config.judge.folder.startswith("gold-gold-seed7-")
     hashes = {settings_hash(one, "judge") for one in (own, config, other)}
     assert len(hashes) == len({one.judge.folder for one in (own, config, other)}) == 3
-    facts = Judge(kind="facts", model="gold/seed7")
+    facts = JudgeSettings(kind="facts", model="gold/seed7")
     assert (facts.gold, facts.folder) == ("", "facts")
-    path = Judge(kind="reward_model", model="/home/me/models/rm").folder
+    path = JudgeSettings(kind="reward_model", model="/home/me/models/rm").folder
     assert path.startswith("rm-")
 
 

@@ -222,9 +222,6 @@ def test_the_formulas_have_the_signatures_of_the_design():
         assert " ".join(found) == expected, name
 
 
-# -- sizes -----------------------------------------------------------------------------------------
-
-
 def test_a_file_fits_a_reader():
     for path in FILES:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -388,6 +385,12 @@ def bindings_of(tree: ast.AST) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.arg):
             yield node.arg
+
+
+def test_a_class_has_a_name_of_its_own():
+    nodes = [node for path in MODULES.values() for node in tree_of(path).body]
+    names = sorted(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert names == sorted(set(names))
 
 
 def test_no_name_says_nothing():

@@ -24,12 +24,12 @@ from reports.parts.words import told_apart
 from reports.sharing import publish
 from stages.running.files import read_json, write_json
 from stages.settings.command_line import make_config
-from stages.settings.config import Checks, Judge, UserError
+from stages.settings.config import Checks, JudgeSettings, UserError
 
 SIZES = {"train_posts": 5, "train_comparisons": 5}
 SIZES |= {"validation_posts": 60, "validation_comparisons": 120}
 WORLD = tuple(f"world.{name}={size}" for name, size in SIZES.items())
-PAID = Judge(kind="openai", model="another", input_price=1.0, output_price=2.0)
+PAID = JudgeSettings(kind="openai", model="another", input_price=1.0, output_price=2.0)
 
 
 class Longest(protocol.Judge):
@@ -111,7 +111,7 @@ def test_judges_that_share_a_name_are_told_apart(two_judges):
 
 
 def test_where_what_differs_is_not_shown_the_folder_tells_judges_apart():
-    here, there = (Judge(base_url=f"http://127.0.0.1:{port}/v1") for port in (8000, 8001))
+    here, there = (JudgeSettings(base_url=f"http://127.0.0.1:{port}/v1") for port in (8000, 8001))
     assert told_apart(["m", "m", "n"], [here, there, here]) == [here.folder, there.folder, "n"]
 
 

@@ -15,7 +15,7 @@ from eval.power import (
 from eval.rates.formulas import sign_flip_p_value
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import Judge
+from stages.settings.config import JudgeSettings
 
 VERDICTS = {1.0: ("policy", "policy"), 0.5: ("policy", "reference"), 0.0: ("reference",) * 2}
 
@@ -114,9 +114,9 @@ def test_a_policy_that_is_called_reference_is_one_and_not_the_rate_of_a_half():
 @pytest.mark.parametrize(
     ("judge", "expected"),
     [
-        (Judge(kind="facts"), 0.0),
-        (Judge(model="mine"), None),
-        (Judge(model="mine", input_price=2.0, output_price=10.0), 0.0016),
+        (JudgeSettings(kind="facts"), 0.0),
+        (JudgeSettings(model="mine"), None),
+        (JudgeSettings(model="mine", input_price=2.0, output_price=10.0), 0.0016),
     ],
 )
 def test_a_question_costs_the_tokens_that_the_judge_counted(tmp_path, judge, expected):

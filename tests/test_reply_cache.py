@@ -18,7 +18,7 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from stages.runs import open_stage
-from stages.settings.config import Judge, UserError
+from stages.settings.config import JudgeSettings, UserError
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
@@ -286,7 +286,7 @@ def test_the_command_line_takes_a_cap(monkeypatch, capsys):
     ],
 )
 def test_a_snapshot_has_a_price_of_its_own_where_it_differs(model, price):
-    found = price_of(Judge(model=model))
+    found = price_of(JudgeSettings(model=model))
     assert (found and found[:2]) == price
 
 

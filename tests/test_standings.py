@@ -26,7 +26,7 @@ from stages.driving.grid import Execution
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_lines
 from stages.settings.command_line import Request, make_config
-from stages.settings.config import Judge, UserError, hash_of
+from stages.settings.config import JudgeSettings, UserError, hash_of
 from tests.chat_server import ask, chat, serving
 from tests.test_outputs import config_of_file, rows_of_world, told, write_jsonl
 
@@ -211,10 +211,10 @@ def test_pairs_are_about_the_posts_that_both_have():
 
 def test_the_cost_is_the_price_of_the_replies_that_were_used():
     rows = [{"prompt_tokens": 1000, "completion_tokens": 100}] * 10
-    judge = Judge(model="m", input_price=2.0, output_price=5.0)
+    judge = JudgeSettings(model="m", input_price=2.0, output_price=5.0)
     assert cost(judge, rows) == pytest.approx(10 * (2000 + 500) / 1e6)
-    assert cost(Judge(kind="facts"), rows) == 0
-    assert cost(Judge(model="nobody-knows"), rows) is None
+    assert cost(JudgeSettings(kind="facts"), rows) == 0
+    assert cost(JudgeSettings(model="nobody-knows"), rows) is None
 
 
 def test_an_axis_is_another_question_and_another_judge():
@@ -226,13 +226,13 @@ def test_an_axis_is_another_question_and_another_judge():
     whole = make_question("p", "a", "b", LETTER).prompt
     assert len({whole, *prompts.values()}) == 4
     assert all(axis in prompt and CRITERIA not in prompt for axis, prompt in prompts.items())
-    judge = Judge(model="m", axis="accuracy")
-    assert judge.folder != Judge(model="m").folder
+    judge = JudgeSettings(model="m", axis="accuracy")
+    assert judge.folder != JudgeSettings(model="m").folder
     assert judge.label == "m, accuracy alone"
     with pytest.raises(UserError, match=r"judge\.axis must be overall"):
-        Judge(kind="facts", axis="accuracy")
+        JudgeSettings(kind="facts", axis="accuracy")
     with pytest.raises(UserError, match=r"judge\.axis must be one of"):
-        Judge(axis="style")
+        JudgeSettings(axis="style")
 
 
 def test_the_server_is_asked_about_the_axis(judge_environment):
@@ -367,6 +367,6 @@ def test_the_page_shows_the_judges_that_were_named_and_all_where_none_was():
     request = Request(preset="outputs", overrides=("outputs.file=x.jsonl",))
     todo = leaderboard.cells(request, ["kind=facts", "kind=local,model=m"], pairs=False)
     assert leaderboard.make_leaderboard(maker, todo, named=True) == 0
-    assert maker.words[-3:] == ["--judges", "facts", Judge(kind="local", model="m").folder]
+    assert maker.words[-3:] == ["--judges", "facts", JudgeSettings(kind="local", model="m").folder]
     assert leaderboard.make_leaderboard(maker, todo[:1], named=False) == 0
     assert "--judges" not in maker.words

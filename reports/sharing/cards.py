@@ -67,7 +67,7 @@ text = {query} + " ..." + tokenizer.eos_token
 score = scorer(**tokenizer(text, return_tensors="pt")).logits[0, -1, 0]  # read at EOS"""
 
 
-class Judged(NamedTuple):
+class LaterResult(NamedTuple):
     """A result that came later than the model: what, and the number as it is written."""
 
     what: str
@@ -84,7 +84,11 @@ def write_cards(config: Config, stage: str) -> None:
 
 
 def card(
-    config: Config, stage: str, folder: str, made: dict[str, Any], judged: Sequence[Judged] = ()
+    config: Config,
+    stage: str,
+    folder: str,
+    made: dict[str, Any],
+    judged: Sequence[LaterResult] = (),
 ) -> str:
     """The card of the model in a stage's folder `model` or `critic`.
 
@@ -206,7 +210,7 @@ def _data(config: Config) -> str:
     return "\n".join(lines) + (f"\n\n{_table(('split', 'rows'), counts)}" if counts else "")
 
 
-def _results(results: dict[str, Any], judged: Sequence[Judged]) -> str:
+def _results(results: dict[str, Any], judged: Sequence[LaterResult]) -> str:
     known = results | (accuracy_interval(results) if "accuracy" in results else {})
     rows = [
         (f"{meaning} (`{key}`)", f"{known[key]:.4g}")

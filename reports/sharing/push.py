@@ -21,7 +21,7 @@ from typing import Any
 from reports.parts.collect import names_of_runs
 from reports.parts.page import PUBLIC
 from reports.parts.words import at_equal_length, judge, number, rate, whole
-from reports.sharing.cards import POLICIES, Judged, card
+from reports.sharing.cards import POLICIES, LaterResult, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import read_manifest
 from stages.running.hub import LOGIN
@@ -138,25 +138,25 @@ def files_of_model(
     return files | {CARD: text.encode()}
 
 
-def judged(stage: str, folder: Path, pages: Sequence[Page]) -> list[Judged]:
+def judged(stage: str, folder: Path, pages: Sequence[Page]) -> list[LaterResult]:
     """What was found of a model after it was made: its accuracy, or how it was judged."""
     reward = (read_manifest(folder / "rm") or {"results": {}})["results"]
     if stage == "normalize" and "accuracy" in reward:
         what = "held-out comparisons ranked as by the labellers, before normalization"
-        return [Judged(what, f"{reward['accuracy']:.1%} of {reward['pairs']:,}")]
+        return [LaterResult(what, f"{reward['accuracy']:.1%} of {reward['pairs']:,}")]
     numbers = next((page.numbers for page in pages if page.kind == "run"), {})
     if f"{stage}/rougeL" not in numbers:
         return []
     posts = f"{whole(numbers['posts'])} held-out posts"
     return [
-        Judged(
+        LaterResult(
             f"win rate against the references of {posts}, judged by {judge(numbers)}",
             rate(numbers, stage),
         ),
-        Judged("the same at equal length", _at_equal_length(numbers, stage)),
-        Judged("ROUGE-L on these posts", number(numbers[f"{stage}/rougeL"], 3)),
-        Judged("length there, tokens", number(numbers[f"{stage}/tokens"], 1)),
-        Judged("length of the references, tokens", number(numbers["reference/tokens"], 1)),
+        LaterResult("the same at equal length", _at_equal_length(numbers, stage)),
+        LaterResult("ROUGE-L on these posts", number(numbers[f"{stage}/rougeL"], 3)),
+        LaterResult("length there, tokens", number(numbers[f"{stage}/tokens"], 1)),
+        LaterResult("length of the references, tokens", number(numbers["reference/tokens"], 1)),
     ]
 
 

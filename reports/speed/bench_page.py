@@ -67,10 +67,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _order(args: argparse.Namespace, cases: tuple[speed.Case, ...]) -> speed.Order:
+def _order(args: argparse.Namespace, cases: tuple[speed.Case, ...]) -> speed.BenchRequest:
     if args.runs < 1 or not cases:
         raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
-    return speed.Order(
+    return speed.BenchRequest(
         cases=cases,
         runs=args.runs,
         data=args.data,

@@ -46,7 +46,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class BenchRequest:
     """What is to be measured."""
 
     cases: tuple[Case, ...]
@@ -89,7 +89,7 @@ def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
     return tuple(case_of(text) for text in dict.fromkeys(texts))
 
 
-def measure_in(order: Order, folder: Path) -> dict[str, Any]:
+def measure_in(order: BenchRequest, folder: Path) -> dict[str, Any]:
     """Everything that is measured; working files are removed whenever this ends."""
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)  # of a call that was killed
@@ -100,7 +100,7 @@ def measure_in(order: Order, folder: Path) -> dict[str, Any]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def measure(order: Order, work: Path) -> dict[str, Any]:
+def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
     """Everything that is measured. Raises UserError if ours fails; a peer that fails says so."""
     for case in order.cases:
         config_of(order.request(case))  # refuses a bad setting before anything is measured
@@ -140,7 +140,9 @@ def _peers() -> tuple[dict[str, Path], list[str]]:
     return ready, left_out
 
 
-def _measure_shape(order: Order, case: Case, work: Path, peers: dict[str, Path]) -> dict[str, Any]:
+def _measure_shape(
+    order: BenchRequest, case: Case, work: Path, peers: dict[str, Path]
+) -> dict[str, Any]:
     folder, request = _folder(case, work), order.request(case)
     folder.mkdir(parents=True)
     prepared, config = run_part("prepare", request, folder), config_of(request)
@@ -161,7 +163,7 @@ def _measure_shape(order: Order, case: Case, work: Path, peers: dict[str, Path])
     return about | prepared | {"measured": measured}
 
 
-def _measure_stages(order: Order, case: Case, work: Path) -> dict[str, list[dict[str, Any]]]:
+def _measure_stages(order: BenchRequest, case: Case, work: Path) -> dict[str, list[dict[str, Any]]]:
     """Optimizer steps of the other stages, each several times."""
     folder, request = _folder(case, work), order.request(case)
     steps: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS_OF_STAGES.values()}

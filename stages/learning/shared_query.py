@@ -28,7 +28,7 @@ QUERY = 0  # the number of a row's first block; the summaries are 1, 2, ..
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class SharedRows:
     """Queries with their summaries, padded. Shapes: R rows of L columns."""
 
     inputs: dict[str, Tensor]
@@ -96,7 +96,7 @@ def _rows_for(
     queries: Sequence[Tensor],
     summaries: Sequence[Sequence[Tensor]],
     device: torch.device,
-) -> Rows:
+) -> SharedRows:
     """One row a query if the model can, else one row a summary, all first ones before all second
     ones. So what is read from the rows, laid end to end, is in the same order either way.
     """
@@ -108,7 +108,7 @@ def _rows_for(
 
 def shared_rows(
     queries: Sequence[Tensor], summaries: Sequence[Sequence[Tensor]], device: torch.device
-) -> Rows:
+) -> SharedRows:
     """Rows of queries, each with all its summaries. With one summary a row, a plain mask will do.
 
     Shapes: B queries; K lists of B summaries -> B rows.
@@ -127,7 +127,7 @@ def shared_rows(
     if len(summaries) > 1:
         block = torch.repeat_interleave(torch.arange(len(blocks)), widths).to(device)
         inputs |= _apart(real, block, inputs["position_ids"])
-    return Rows(inputs=inputs, tokens=tokens, starts=starts, ends=ends)
+    return SharedRows(inputs=inputs, tokens=tokens, starts=starts, ends=ends)
 
 
 def _apart(real: Tensor, block: Tensor, positions: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings.checks import UserError, fail, require
-from stages.settings.judge import Judge
+from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs, Released
 from stages.settings.ppo import Ppo
 from stages.settings.rloo import Rloo
@@ -53,7 +53,7 @@ __all__ = [
     "Data",
     "Dpo",
     "Eval",
-    "Judge",
+    "JudgeSettings",
     "Lora",
     "Memory",
     "Optimizer",
@@ -101,7 +101,7 @@ class Config:
     released: Released = field(default_factory=Released)
     outputs: Outputs = field(default_factory=Outputs)
     eval: Eval = field(default_factory=Eval)
-    judge: Judge = field(default_factory=Judge)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
     checks: Checks = field(default_factory=Checks)
     memory: Memory = field(default_factory=Memory)
 

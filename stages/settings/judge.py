@@ -17,7 +17,7 @@ WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
-# The settings that verdicts of each kind depend on. For `reward_model`: `Judge.gold`.
+# The settings that verdicts of each kind depend on. For `reward_model`: `JudgeSettings.gold`.
 READ_BY = {
     "openai": (
         *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
@@ -30,7 +30,7 @@ READ_BY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
+class JudgeSettings:
     """Who compares a summary with the reference."""
 
     kind: str = "openai"

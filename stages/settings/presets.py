@@ -13,7 +13,7 @@ from stages.settings.config import (
     Data,
     Dpo,
     Eval,
-    Judge,
+    JudgeSettings,
     Lora,
     Memory,
     Optimizer,
@@ -86,7 +86,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         **rivals(learning_rate=1.5e-4, total_episodes=960, batch_size=64, samples_every=5),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=28),
-        judge=Judge(kind="facts"),
+        judge=JudgeSettings(kind="facts"),
         memory=Memory(
             microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2
         ),
@@ -106,7 +106,7 @@ def posts() -> Config:
         rm=Rm(learning_rate=3e-4, batch_size=32),
         **rivals(learning_rate=1e-4, total_episodes=256, batch_size=32, samples_every=4),
         dpo=Dpo(learning_rate=1e-4, batch_size=32),
-        judge=Judge(kind="reward_model"),
+        judge=JudgeSettings(kind="reward_model"),
         memory=Memory(microbatch_size=8, forward_batch_size=32, mixed_precision="no"),
     )
 
@@ -144,7 +144,7 @@ def smollm2() -> Config:
         ),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=53),
-        judge=Judge(kind="reward_model"),
+        judge=JudgeSettings(kind="reward_model"),
         memory=Memory(
             microbatch_size=8, forward_batch_size=32, mixed_precision="no", cpu_threads=2
         ),

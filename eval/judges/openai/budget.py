@@ -9,7 +9,7 @@ from typing import NamedTuple
 from eval.judges.protocol import Row
 from stages.running.progress import told
 from stages.settings.checks import UserError
-from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import Known, known_model
 
 # OpenAI's own rule of thumb for English text.

@@ -34,7 +34,7 @@ from eval.judges.openai.replies import (
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
-from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge import JudgeSettings
 
 HINTS = {
     400: "check judge.model, judge.temperature and judge.max_tokens",

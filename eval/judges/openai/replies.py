@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from eval.judges.protocol import TOO_LONG, Row
 from stages.settings.checks import UserError
-from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import is_model
 
 # Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.

@@ -20,7 +20,7 @@ from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
 from stages.running.progress import folded, told
 from stages.settings.checks import UserError
-from stages.settings.judge import Judge as JudgeSettings
+from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
 MOST_NAMED = 5
