@@ -22,6 +22,8 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, patch_environment
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -184,13 +186,21 @@ def save_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
 
 
 def load_parts(network: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Read what `save_parts` wrote."""
-    weights, held = get_state_dict(network, optimizer)
+    """Read what `save_parts` wrote.
+
+    The optimizer holds nothing of weights that had not learned when it was saved.
+    """
+    weights, held = get_state_dict(network, optimizer)  # makes moments for every weight
     state: dict[str, Any] = {"weights": weights, "optimizer": held}
-    load(state, checkpoint_id=folder / SHARDS)
+    there = FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
+    waiting = [name for name in held["state"] if f"optimizer.state.{name}.step" not in there]
+    planner = DefaultLoadPlanner(allow_partial_load=bool(waiting))
+    load(state, checkpoint_id=folder / SHARDS, planner=planner)
     set_state_dict(
         network, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"]
     )
+    for name in waiting:
+        del optimizer.state[network.get_parameter(str(name))]
 
 
 def whole_weights(network: nn.Module, kept: bool) -> dict[str, Tensor]:
