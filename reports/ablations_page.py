@@ -19,7 +19,7 @@ from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside, over_seeds
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import not_judged_alike, notes_of_judges, unjudged
+from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent, whole
 from stages.settings.checks import UserError
 from stages.settings.command_line import override_of
@@ -301,7 +301,8 @@ def seeds_table(default: list[Row], others: list[AblatedRun]) -> Table:
 def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     """What to hold against the comparison."""
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows)]
+    critic = critic_note(rows)
+    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *([critic] if critic else [])]
     seeds = {run["seed"] for run in default}
     for ablation in others:
         lacking = sorted(seeds - {run["seed"] for run in ablation.rows})

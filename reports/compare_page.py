@@ -165,7 +165,9 @@ def points(pair: Paired) -> str:
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    return [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows)]
+    critic = sentences.critic_note([row for entry in entries for row in entry.critics])
+    notes = [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows)]
+    return [*notes, critic] if critic else notes
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

@@ -16,9 +16,10 @@ from eval.judges.openai.budget import cost
 from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
 from reports.parts import page
-from reports.parts.collect import Record, judge_flags, load_run
+from reports.parts.collect import Record, explained_by_critic, judge_flags, load_run
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import write_about_runs
+from reports.parts.sentences import critic_note
 from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
@@ -186,7 +187,7 @@ def _none_passed(judges: Sequence[JudgedRun]) -> str:
 
 
 def notes(judges: Sequence[JudgedRun]) -> list[str]:
-    """What to hold against each judge."""
+    """What to hold against each judge, and against PPO's critic."""
     lines = []
     for judged in judges:
         flags = judge_flags(judged.record)
@@ -206,7 +207,10 @@ def notes(judges: Sequence[JudgedRun]) -> list[str]:
             f"The panel is the majority of {len(members(judges))} judges, order by order: what more"
             f" than half of them say, else a tie.{weak}{_panel_without_pairs(members(judges))}"
         )
-    return lines
+    record = judges[0].record  # all judged the same run
+    explained = explained_by_critic(record.folders.get("ppo"))
+    critic = critic_note([{"name": record.name, "explained_by_critic": explained}])
+    return [*lines, critic] if critic else lines
 
 
 def _panel_without_pairs(panel_of: Sequence[JudgedRun]) -> str:

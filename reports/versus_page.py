@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
 from reports.parts import page
-from reports.parts.collect import flags_of_versus
+from reports.parts.collect import explained_by_critic, flags_of_versus
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
-from reports.parts.sentences import judge_flags
+from reports.parts.sentences import critic_note, judge_flags
 from reports.parts.words import Row, estimate, interval, judge, p_value, percent, whole
 from reports.sections.judging import controls, rates
 from reports.sections.samples import SAMPLES, sample
@@ -50,7 +50,8 @@ def write_page(args: Namespace) -> str:
     results: Row = manifest["results"]
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
-    made = blocks(results, flags, posts(sides, read_lines(folder / "judgements.jsonl")))
+    rows = posts(sides, read_lines(folder / "judgements.jsonl"))
+    made = blocks(results, flags, rows, critic_note([critic_of(side) for side in sides]))
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
         path = page.write(run.partial, config.name, title, made)
@@ -66,6 +67,12 @@ def is_real(side: Side) -> bool:
     saved = read_json(side.folder / "config.json") or {}
     given = saved.get("outputs", {}).get("file")
     return bool(given) or saved.get("data", {}).get("source") != TOY
+
+
+def critic_of(side: Side) -> Row:
+    """What a note on a side's critic is made from; nothing of a policy that is not PPO's."""
+    ppo = side.folder.parent / "ppo" if side.policy == "ppo" else None
+    return {"name": side.label, "explained_by_critic": explained_by_critic(ppo)}
 
 
 def posts(sides: Sequence[Side], judgements: Sequence[Row]) -> list[Row]:
@@ -114,20 +121,21 @@ def verdict(results: Row) -> str:
     )
 
 
-def blocks(results: Row, flags: Sequence[str] = (), rows: Sequence[Row] = ()) -> list[Block]:
+def blocks(
+    results: Row, flags: Sequence[str] = (), rows: Sequence[Row] = (), critic: str | None = None
+) -> list[Block]:
     """The page: verdict, result, posts, every rate beside the raw one, the judge.
 
-    `flags` are the judge's, `rows` the posts as `posts` gives them.
+    `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` is the note on PPO's.
     """
     statistics = results["statistics"]
     about = results["judge"] | {"judge": results["judge"]["name"]}
     given = {} if results["unjudged"] > MOST_UNJUDGED else statistics
     notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
-    warning = judge_flags({"judge_flags": flags})
+    warnings = [judge_flags({"judge_flags": flags}), *notes, critic]
     return [
         Text(verdict(results), lead=True),
-        *(Note(note) for note in ([warning] if warning else [])),
-        *(Note(note) for note in notes),
+        *(Note(warning) for warning in warnings if warning),
         Heading("Result"),
         result(results),
         *samples(results, rows),

@@ -60,6 +60,20 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
     assert "all length ratios are alike" in text
 
 
+@pytest.mark.parametrize(("explained", "said"), [(-0.7, True), (0.1, False)])
+def test_the_page_tells_of_a_critic_that_was_worse_than_a_constant(runs, explained, said):
+    summarise(44413, sft=["event"], ppo=["event", "feeling"])
+    with open_stage(make_config("tiny"), "ppo") as run:
+        run.log(1, **{"val/explained_variance": explained})
+        run.finish({})
+    main(["--a", "tiny:sft", "--b", "tiny"])
+    versus_page.main(["--a", "tiny:sft", "--b", "tiny"])
+    text = page_of("versus-tiny-44413-sft-tiny-44413-ppo", 44413)
+    note = "less than a constant in 1 of 1 updates of tiny-44413-ppo (explained variance -0.7)"
+    assert (note in text) == said
+    assert ("The critic" in text) == said
+
+
 def test_swapping_the_sides_mirrors_the_result_across_seeds(runs):
     summarise(1, ppo=["event", "feeling"])
     summarise(2, ppo=["event", "ask"], sft=["event"])

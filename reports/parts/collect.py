@@ -32,6 +32,7 @@ GIVEN = "outputs"  # the section of settings that only a run of given summaries 
 MEMORY_KNOBS = tuple(
     f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
+EXPLAINED = "val/explained_variance"
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 DIFFERENCE = {
     "difference": "estimate",
@@ -184,6 +185,7 @@ def numbers_of(record: Record) -> Row:
         "pairs": reward["pairs"],
         "episodes": learned["episodes"],
         "kl": learned["objective/kl"],
+        "explained_by_critic": explained_by_critic(record.folders.get("ppo")),
         "scores": learned["objective/scores"],
         "max_tokens": record.settings["data"]["max_summary_tokens"],
         **judged_row(record),
@@ -284,6 +286,26 @@ def distance(record: Record, policy: str) -> float | None:
         kl: float = record.results(policy)["objective/kl"]
         return kl
     return 0.0 if policy == "sft" and policy in record.manifests else None
+
+
+def explained_by_critic(ppo: Path | None) -> Row | None:
+    """How PPO's critic stood while the policy learned; None where nothing was logged of it.
+
+    `updates`: the policy's; `below`: those of them in which the critic explained less than a
+    constant, and `low` and `high`: the explained variance in these. `ppo` is the stage's folder.
+    """
+    path = ppo / "metrics.jsonl" if ppo else None
+    if ppo is None or path is None or not path.exists():
+        return None
+    settings_made = (read_json(ppo / "config.json") or {}).get("ppo", {})
+    alone = settings_made.get("critic_updates", 0)  # runs from before this setting have none
+    rows = [row for row in read_lines(path) if row["step"] > alone]
+    values = [row[EXPLAINED] for row in rows if row.get(EXPLAINED) is not None]
+    below = [value for value in values if value < 0]
+    if not values:
+        return None
+    bounds = {"low": min(below, default=None), "high": max(below, default=None)}
+    return {"updates": len(values), "below": len(below)} | bounds
 
 
 def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from statistics import fmean
 from eval.rates.formulas import Interval, mean_of_seeds
 from eval.versus import parts_of
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
-from reports.parts.collect import Record, find_runs, policies_of
+from reports.parts.collect import Record, explained_by_critic, find_runs, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
 from reports.parts.words import Row
 from stages.settings.checks import UserError
@@ -41,6 +41,16 @@ class Entry:
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
         return [run.seed for run in self.runs]
+
+    @property
+    def critics(self) -> list[Row]:
+        """What a note on the critic is made from, of each run; a policy may have none."""
+        ppo = self.policy == "ppo"
+        folders = [run.folders.get(self.policy) if ppo else None for run in self.runs]
+        return [
+            {"name": self.label, "explained_by_critic": explained_by_critic(folder)}
+            for folder in folders
+        ]
 
     def place_of(self, seed: int) -> int:
         """Which of its runs has a seed; the first if none has it."""

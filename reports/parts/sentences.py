@@ -4,6 +4,8 @@ They are made from a row of `reports.parts.collect` and nothing else. They say b
 as good news. `row["policy"]` is the policy that learned by policy gradient.
 """
 
+from collections.abc import Sequence
+
 from eval.rates.table import leans
 from reports.parts.words import (
     Row,
@@ -108,7 +110,8 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
-    notes += [*_length_notes(row), _place_note(row), _sft_note(row), *_signs(row)]
+    notes += [*_length_notes(row), _place_note(row), _sft_note(row), critic_note([row])]
+    notes += _signs(row)
     return [note for note in notes if note]
 
 
@@ -156,6 +159,33 @@ def not_judged_alike(rows: list[Row]) -> list[str]:
     if len({(row["judge"], row["posts"]) for row in rows}) < 2:
         return []
     return ["The runs were not judged alike: judge or number of posts differ."]
+
+
+def critic_note(rows: Sequence[Row]) -> str | None:
+    """A note where PPO's critic explained less of the returns than a constant would.
+
+    `name` and `explained_by_critic` of each row are read. Of several names each is told apart, over
+    its seeds.
+    """
+    names = dict.fromkeys(row["name"] for row in rows)
+    told = []
+    for name in names:
+        seeds = [row["explained_by_critic"] for row in rows if row["name"] == name]
+        below = [seed for seed in seeds if seed and seed["below"]]
+        if below:
+            updates = sum(seed["updates"] for seed in seeds if seed)
+            low, high = min(seed["low"] for seed in below), max(seed["high"] for seed in below)
+            whose = f" of {name}" if len(names) > 1 else ""
+            told.append(
+                f"{whole(sum(seed['below'] for seed in below))} of {whole(updates)} updates{whose}"
+                f" (explained variance {_range(low, high)})"
+            )
+    return f"The critic explained less than a constant in {'; '.join(told)}." if told else None
+
+
+def _range(low: float, high: float) -> str:
+    ends = dict.fromkeys(f"{value:.2g}" for value in (low, high))
+    return " to ".join(ends)
 
 
 def too_many_unjudged(row: Row) -> bool:
