@@ -38,7 +38,7 @@ from stages.rl.networks import (
     score_shift,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start
+from stages.rl.start_checks import check_start, say_if_worse_than_a_constant
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.running.files import read_lines
 from stages.runs import Run, open_stage
@@ -70,6 +70,8 @@ def train_ppo(config: Config) -> None:
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory)
+            if update == ppo.critic_updates:  # the policy's first
+                say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
             ptx = pretraining(config, references, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
@@ -78,7 +80,8 @@ def train_ppo(config: Config) -> None:
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
-            state.kl_coef = steer_kl(ppo, kl_coef, metrics["objective/kl"])
+            if ppo.policy_learns(update):  # a policy that waits has a KL of 0, far below its target
+                state.kl_coef = steer_kl(ppo, kl_coef, metrics["objective/kl"])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
             results = summarize(read_lines(run.partial / "metrics.jsonl"), ppo)

@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms clipped": {"max_grad_norm": 0.05, "critic_max_grad_norm": 0.02},
     "pretraining mix": {"ptx_coef": 0.5},
     "two minibatches": {"num_minibatches": 2},
+    "critic alone first": {"critic_updates": 1, "ptx_coef": 0.5, "max_grad_norm": 0.05},
 }
 LENGTHS = [(3, 4), (2, 6), (5, 1), (4, 3)]  # real tokens of query and response
 QUERY, RESPONSE = 5, 6
@@ -197,7 +198,8 @@ def update_by_hand(networks, optimizers, rollout, ppo: Ppo, update: int, size: i
                 texts = batch_rows(len(TEXTS), share, step, 5, "ptx")
                 loss = loss + ppo.ptx_coef * text_loss(networks.policy, texts)
             norms = ppo.max_grad_norm, ppo.critic_max_grad_norm
-            for optimizer, norm in zip(optimizers, norms, strict=True):
+            waiting = 1 if update < ppo.critic_updates else 0  # the policy comes first
+            for optimizer, norm in [*zip(optimizers, norms, strict=True)][waiting:]:
                 optimizer.step(loss, norm)
             step += 1
 
@@ -251,6 +253,7 @@ def test_two_updates_give_the_weights_of_an_independent_implementation(
     for update in range(2):
         rollout = make_rollout(update, pad_id, ppo.kl_in == "loss")
         learner = trained_by(ours, optimizer, ppo, microbatch_size, pad_id)
+        learner.update = update
         ptx = texts_to_mix_in(update, ppo) if ppo.ptx_coef else None
         optimize(learner, rollout, ppo, update, ppo.kl_coef, ptx)
         update_by_hand(hand, by_hand, rollout, ppo, update, microbatch_size)
@@ -273,3 +276,26 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
+
+
+def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):
+    learned = []
+    for critic_updates in (0, 1):
+        changes = {"ptx_coef": 0.5, "target_kl": 1e6, "critic_updates": critic_updates}
+        ppo, pad_id = Ppo(**PLAIN | changes), tokenizer.pad_token_id
+        ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+        optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
+        learner = trained_by(ours, optimizer, ppo, 3, pad_id)
+        rollout, ptx = make_rollout(1, pad_id, kl_in_loss=False), texts_to_mix_in(0, ppo)
+        stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef, ptx)
+        learned.append((ours, optimizer.state, stats))
+    (both, _, all_stats), (alone, state, stats) = learned
+    start = policy.double().parameters()
+    assert all(map(torch.equal, alone.policy.parameters(), start))
+    assert not any(weight in state for weight in alone.policy.parameters())
+    assert all(weight in state for weight in alone.critic.parameters())
+    # The value loss is that of any update, so the critic learns the same bits.
+    assert all(map(torch.equal, alone.critic.parameters(), both.critic.parameters()))
+    assert not all(map(torch.equal, alone.critic.parameters(), reward_model.double().parameters()))
+    of_critic = {"loss/value_avg", "val/clipfrac_avg", "critic/grad_norm", "policy/epochs"}
+    assert stats == {key: all_stats[key] for key in of_critic}

@@ -26,7 +26,8 @@ ARGUMENTS = """
     world.train_comparisons=64 world.validation_comparisons=20
     ppo.total_episodes=32 ppo.batch_size=16 memory.microbatch_size=6 memory.cpu_threads=1
 """.split()
-ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true"]
+# In the first of its two updates the critic learns alone.
+ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true", "ppo.critic_updates=1"]
 ADAPTED[ADAPTED.index("pair")] = "adapted"
 ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
@@ -39,11 +40,14 @@ for arguments in {}:
 """
 SCRIPT, WHOLE_SCRIPT = (TRAIN.format(studies) for studies in ([ARGUMENTS, ADAPTED], [ARGUMENTS]))
 BASE = Path("runs/pair/seed44413/base")
-OFTEN = [*ARGUMENTS, "memory.save_minutes=0"]
-# The second process dies when the first update is saved and the second one is over.
-DYING = f"""
-import os
+GOING_ON = """
 from stages import ppo
+ppo.main([*{!r}, "memory.save_minutes=0"])
+"""
+# The second process dies when the first update is saved and the second one is over.
+DYING = (
+    """
+import os
 from stages.runs import Run
 log = Run.log
 def log_or_die(run, step, **metrics):
@@ -52,12 +56,9 @@ def log_or_die(run, step, **metrics):
         os._exit(9)
     log(run, step, **metrics)
 Run.log = log_or_die
-ppo.main({OFTEN!r})
 """
-GOING_ON = f"""
-from stages import ppo
-ppo.main({OFTEN!r})
-"""
+    + GOING_ON
+)
 WEIGHTS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic", "dpo/model")
 
 
@@ -185,19 +186,22 @@ def test_what_was_sharded_is_saved_as_plain_models(together):
         assert not info["unexpected_keys"]
 
 
-def test_a_sharded_run_whose_process_died_goes_on_to_the_same_bits(together, tmp_path):
-    whole = together("fsdp2") / "runs/pair/seed44413"
-    seed = tmp_path / "runs/pair/seed44413"
+@pytest.mark.parametrize(("study", "arguments"), [("pair", ARGUMENTS), ("adapted", ADAPTED)])
+def test_a_sharded_run_whose_process_died_goes_on_to_the_same_bits(
+    together, tmp_path, study, arguments
+):
+    whole = together("fsdp2") / "runs" / study / "seed44413"
+    seed = tmp_path / "runs" / study / "seed44413"
     for stage in ("base", "sft", "rm", "normalize"):
         shutil.copytree(whole / stage, seed / stage)
-    died = launch(tmp_path, "fsdp2", DYING)
+    died = launch(tmp_path, "fsdp2", DYING.format(arguments))
     assert died.returncode in (9, 2)  # the other ends with 2, which may be seen first
     assert "error: as a test wants it" in died.stdout
     assert not (seed / "ppo").exists()
-    other = launch(tmp_path, "ddp", GOING_ON)
+    other = launch(tmp_path, "ddp", GOING_ON.format(arguments))
     assert other.returncode == 2
     assert "was saved with GPUS=2 ENGINE=fsdp2: go on with it" in other.stderr
-    found = launch(tmp_path, "fsdp2", GOING_ON)
+    found = launch(tmp_path, "fsdp2", GOING_ON.format(arguments))
     assert found.returncode == 0, found.stderr[-3000:]
     assert "ppo goes on after update 1" in found.stderr
     for network in ("model", "critic"):

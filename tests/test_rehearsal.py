@@ -89,6 +89,8 @@ def test_a_rehearsal_changes_counts_alone():
         config.optimizer,
     )
     assert short.ppo.num_updates == 2
+    changed.insert(0, "ppo.critic_updates=50")  # more than a rehearsal has updates
+    assert make_config("pythia-1b", name="short", overrides=tuple(changed)).ppo.policy_learns(0)
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name]().data.source])

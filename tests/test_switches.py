@@ -131,7 +131,7 @@ def credited(settings: Ppo) -> Rollout:
     return credit.credit(Accelerator(cpu=True), shaped, settings)
 
 
-def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
+def credit_by_hand(case: Episodes, settings: Ppo, lam: float = 0.95) -> list[list[float]]:
     """Advantages of the real tokens, by loops over tokens as the paper describes them."""
     rewards = []
     for row, length in enumerate(LENGTHS):
@@ -161,7 +161,7 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
         running = 0.0
         advantages: list[float] = []
         for t in reversed(range(5)):
-            running = rewards[row][t] + values[t + 1] - values[t] + 0.95 * running
+            running = rewards[row][t] + values[t + 1] - values[t] + lam * running
             advantages.insert(0, running)
         found.append(advantages[:length])
     if settings.whiten_advantages:
@@ -181,6 +181,8 @@ def credit_by_hand(case: Episodes, settings: Ppo) -> list[list[float]]:
         {"kl_estimator": "k2"},
         {"kl_estimator": "k3"},
         {"kl_in": "loss", "kl_estimator": "k3"},
+        {"lam_value": 1.0},
+        {"lam_value": 0.0, "whiten_rewards": True},
     ],
     ids=str,
 )
@@ -189,12 +191,23 @@ def test_advantages_are_those_of_a_loop_over_tokens(changes):
     rollout = credited(settings)
     for row, expected in enumerate(credit_by_hand(episodes(), settings)):
         close(rollout.advantages[row, : LENGTHS[row]], expected, 1e-5)
-    raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False))
+    lam = 0.95 if settings.lam_value == -1 else settings.lam_value
+    raw = credit_by_hand(episodes(), replace(settings, whiten_advantages=False), lam)
     assert rollout.values is not None
     assert rollout.returns is not None
     for row, expected in enumerate(raw):  # the critic's targets are never whitened
         returns = torch.tensor(expected) + rollout.values[row, : LENGTHS[row]]
         close(rollout.returns[row, : LENGTHS[row]], returns, 1e-5)
+
+
+def test_the_critic_can_learn_the_whole_reward_to_go_while_advantages_keep_their_lambda():
+    plain, decoupled = credited(Ppo()), credited(Ppo(lam_value=1.0))
+    assert torch.equal(plain.advantages, decoupled.advantages)
+    assert decoupled.returns is not None
+    to_go = decoupled.rewards.flip(1).cumsum(dim=1).flip(1)
+    close(decoupled.returns[decoupled.value_mask], to_go[decoupled.value_mask], 1e-5)
+    assert plain.returns is not None
+    assert not torch.allclose(plain.returns, decoupled.returns, atol=0.1)
 
 
 @pytest.mark.parametrize("over", ["batch", "process"])
@@ -303,6 +316,8 @@ def test_compat_paper_sets_the_quirks_and_nothing_else():
     assert changed == {"compat", *PAPER_QUIRKS}
     assert {name: getattr(paper, name) for name in PAPER_QUIRKS} == PAPER_QUIRKS
     assert replace(paper, lam=0.9).loss_mean == "microbatches"
+    papers_critic = "reward_model", 0, paper.lam
+    assert (paper.critic_init, paper.critic_updates, paper.critic_lam) == papers_critic
 
 
 def test_a_quirk_that_compat_sets_cannot_be_asked_for_beside_it():

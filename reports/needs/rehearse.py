@@ -71,6 +71,7 @@ def counts_of(config: Config, processes: int) -> dict[str, int]:
         **dict.fromkeys((f"{stage}.epochs" for stage in ("sft", "rm", "dpo")), 1),
         **dict.fromkeys((f"data.{name}" for name in limits.split()), 0),
         "ppo.total_episodes": UPDATES * sizes["ppo.batch_size"],
+        "ppo.critic_updates": 0,
         "sft.evaluations": 1,
         "eval.posts": 0,
     }

@@ -46,7 +46,8 @@ def shape(
 
 @torch.no_grad()
 def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
-    """Step 5 by a critic: values that count, GAE, whitening.
+    """Step 5 by a critic: values that count, GAE, whitening. The critic's returns may have a lambda
+    of their own.
 
     Raises ValueError if there is no critic.
     """
@@ -57,6 +58,8 @@ def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
         rewards = whiten(accelerator, rewards, mask, ppo, shift_mean=False)
     values = torch.where(mask, shaped.values, 0.0)
     advantages, returns = functional.gae(rewards, values, ppo.gamma, ppo.lam)
+    if ppo.critic_lam != ppo.lam:
+        _, returns = functional.gae(rewards, values, ppo.gamma, ppo.critic_lam)
     if ppo.whiten_advantages:
         advantages = whiten(accelerator, advantages, shaped.response_mask, ppo, shift_mean=True)
     changed = {"rewards": rewards, "values": values}

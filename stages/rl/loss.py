@@ -94,7 +94,8 @@ def microbatch_losses(
     kl_coef: float,
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """The policy's part of the minibatch's loss, then a critic's if it has returns to learn, each
-    with its statistics. kl_coef is this update's, reward units per nat.
+    with its statistics. kl_coef is this update's, reward units per nat. In an update in which the
+    critic alone learns, the policy is not run: it gets no gradient, so the optimizer passes it by.
 
     The two share no parameter. Whoever takes the first one's gradient before asking for the second
     holds the activations of one network at a time.
@@ -102,13 +103,14 @@ def microbatch_losses(
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id
     row = query_responses.masked_fill(~real, 0), real, part.responses.shape[1]
-    statistics = LogitStatistics(
-        temperature=settings.temperature,
-        formula=logprob_formula(settings.logprob_dtype),
-        entropy=LEARNED if settings.entropy_coef else MEASURED,
-    )
-    new_logprobs, entropies = learner.trained("policy", *row, statistics)
-    yield policy_loss((new_logprobs, entropies), part, divisors, settings, kl_coef)
+    if settings.policy_learns(learner.update):
+        statistics = LogitStatistics(
+            temperature=settings.temperature,
+            formula=logprob_formula(settings.logprob_dtype),
+            entropy=LEARNED if settings.entropy_coef else MEASURED,
+        )
+        new_logprobs, entropies = learner.trained("policy", *row, statistics)
+        yield policy_loss((new_logprobs, entropies), part, divisors, settings, kl_coef)
     if part.returns is not None and isinstance(settings, Ppo):
         yield value_loss(learner.trained("critic", *row), part, divisors, settings)
 

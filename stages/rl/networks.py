@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.learning.batches import stream
-from stages.learning.heads import head_name, in_float32, shift_scores
+from stages.learning.heads import head_name, in_float32, shift_scores, zero_head
 from stages.learning.learner import Learner
 from stages.learning.loop import make_optimizer, use_gradient_checkpointing
 from stages.learning.lora import WithoutAdapter, adapter_layers
@@ -145,10 +145,13 @@ def load_scorer(origins: Origins, dropout: float = 0.0) -> PreTrainedModel:
 
 
 def load_critic(origins: Origins, ppo: Ppo) -> PreTrainedModel:
-    """The reward model, or the SFT model's backbone with a new head (detail 22 switched off)."""
-    if ppo.critic_init == "reward_model":
-        return load_scorer(origins, ppo.dropout)
-    return new_reward_model(origins.policy, stream(origins.seed, "critic head"), ppo.dropout)
+    """The reward model; its backbone with a head of zeros; or the SFT model's with a new head."""
+    if ppo.critic_init == "sft":
+        return new_reward_model(origins.policy, stream(origins.seed, "critic head"), ppo.dropout)
+    critic = load_scorer(origins, ppo.dropout)
+    if ppo.critic_init == "zero":
+        zero_head(critic)
+    return critic
 
 
 def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list[dict[str, Any]]:
@@ -162,7 +165,10 @@ def parameter_groups(trained: PolicyAndCritic, settings: PolicyGradient) -> list
 
 
 def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[str, float]:
-    """Scale each network's gradient down to its largest allowed norm; returns the norms before."""
+    """Scale each network's gradient down to its largest allowed norm; returns the norms before.
+
+    A network that does not learn in this update has no gradient, and no norm.
+    """
     norms = {}
     for name, network in trained.named_children():
         largest = settings.max_grad_norm
@@ -170,6 +176,8 @@ def clip_gradients(trained: PolicyAndCritic, settings: PolicyGradient) -> dict[s
             largest = settings.critic_max_grad_norm
         learned = [weight for weight in network.parameters() if weight.grad is not None]
         gradients = [weight.grad for weight in learned if weight.grad is not None]
+        if not gradients:
+            continue
         norm = whole(torch.nn.utils.get_total_norm(gradients))
         if largest:
             torch.nn.utils.clip_grads_with_norm_(learned, largest, norm)

@@ -5,12 +5,14 @@ trains. These checks cost one small batch and stop the run with a diagnosis befo
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.learning.passes import score_responses
@@ -135,6 +137,19 @@ def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds) -> None:
         "the critic differs from the reward model",
         "normalize: the critic was not loaded from the normalised reward model",
     )
+
+
+def say_if_worse_than_a_constant(accelerator: Accelerator, explained: float) -> None:
+    """One line on stderr if the critic explains less of the returns than a constant would.
+
+    explained: the rollout's `val/explained_variance`. Such a critic adds noise to the advantages.
+    It stops nothing: the reward model, the paper's critic, is often one, for its scalar before EOS
+    means nothing (Huang et al. 2024, detail 13).
+    """
+    if explained < 0 and accelerator.is_main_process:
+        line = f"critic worse than a constant ({explained:.2g}): "
+        line += "ppo.critic_init=zero or critic_updates"
+        print(line, file=sys.stderr, flush=True)
 
 
 def check_padding(

@@ -73,6 +73,7 @@ def optimize(
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
     dealt into minibatches. An epoch that moved the policy by more than target_kl is the last one.
+    In the learner's first critic_updates updates the critic alone learns, without the mix `ptx`.
     kl_coef is this update's, reward units per nat. Raises NonFiniteError before a step that is not
     finite.
     """
@@ -85,7 +86,7 @@ def optimize(
             minibatch, step = rollout.rows(rows), len(history)
             history.append(take_step(learner, minibatch, settings, kl_coef, ptx, step))
         epoch = mean_statistics(history[-settings.num_minibatches :])
-        if settings.target_kl and epoch["policy/approxkl_avg"] > settings.target_kl:
+        if settings.target_kl and epoch.get("policy/approxkl_avg", 0.0) > settings.target_kl:
             break
     epochs = len(history) / settings.num_minibatches
     return mean_statistics(history) | {"policy/epochs": epochs}
@@ -107,7 +108,7 @@ def take_step(
     mixed: dict[str, float] = {}
 
     def parts(size: int) -> list[tuple[Rollout, Divisors]]:
-        if ptx is not None:
+        if ptx is not None and settings.policy_learns(learner.update):
             mixed["loss/ptx"] = pretraining_step(learner, ptx, step)
         places = split_minibatch(minibatch, settings, pad_id, size)
         divisors = count_divisors(accelerator, minibatch, settings, len(places))

@@ -14,7 +14,7 @@ CHOICES = {
     "eos_trick": ("replace", "subtract", "off"),
     "score_at": ("after_eos", "eos"),
     "whiten_over": ("batch", "process"),
-    "critic_init": ("reward_model", "sft"),
+    "critic_init": ("reward_model", "zero", "sft"),
     "kl_in": ("reward", "loss"),
     "kl_estimator": ("k1", "k2", "k3"),
     "loss_mean": ("tokens", "sequences", "microbatches"),
@@ -119,6 +119,10 @@ class PolicyGradient:
         """
         return self.total_episodes // self.batch_size
 
+    def policy_learns(self, update: int) -> bool:
+        """Whether the policy learns in an update, counted from 0."""
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ppo(PolicyGradient):
@@ -128,7 +132,12 @@ class Ppo(PolicyGradient):
     """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""
 
     critic_init: str = "reward_model"
-    """`reward_model` (Huang et al. 2024, detail 22), or `sft`: its backbone with a new head."""
+    """`reward_model` (Huang et al. 2024, detail 22); `zero`: its backbone with a head of zeros, so
+    that every value is 0 at the start; `sft`: the SFT model's backbone with a new head."""
+    critic_updates: int = 0
+    """First updates in which the critic alone learns (value pretraining in VC-PPO, arXiv
+    2503.01491); 0 in Huang et al. 2024. They count among total_episodes and for the linear decay,
+    so the policy begins at a lower rate than learning_rate."""
     critic_learning_rate: float = 0.0
     """Of the critic, with the same decay; 0: learning_rate, as in Huang et al. 2024."""
     critic_max_grad_norm: float = 0.0
@@ -147,6 +156,9 @@ class Ppo(PolicyGradient):
     """Discount per token."""
     lam: float = 0.95
     """Lambda of GAE."""
+    lam_value: float = -1.0
+    """Lambda of the returns that the critic learns (decoupled GAE in VC-PPO, arXiv 2503.01491);
+    -1: lam, as in Huang et al. 2024."""
     vf_coef: float = 0.1
     """Weight of the value loss."""
     clip_values: bool = True
@@ -162,9 +174,22 @@ class Ppo(PolicyGradient):
         self.check("ppo")
         positive(self, "ppo", "cliprange", "cliprange_value")
         at_least_0(self, "ppo", "critic_learning_rate", "critic_max_grad_norm")
-        at_least_0(self, "ppo", "vf_coef", "ptx_coef")
+        at_least_0(self, "ppo", "vf_coef", "ptx_coef", "critic_updates")
         for name in ("gamma", "lam"):
             in_range(self, "ppo", name, 0, 1)
+        own = self.lam_value == -1 or 0 <= self.lam_value <= 1
+        require(own, "ppo.lam_value", f"be -1 or lie in [0, 1], not {self.lam_value}")
+        fewer, updates = self.critic_updates < self.num_updates, self.num_updates
+        require(fewer, "ppo.critic_updates", f"be fewer than the {updates} updates of the run")
+
+    def policy_learns(self, update: int) -> bool:
+        """Whether the policy learns in an update, counted from 0, or the critic alone."""
+        return update >= self.critic_updates
+
+    @property
+    def critic_lam(self) -> float:
+        """Lambda of the returns that the critic learns."""
+        return self.lam if self.lam_value < 0 else self.lam_value
 
     @property
     def quirks(self) -> dict[str, str]:

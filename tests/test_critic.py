@@ -1,0 +1,247 @@
+"""A critic that is worse than a constant: where runs and pages say so, and what mends it."""
+
+import shutil
+
+import pytest
+import torch
+
+from reports import ablations_page, compare_page, leaderboard_page, run_page, scaling_page
+from reports.parts import collect, sentences
+from reports.parts.paired import Entry
+from reports.scaling.measures import frame_of
+from stages import base, normalize, ppo, reward, sft
+from stages.finished import stage_folder
+from stages.learning.heads import zero_head
+from stages.learning.models import load_reward_model
+from stages.rl.metrics import describe
+from stages.rl.networks import Origins, load_critic
+from stages.rl.start_checks import say_if_worse_than_a_constant
+from stages.running.files import read_json, read_lines, write_json
+from stages.settings.command_line import make_config
+from stages.settings.ppo import Ppo
+from tests.conftest import learner_of, rolled_out
+from tests.fabricated_runs import fabricate, write_rows
+from tests.resuming import Killed, kill_at, same
+
+NAMED = "--preset tiny --name small --set".split()
+SMALL = """
+    base.hidden_size=32 base.num_layers=1 memory.cpu_threads=1
+    world.train_posts=96 world.validation_posts=8
+    world.train_comparisons=64 world.validation_comparisons=32
+    ppo.total_episodes=96 ppo.batch_size=32 ppo.samples_every=1
+""".split()
+MENDED = """
+    ppo.critic_init=zero ppo.critic_updates=1 ppo.lam_value=1 ppo.ptx_coef=0.1 ppo.kl_target=3
+    ppo.target_kl=10 ppo.learning_rate=0.001
+""".split()
+SAID = "critic worse than a constant"
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """The folder of a small run that has all that PPO is made from."""
+    root = tmp_path_factory.mktemp("before")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for module in (base, sft, reward, normalize):
+            module.main([*NAMED, *SMALL])
+    return root / "runs"
+
+
+@pytest.fixture
+def run_ppo(before, tmp_path, monkeypatch):
+    """Runs PPO with some settings; returns its folder."""
+
+    def run(*overrides):
+        monkeypatch.chdir(tmp_path)
+        shutil.copytree(before, tmp_path / "runs")
+        ppo.main([*NAMED, *SMALL, *overrides])
+        return tmp_path / "runs/small/seed44413/ppo"
+
+    return run
+
+
+def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
+    folder = run_ppo(*MENDED)
+    first, second, third = read_lines(folder / "metrics.jsonl")
+    samples = read_lines(folder / "samples.jsonl")
+    values = {
+        row["step"]: [v for r in samples if r["step"] == row["step"] for v in r["values"]]
+        for row in samples
+    }
+    assert set(values[1]) == {0.0}
+    assert len(set(values[2])) > 1
+    assert 0 <= first["val/explained_variance"] < 1e-6
+    of_policy = {"loss/policy_avg", "policy/grad_norm", "val/ratio", "loss/ptx"}
+    assert not of_policy & first.keys()
+    assert of_policy <= second.keys()
+    assert first["objective/kl"] == second["objective/kl"] == 0.0
+    assert third["objective/kl"] != 0.0
+    # The policy had no say in its KL of the first update, so the coefficient waited too.
+    assert first["objective/kl_coef"] == second["objective/kl_coef"] == 0.05
+    assert third["objective/kl_coef"] != 0.05
+    assert first["lr"] == pytest.approx(1e-3)
+    assert second["lr"] == pytest.approx(1e-3 * 2 / 3)
+
+
+def test_a_run_that_died_while_the_critic_learned_alone_goes_on_to_the_same_bits(run_ppo, tmp_path):
+    often = ["ppo.critic_updates=2", "memory.save_minutes=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, 2)
+        with pytest.raises(Killed):
+            run_ppo(*often)
+    folder, resumed = tmp_path / "runs/small/seed44413/ppo", tmp_path / "resumed"
+    ppo.main([*NAMED, *SMALL, *often])
+    folder.rename(resumed)
+    ppo.main([*NAMED, *SMALL, *often])
+    same(folder, resumed, tmp_path / "differences.json")
+
+
+@pytest.mark.parametrize(("alone", "said_at"), [(0, 1), (1, 2)])
+def test_a_run_says_it_at_the_first_update_of_its_policy(
+    run_ppo, monkeypatch, capsys, alone, said_at
+):
+    numbers = ({"val/explained_variance": -5.0 - update} for update in (1, 2, 3))
+    monkeypatch.setattr("stages.ppo.describe", lambda *given: describe(*given) | next(numbers))
+    run_ppo(f"ppo.critic_updates={alone}")
+    lines = [line for line in capsys.readouterr().err.splitlines() if SAID in line]
+    advice = "ppo.critic_init=zero or critic_updates"
+    assert lines == [f"{SAID} (-{5 + said_at}): {advice}"]
+
+
+@pytest.mark.parametrize("explained", [-0.71, -5.123, -51.2, -5123.0, -0.00123])
+def test_a_line_in_the_terminal_says_how_much_worse_and_what_to_do(before_ppo, capsys, explained):
+    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
+    say_if_worse_than_a_constant(accelerator, explained)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{SAID} (-")
+    assert "ppo.critic_init=zero" in said
+    assert len(said) <= 81  # with the line's end
+    for fine in (0.0, 0.3):
+        say_if_worse_than_a_constant(accelerator, fine)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_critic_that_starts_at_0_has_the_backbone_of_the_reward_model(before):
+    folder = before / "small/seed44413"
+    origins = Origins(policy=folder / "sft/model", reward_model=folder / "normalize/model")
+    critic = load_critic(origins, Ppo(critic_init="zero"))
+    scorer = load_reward_model(origins.reward_model)
+    pairs = zip(critic.base_model.parameters(), scorer.base_model.parameters(), strict=True)
+    assert all(torch.equal(own, theirs) for own, theirs in pairs)
+    assert not critic.classifier.weight.any()
+    assert not critic.classifier.bias.any()
+    assert all(weight.requires_grad for weight in critic.parameters())
+
+
+def test_a_head_of_zeros_gives_values_of_0_and_leaves_the_backbone(before_ppo, policy_folder):
+    config = make_config("tiny", name="mine", overrides=("ppo.batch_size=2",))
+    learner = learner_of(before_ppo, config)
+    backbone = [weight.clone() for weight in before_ppo.critic.base_model.parameters()]
+    zero_head(before_ppo.critic)
+    rollout, metrics = rolled_out(config, learner, [torch.tensor([5, 6, 7]), torch.tensor([8])])
+    assert not rollout.values.any()
+    assert metrics["val/explained_variance"] >= 0
+    assert all(map(torch.equal, backbone, before_ppo.critic.base_model.parameters()))
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def run_with(explained, name="tiny", seed=1, critic_updates=0):
+    """A fabricated run whose critic explained so much in each update."""
+    overrides = (f"ppo.critic_updates={critic_updates}",) if critic_updates else ()
+    config = make_config("tiny", name=name, seed=seed, overrides=overrides)
+    fabricate(config)
+    folder = collect.load_run(config).folders["ppo"]
+    logged = zip(read_lines(folder / "metrics.jsonl"), explained, strict=False)
+    rows = [row | {"val/explained_variance": value} for row, value in logged]
+    write_rows(folder / "metrics.jsonl", rows)
+    return collect.load_run(config)
+
+
+@pytest.fixture
+def drawn(runs, monkeypatch):
+    """A folder for runs, and empty plots."""
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+
+
+def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(drawn):
+    numbers = collect.numbers_of(run_with([-5.12, -0.7, 0.0, 0.2]))
+    note = "The critic explained less than a constant in 2 of 4 updates (explained variance -5.1"
+    assert f"{note} to -0.7)." in sentences.caveats(numbers)
+    config = make_config("tiny", seed=1)
+    run_page.main(["--preset", "tiny", "--seed", "1"])
+    folder = stage_folder(config, "report")
+    text = (folder / "tiny-seed1.md").read_text()
+    assert text.index(note) < text.index("## Result")
+    assert note[:40] in (folder / "headline.txt").read_text()
+
+
+def test_updates_in_which_the_critic_learned_alone_do_not_count(drawn):
+    explained = [-5.0, -3.0, 0.1, -0.2]
+    record = run_with(explained, name="alone", critic_updates=2)
+    found = collect.explained_by_critic(record.folders["ppo"])
+    assert found == {"updates": 2, "below": 1, "low": -0.2, "high": -0.2}
+    row = {"name": "x", "explained_by_critic": found}
+    expected = "The critic explained less than a constant in 1 of 2 updates (explained variance"
+    assert sentences.critic_note([row]) == f"{expected} -0.2)."
+    path = record.folders["ppo"] / "config.json"
+    saved = read_json(path)
+    del saved["ppo"]["critic_updates"]  # as before there was this setting
+    write_json(path, saved)
+    assert collect.explained_by_critic(record.folders["ppo"]) == found | {
+        "updates": 4,
+        "below": 3,
+        "low": -5.0,
+    }
+
+
+def notes_of(entries):
+    """The notes of every page that shows several runs, by page."""
+    records = [run for entry in entries for run in entry.runs]
+    ppo_rows = [ablations_page.numbers(record) for record in records]
+    judged = leaderboard_page.JudgedRun(
+        label="facts", settings=make_config("tiny").judge, record=records[0], pairs=[]
+    )
+    return {
+        "compare": compare_page.caveats(entries),
+        "scaling": scaling_page.caveats(frame_of(records)),
+        "ablations": ablations_page.caveats(ppo_rows, []),
+        "leaderboard": leaderboard_page.notes([judged]),
+    }
+
+
+def test_pages_of_several_runs_tell_the_critics_of_each(drawn):
+    bad = [run_with([-2.0, -1.0, 0.5], seed=1), run_with([-3.0, 0.1, 0.5], seed=2)]
+    good = [run_with([0.0, 0.1, 0.5], name="good", seed=1)]
+    entries = [
+        Entry(name="tiny", policy="ppo", runs=bad),
+        Entry(name="good", policy="ppo", runs=good),
+    ]
+    said = "The critic explained less than a constant in"
+    own = f"{said} 3 of 6 updates of {{}} (explained variance -3 to -1)."
+    expected = {
+        "compare": own.format("tiny:ppo"),
+        "scaling": own.format("tiny"),
+        "ablations": own.format("tiny"),
+        "leaderboard": f"{said} 2 of 3 updates (explained variance -2 to -1).",  # of one run
+    }
+    for page, notes in notes_of(entries).items():
+        assert [note for note in notes if "critic" in note] == [expected[page]], page
+    unconcerned = [Entry(name="tiny", policy="sft", runs=bad), entries[1]]
+    assert "critic" not in " ".join(compare_page.caveats(unconcerned))
+
+
+def test_a_critic_that_is_never_worse_than_a_constant_is_not_mentioned(drawn):
+    record = run_with([0.0, 0.0, 0.4])
+    assert "critic" not in " ".join(sentences.caveats(collect.numbers_of(record)))
+    for notes in notes_of([Entry(name="tiny", policy="ppo", runs=[record])]).values():
+        assert "critic" not in " ".join(notes)
+    (record.folders["ppo"] / "metrics.jsonl").unlink()
+    assert collect.explained_by_critic(record.folders["ppo"]) is None
+    assert collect.explained_by_critic(None) is None
