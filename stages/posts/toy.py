@@ -2,7 +2,7 @@
 
 A post states six facts (who, deed, thing, when, feeling, ask) among distracting sentences that
 use the same words in other roles, so that a summary has to be copied from the right places. In the
-hard world it states eight, two of them rare names (`kinds.py`).
+hard world it states eight, two of them rare names (`kinds.py`); `graded.py` is a world of its own.
 Human-like references leave facts out and now and then get one wrong: there is room above them.
 Comparisons pair summaries of several named policies; a labeller with a temper prefers the one
 with more right facts, fewer wrong ones and no rambling, and is sometimes mistaken.
@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.posts import kinds
+from stages.posts import graded, kinds
+from stages.posts.graded import GRADED_WRITERS, GradedFacts
 from stages.posts.kinds import ENDS, HARD, KINDS, PLAIN, Kind
 from stages.running.files import file_hash
 from stages.running.progress import progress
@@ -80,24 +81,41 @@ WRITERS = {
     "best_of_n": Writer(mention=0.85, garble=0.05),
     "rambler": Writer(mention=0.7, garble=0.05, repeats=2),
 }
-COPYISTS = ("lead", "title")  # policies that copy text instead of writing
+COPYISTS = ("lead", "title")  # policies that copy text instead of writing; not in the graded world
+PREFIXES = {kind: world.prefix for kind, world in KINDS.items()} | {"graded": graded.PREFIX}
 
 
-def facts_of(post_id: str) -> Facts:
+def facts_of(post_id: str) -> Facts | GradedFacts:
     """The facts that the post with this id states. Raises ValueError for a foreign id."""
     if not post_id.startswith(PLAIN.prefix):
         raise ValueError(f"{post_id!r} is not a post of the built-in world: it has no known facts")
+    if is_graded(post_id):
+        return graded.facts_of(post_id)
+    return plain_facts(post_id)
+
+
+def is_graded(post_id: str) -> bool:
+    """Whether a post is of the graded world."""
+    return post_id.startswith(graded.PREFIX)
+
+
+def plain_facts(post_id: str) -> Facts:
+    """The facts of a post of the plain or the hard world."""
     kind = HARD if post_id.startswith(HARD.prefix) else PLAIN
     rng = random.Random(f"facts {post_id}")
     return Facts(**{slot: rng.choice(words) for slot, words in kind.words.items()})
 
 
-def score_summary(summary: str, facts: Facts) -> float:
+def score_summary(summary: str, facts: Facts | GradedFacts) -> float:
     """Right facts minus wrong ones minus a price for every word beyond a complete summary.
+
+    In the graded world a right fact that is not wanted costs too (`graded.score_summary`).
 
     Range: 6 (in the hard world 8) for a complete correct summary of at most `complete_words`, 0 for
     one that says nothing, negative where it is wrong or rambles.
     """
+    if isinstance(facts, GradedFacts):
+        return graded.score_summary(summary, facts)
     right, wrong = read_summary(summary, facts)
     extra_words = max(0, len(summary.split()) - facts.kind.complete_words)
     return len(right) - WRONG_COST * len(wrong) - LONG_COST * extra_words
@@ -134,7 +152,9 @@ def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
 
 def make_post(post_id: str) -> dict[str, str]:
     """One row in the schema of `tldr_3_filtered`."""
-    stated = facts_of(post_id)
+    if is_graded(post_id):
+        return graded.make_post(post_id)
+    stated = plain_facts(post_id)
     kind, facts = stated.kind, asdict(stated)
     rng = random.Random(f"post {post_id}")
     event, *others = (rng.choice(options).format(**facts) for options in kind.statements.values())
@@ -159,11 +179,13 @@ def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
     """The summary that the named policy gives of a post (`ref`: the reference itself)."""
     if policy == "ref":
         return row["summary"]
+    if is_graded(row["id"]):
+        return graded.write_summary(rng, graded.facts_of(row["id"]), GRADED_WRITERS[policy])
     if policy == "lead":
         return " ".join(re.split(r"(?<=[.?])\s", row["post"])[:2])
     if policy == "title":
         return row["title"] + "."
-    return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
+    return write_summary(rng, plain_facts(row["id"]), WRITERS[policy])
 
 
 def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]:
@@ -174,7 +196,8 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     gap that the labeller felt; nobody says 5.
     """
     rng = random.Random(f"comparison {key} {row['id']}")
-    pair = rng.sample([*WRITERS, *COPYISTS], k=2)
+    policies = GRADED_WRITERS if is_graded(row["id"]) else (*WRITERS, *COPYISTS)
+    pair = rng.sample(list(policies), k=2)
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
     temper = 0.15 + 0.05 * worker
@@ -199,7 +222,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
 
 def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) -> None:
     """Write the four files of a data folder; `show` passes a range on and shows progress."""
-    name = f"{KINDS[world.kind].prefix}{world.seed}"
+    name = f"{PREFIXES[world.kind]}{world.seed}"
     sizes = {
         "train": (world.train_posts, world.train_comparisons, ("train",)),
         "validation": (world.validation_posts, world.validation_comparisons, ("valid1", "valid2")),
@@ -222,7 +245,8 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def world_folder(config: Config) -> Path:
     """The built-in world as files in the real schemas, written once for each set of settings."""
     # Another generator writes another world: its source is part of the name.
-    sources = "".join(file_hash(Path(str(path))) for path in (__file__, kinds.__file__))
+    files = (__file__, kinds.__file__, graded.__file__)
+    sources = "".join(file_hash(Path(str(path))) for path in files)
     key = json.dumps(asdict(config.world), sort_keys=True) + sources
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():

@@ -1,7 +1,7 @@
 """The presets: each says only how it differs from the paper's settings. Standard library only."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stages.settings.checks import unknown
@@ -21,6 +21,7 @@ from stages.settings.config import (
     Rloo,
     Rm,
     Sft,
+    World,
 )
 from stages.settings.stages import LORA_STAGES
 
@@ -38,10 +39,11 @@ def paper(size: str, **memory: Any) -> Config:
 def rivals(**settings: Any) -> dict[str, Any]:
     """The sections of PPO and of its rivals, alike where they have the same settings.
 
-    Each keeps its own number of passes over a batch.
+    Each keeps its own number of passes over a batch, and PPO its critic's settings.
     """
-    shared = {name: value for name, value in settings.items() if name != "num_ppo_epochs"}
-    return {"ppo": Ppo(**settings), "rloo": Rloo(**shared)}
+    shared = {field.name for field in fields(Rloo)} - {"num_ppo_epochs"}
+    rloo = {name: value for name, value in settings.items() if name in shared}
+    return {"ppo": Ppo(**settings), "rloo": Rloo(**rloo)}
 
 
 # A rule of thumb for adapters, untested by us: ten times the rate of all weights.
@@ -90,6 +92,34 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         memory=Memory(
             microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2
         ),
+    )
+
+
+def graded() -> Config:
+    """The size of `tiny` on the graded world: PPO learns what is wanted, over some 40 updates."""
+    return replace(
+        tiny("graded", hidden_size=128, num_layers=4),
+        world=World(kind="graded", train_comparisons=6000),
+        data=Data(
+            source=TOY,
+            max_query_tokens=96,
+            max_summary_tokens=23,
+            max_query_summary_tokens=119,
+            max_comparison_tokens=36,
+            max_query_comparison_tokens=132,
+        ),
+        sft=Sft(learning_rate=3e-3, batch_size=16, epochs=2, loss_on_query=False),
+        rm=Rm(learning_rate=1.5e-3, batch_size=8),
+        # The critic learns alone, and faster, until it explains what it can of the returns.
+        **rivals(
+            learning_rate=2e-4,
+            critic_learning_rate=1e-3,
+            critic_updates=6,
+            total_episodes=2944,
+            batch_size=64,
+            samples_every=5,
+        ),
+        eval=Eval(dpo_summary_tokens=23),
     )
 
 
@@ -179,6 +209,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=160, num_layers=5),
     "tiny-xl": lambda: tiny("tiny-xl", hidden_size=192, num_layers=6),
+    "graded": graded,
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,

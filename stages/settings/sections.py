@@ -53,7 +53,8 @@ class World:
 
     kind: str = PLAIN_WORLD
     """`plain`: six facts a post, in words that all posts share; `hard`: eight facts, rare names of
-    people and places, more distracting sentences, which are closer to those that count."""
+    people and places, more distracting sentences, which are closer to those that count; `graded`:
+    eight facts that may be told, of which each subreddit wants four."""
     seed: int = 1
     """Another seed is another world."""
     train_posts: int = 8000
@@ -66,7 +67,7 @@ class World:
     """Held-out pairs of summaries."""
 
     def __post_init__(self) -> None:
-        one_of(self, "world", "kind", (PLAIN_WORLD, "hard"))
+        one_of(self, "world", "kind", (PLAIN_WORLD, "hard", "graded"))
         counts = [field.name for field in fields(self) if field.name not in ("kind", "seed")]
         positive(self, "world", *counts)
 

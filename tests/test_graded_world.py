@@ -1,0 +1,279 @@
+"""The graded world: what is wanted depends on the subreddit, and length gives nothing away."""
+
+import random
+import re
+from itertools import pairwise
+from statistics import mean
+
+import pytest
+
+from stages.posts.graded import (
+    CLAUSES,
+    COMPLETE_WORDS,
+    EVENT,
+    GRADED_WRITERS,
+    HABITS,
+    LONG_COST,
+    OPTIONAL,
+    STATEMENTS,
+    UNWANTED_COST,
+    WANTED,
+    WORDS,
+    WRONG_COST,
+    GradedFacts,
+    GradedWriter,
+    read_summary,
+    write_summary,
+)
+from stages.posts.readers import check_comparison, check_post
+from stages.posts.toy import (
+    facts_of,
+    make_comparison,
+    make_post,
+    score_summary,
+    write_as,
+    write_world,
+)
+from stages.running.files import file_hash
+from stages.settings.config import World
+
+POSTS = [make_post(f"toygraded1-train-{n}") for n in range(400)]
+PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
+TOLD = {
+    **{"who": "boss", "deed": "sold", "thing": "bike", "when": "easter", "place": "camp"},
+    **{"reason": "money", "cost": "ten", "age": "twelve", "witness": "anna"},
+    **{"feeling": "sad", "ask": "wait"},
+}  # of a post that nobody wrote
+FACTS = GradedFacts(subreddit="tifu", told=TOLD)
+EVENT_TOLD = "My boss sold my bike"
+COMPLETE = f"{EVENT_TOLD}, on easter, at camp, feel sad, paid ten."
+ALL_WRONG = "My uncle lost my ring, on monday, at work, feel angry, paid forty."
+
+
+def texts_of(policy: str) -> list[tuple[str, GradedFacts]]:
+    """What a policy says of every post, beside its facts."""
+    return [
+        (write_as(policy, random.Random(n), row), facts_of(row["id"]))
+        for n, row in enumerate(POSTS)
+    ]
+
+
+def gaps_and_verdicts() -> list[tuple[float, bool]]:
+    """For each pair: score of the second summary minus the first, and whether it was chosen."""
+    found = []
+    for pair in PAIRS:
+        facts = facts_of(pair["info"]["id"])
+        first, second = (score_summary(one["text"], facts) for one in pair["summaries"])
+        found.append((second - first, pair["choice"] == 1))
+    return found
+
+
+VERDICTS = gaps_and_verdicts()
+TEXTS = {policy: texts_of(policy) for policy in GRADED_WRITERS}
+
+
+# -- facts and posts -------------------------------------------------------------------------------
+
+
+def test_a_post_states_every_fact_once_in_its_role():
+    deeds = "|".join(WORDS["deed"])
+    for row in POSTS:
+        told, text = facts_of(row["id"]).told, row["post"]
+        events = re.findall(rf"\b[Mm]y (\w+) ({deeds}) my (\w+)\.", text)
+        assert events == [tuple(told[slot] for slot in EVENT)]
+        for slot, statement in STATEMENTS.items():
+            pattern = re.escape(statement).replace(re.escape(f"{{{slot}}}"), r"(\w+)")
+            assert re.findall(rf"(?:^|\s){pattern}", text) == [told[slot]], slot
+
+
+def test_a_post_holds_the_same_words_in_other_roles():
+    words = {word for choices in WORDS.values() for word in choices}
+    counts, copied = [], []
+    for row in POSTS:
+        counts.append(sum(word in words for word in re.findall(r"\w+", row["post"])))
+        elsewhere = re.findall(r"(?:never|are \w+ and) (\w+)", row["post"])
+        copied += [word == facts_of(row["id"]).told["feeling"] for word in elsewhere]
+    assert min(counts) > len(WORDS), "some post has no distractor"
+    assert len(copied) > 100
+    assert mean(copied) < 0.3, "whoever copies a distractor has to be wrong"
+
+
+def test_each_subreddit_wants_half_and_is_used_to_half_of_that():
+    for subreddit, wanted in WANTED.items():
+        assert len(set(wanted)) == len(set(HABITS[subreddit])) == len(OPTIONAL) // 2
+        assert len({*wanted} & {*HABITS[subreddit]}) == 2
+    for choice in (WANTED, HABITS):  # no fact is better everywhere
+        told = [slot for slots in choice.values() for slot in slots]
+        assert {told.count(slot) for slot in OPTIONAL} == {len(WANTED) // 2}
+
+
+def test_no_word_has_two_roles():
+    words = [word for choices in WORDS.values() for word in choices]
+    assert len(words) == len(set(words))
+    assert {*OPTIONAL} == {slot for habit in HABITS.values() for slot in habit} == {*STATEMENTS}
+
+
+def test_facts_vary_and_belong_to_the_id():
+    assert facts_of("toygraded1-train-3") == facts_of("toygraded1-train-3")
+    found = [facts_of(row["id"]) for row in POSTS]
+    assert len({tuple(facts.told.values()) for facts in found}) > 390
+    for slot, words in WORDS.items():
+        assert {facts.told[slot] for facts in found} == set(words)
+    assert {facts.subreddit for facts in found} == set(HABITS)
+    assert [facts.subreddit for facts in found] == [row["subreddit"] for row in POSTS]
+
+
+# -- what a summary is worth -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("summary", "score"),
+    [
+        (COMPLETE, 7),
+        (COMPLETE.lower(), 7),
+        (" " + COMPLETE, 7),
+        (f"{EVENT_TOLD}, paid ten, feel sad, at camp, on easter.", 7),
+        ("", 0),
+        ("Something happened.", 0),
+        (EVENT_TOLD, 3),
+        (f"{EVENT_TOLD}, on easter", 4),
+        ("at camp, paid ten", 2),
+        (COMPLETE + " " + EVENT_TOLD.lower(), 7 - 5 * LONG_COST),  # told twice gains once
+        # Right, and not wanted there: at the same length and at a greater one.
+        (f"{EVENT_TOLD}, told anna", 3 - UNWANTED_COST),
+        (f"{EVENT_TOLD}, on easter, at camp, aged twelve, should wait.", 5 - 2 * UNWANTED_COST),
+        (COMPLETE + " told anna", 7 - UNWANTED_COST - 2 * LONG_COST),
+        # Wrong, whether it would be wanted or not.
+        ("My boss sold my ring", 2 - WRONG_COST),
+        (f"{EVENT_TOLD}, on monday", 3 - WRONG_COST),
+        (f"{EVENT_TOLD}, told tom", 3 - WRONG_COST),
+        ("on easter, on monday", 1 - WRONG_COST),
+        (ALL_WRONG, -7 * WRONG_COST),
+        # The right words in no role, or in another's, say nothing.
+        ("boss sold bike easter camp sad ten", 0),
+        ("The boss has a bike. We were in camp for money.", 0),
+        # Words beyond a complete summary.
+        (COMPLETE + " It is so sad.", 7 - 4 * LONG_COST),
+    ],
+)
+def test_a_summary_is_worth_what_it_tells_less_what_is_unwanted_wrong_or_too_long(summary, score):
+    assert score_summary(summary, FACTS) == score
+
+
+def test_a_complete_summary_has_as_many_words_as_are_free():
+    assert len(COMPLETE.split()) == COMPLETE_WORDS
+    assert min(UNWANTED_COST, WRONG_COST, LONG_COST) > 0
+
+
+def test_right_and_wrong_facts_are_told_apart():
+    right, wrong = read_summary("My boss lost my bike, on sunday, at work, feel sad.", FACTS)
+    assert right == {"who", "thing", "feeling"}
+    assert wrong == {("deed", "lost"), ("place", "work")}  # no fact of this world is a Sunday
+
+
+def test_every_clause_is_read_as_it_is_written():
+    writer = GradedWriter(counts={len(OPTIONAL): 1.0}, garble=0.0)
+    for row in POSTS[:50]:
+        facts = facts_of(row["id"])
+        text = write_summary(random.Random(0), facts, writer)
+        assert read_summary(text, facts) == (set(WORDS), set())
+
+
+# -- those who write -------------------------------------------------------------------------------
+
+
+def test_references_are_good_but_leave_room_above_them():
+    scores = [score_summary(*one) for one in TEXTS["ref"]]
+    best = len(EVENT) + len(FACTS.wanted)
+    event = mean(score_summary(CLAUSES["event"].format(**f.told), f) for _, f in TEXTS["ref"])
+    assert event == 3
+    assert event < mean(scores) < best - 1.5
+    assert max(scores) <= best
+    wrong = [bool(read_summary(*one)[1]) for one in TEXTS["ref"]]
+    assert 0.1 < mean(wrong) < 0.5
+    too_long = [len(text.split()) > COMPLETE_WORDS for text, _ in TEXTS["ref"]]
+    assert 0.1 < mean(too_long) < 0.5
+
+
+def test_references_tell_what_their_subreddit_is_used_to_tell():
+    habit: list[bool] = []
+    other: list[bool] = []
+    for text, facts in TEXTS["ref"]:
+        right, wrong = read_summary(text, facts)
+        told = right | {slot for slot, _ in wrong}
+        for slot in OPTIONAL:
+            (habit if slot in HABITS[facts.subreddit] else other).append(slot in told)
+    assert mean(habit) > mean(other) + 0.15
+
+
+def test_policies_differ_in_quality_as_their_names_say():
+    worth = {policy: mean(score_summary(*one) for one in texts) for policy, texts in TEXTS.items()}
+    for better, worse in pairwise(("best_of_n", "sup_large", "ref", "off_topic")):
+        assert worth[better] > worth[worse] + 0.3, (better, worse)
+    assert worth["ref"] > worth["sup_small"]
+    assert [text for text, _ in TEXTS["ref"]] == [row["summary"] for row in POSTS]
+
+
+def test_policies_differ_in_what_they_tell_that_nobody_wants():
+    def told_unwanted(text: str, facts: GradedFacts) -> int:
+        return len(read_summary(text, facts)[0] & (set(OPTIONAL) - facts.wanted))
+
+    unwanted = {policy: mean(told_unwanted(*one) for one in TEXTS[policy]) for policy in TEXTS}
+    for more, less in pairwise(("off_topic", "sup_small", "sup_large", "best_of_n")):
+        assert unwanted[more] > unwanted[less] + 0.3, (more, less)
+
+
+def test_length_is_no_cue():
+    """Policies but the references tell equally many facts, and the longer text wins by chance."""
+    lengths = [mean(len(text.split()) for text, _ in TEXTS[name]) for name in GRADED_WRITERS]
+    others = [length for name, length in zip(GRADED_WRITERS, lengths, strict=True) if name != "ref"]
+    assert max(others) - min(others) < 0.3
+    assert max(lengths) - min(lengths) < 2
+    longer_won = []
+    for pair in PAIRS:
+        first, second = (len(one["text"].split()) for one in pair["summaries"])
+        if first != second:
+            longer_won.append((second > first) == (pair["choice"] == 1))
+    assert len(longer_won) > 600
+    assert 0.4 < mean(longer_won) < 0.6
+
+
+# -- the world on disk -----------------------------------------------------------------------------
+
+
+def test_a_labeller_is_right_more_often_where_the_gap_is_larger():
+    shares = []
+    for low, high in ((0.01, 0.6), (0.6, 1.5), (1.5, 2.5), (2.5, 99)):
+        inside = [(gap > 0) == chosen for gap, chosen in VERDICTS if low < abs(gap) <= high]
+        assert len(inside) > 80
+        shares.append(mean(inside))
+    assert shares == sorted(shares)
+    assert shares[0] > 0.5
+    assert shares[-1] > 0.98
+
+
+def test_rows_have_the_schemas_of_the_real_data():
+    for row in POSTS:
+        check_post("post", row)
+        assert "\n" in row["post"]
+    for pair in PAIRS:
+        check_comparison("pair", pair)
+    policies = {one["policy"] for pair in PAIRS for one in pair["summaries"]}
+    assert policies == set(GRADED_WRITERS)
+
+
+def test_the_graded_world_keeps_its_bytes(tmp_path):
+    world = World(
+        kind="graded",
+        train_posts=200,
+        validation_posts=40,
+        train_comparisons=300,
+        validation_comparisons=60,
+    )
+    write_world(tmp_path, world, lambda items, *_: iter(items))
+    assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
+        "comparisons_train": "a663bd814338e340",
+        "comparisons_validation": "76c729f3db0b5f43",
+        "sft_train": "7940cdaf9ba45ff2",
+        "sft_validation": "b01eabf7f2dcdd52",
+    }
