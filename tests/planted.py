@@ -1,0 +1,216 @@
+"""Known errors of RLHF code, planted to see which number betrays them. The product has no switch.
+
+    python -m tests.planted swapped-pairs -m stages.driving.start stages.reward --preset graded
+
+starts a stage with one function replaced by a wrong one, and is what LAUNCH takes:
+
+    make rm ppo eval NAME=planted-swapped-pairs UPSTREAM=graded PRESET=graded \
+        LAUNCH="python -m tests.planted swapped-pairs"
+
+Each error was seen in somebody's code. PLANTED is the list, with the first stage that each changes.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages import functional, ppo, reward, sft
+from stages.learning import passes
+from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
+from stages.rl import credit, rollout
+from stages.rl.episodes import Measured, Rollout
+
+
+def wrap(module: Any, name: str, wrong: Callable[..., Any]) -> None:
+    """Replace a module's function by `wrong`, which gets the right one first."""
+    right = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
+
+
+# -- SFT and the reward model ----------------------------------------------------------------------
+
+
+def without_eos(right: Callable[..., TokenizedSplit], folder: Any, name: str) -> TokenizedSplit:
+    """[PAD] is EOS, and SFT's loss leaves padding out: nothing teaches the model to stop."""
+    split = right(folder, name)
+    if name != "sft_train":
+        return split
+    shorter = make_ragged([summary[:-1].tolist() for summary in _rows(split.columns["summaries"])])
+    return replace(split, columns=split.columns | {"summaries": shorter})
+
+
+def _rows(column: Ragged) -> list[Tensor]:
+    return [column[row] for row in range(len(column))]
+
+
+def swapped(right: Callable[..., Any], *args: Any) -> Any:
+    """What was rejected counts as chosen, in training and in the accuracy that is reported."""
+    queries, (chosen, rejected) = right(*args)
+    return queries, [rejected, chosen]
+
+
+# -- where the score is read, and what it becomes --------------------------------------------------
+
+
+def at_last_column(
+    right: Callable[..., Tensor], model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
+) -> Tensor:
+    """The score is read at the last column, which is padding in all rows but the longest."""
+    tokens = torch.cat([queries, responses], dim=1)
+    return passes.token_scalars(model, tokens, tokens != pad_id)[:, -1]
+
+
+def at_every_token(
+    right: Callable[..., Tensor], kl: Tensor, scores: Tensor, mask: Tensor, *rest: Any
+) -> Tensor:
+    """The score stands at every token, so that a longer response earns it more often."""
+    return right(kl, scores, mask, *rest) + torch.where(mask, scores.unsqueeze(1), 0.0)
+
+
+def for_ended(
+    right: Callable[..., Tensor], scores: Tensor, responses: Tensor, eos_id: int, penalty: float
+) -> Tensor:
+    """-1 for the responses that do end."""
+    ended = (responses == eos_id).any(dim=-1)
+    return torch.where(ended, torch.full_like(scores, penalty), scores)
+
+
+# -- KL and log-probabilities ----------------------------------------------------------------------
+
+
+def kl_rewarded(right: Callable[..., Tensor], kl: Tensor, *rest: Any) -> Tensor:
+    """The KL penalty has the wrong sign: distance from the SFT model is rewarded."""
+    return right(-kl, *rest)
+
+
+def kl_left_out(right: Callable[..., Tensor], kl: Tensor, *rest: Any) -> Tensor:
+    """No KL penalty at all."""
+    return right(torch.zeros_like(kl), *rest)
+
+
+def at_another_temperature(
+    right: Callable[..., Measured], learner: Any, sampled: Any, settings: Any
+) -> Measured:
+    """Old log-probabilities at temperature 1, new ones at the temperature of sampling."""
+    hot = right(learner, sampled, replace(settings, temperature=1.0))
+    return replace(right(learner, sampled, settings), logprobs=hot.logprobs)
+
+
+def reference_that_follows(right: Callable[..., Measured], *args: Any) -> Measured:
+    """The reference policy is the policy: the KL is always 0."""
+    measured = right(*args)
+    return replace(measured, ref_logprobs=measured.logprobs)
+
+
+# -- masks, advantages and returns -----------------------------------------------------------------
+
+
+def one_short(right: Callable[..., tuple[Tensor, Tensor]], *args: Any) -> tuple[Tensor, Tensor]:
+    """The mask of the response ends one token early: EOS is never learned."""
+    response_mask, value_mask = right(*args)
+    return response_mask & response_mask.roll(-1, dims=1), value_mask
+
+
+def padding_too(
+    right: Callable[..., Tensor], accelerator: Any, x: Tensor, mask: Tensor, *rest: Any, **more: Any
+) -> Tensor:
+    """Whitening's mean and deviation are over padding too."""
+    return right(accelerator, x, torch.ones_like(mask), *rest, **more)
+
+
+def of_the_batch_before() -> Callable[..., Rollout]:
+    """Advantages and returns are those of the batch before."""
+    kept: list[Rollout] = []
+
+    def wrong(right: Callable[..., Rollout], *args: Any) -> Rollout:
+        now = right(*args)
+        before, kept[:] = (kept or [now])[0], [now]
+        return replace(now, advantages=before.advantages, returns=before.returns)
+
+    return wrong
+
+
+def from_whitened(right: Callable[..., Rollout], *args: Any) -> Rollout:
+    """The critic's targets are whitened advantages plus values."""
+    now = right(*args)
+    assert now.values is not None
+    return replace(now, returns=now.advantages + now.values)
+
+
+def across_eos(
+    right: Callable[..., Rollout], accelerator: Any, shaped: Any, settings: Any
+) -> Rollout:
+    """GAE goes on over the padding after EOS, with the critic's values of padding."""
+    wide = replace(shaped, value_mask=torch.ones_like(shaped.value_mask))
+    return replace(right(accelerator, wide, settings), value_mask=shaped.value_mask)
+
+
+# -- networks and optimizer ------------------------------------------------------------------------
+
+
+def policy_with_dropout(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Dropout of 0.1 in the policy while it learns, none while it is measured."""
+    networks = right(*args, **kwargs)
+    for layer in networks.policy.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.1
+    return networks
+
+
+def new_moments(right: Callable[..., Any], learner: Any, *args: Any, **kwargs: Any) -> Any:
+    """The optimizer forgets its moments before every update."""
+    learner.optimizer.state.clear()
+    return right(learner, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One error: the first stage that it changes, and how it gets there."""
+
+    stage: str
+    module: Any
+    name: str
+    wrong: Callable[..., Any]
+
+    def plant(self) -> None:
+        """Put it there, in this process."""
+        wrap(self.module, self.name, self.wrong)
+
+
+PLANTED = {
+    "swapped-pairs": Planted("rm", reward, "pair_tokens", swapped),
+    "sft-without-eos": Planted("sft", sft, "load_split", without_eos),
+    "score-at-padding": Planted("ppo", rollout, "score_responses", at_last_column),
+    "score-at-every-token": Planted("ppo", functional, "shape_rewards", at_every_token),
+    "penalty-for-ended": Planted("ppo", functional, "penalize_missing_eos", for_ended),
+    "kl-rewarded": Planted("ppo", functional, "shape_rewards", kl_rewarded),
+    "kl-left-out": Planted("ppo", functional, "shape_rewards", kl_left_out),
+    "other-temperature": Planted("ppo", ppo, "measure", at_another_temperature),
+    "reference-follows": Planted("ppo", ppo, "measure", reference_that_follows),
+    "mask-one-short": Planted("ppo", functional, "response_masks", one_short),
+    "padding-whitened": Planted("ppo", credit, "whiten", padding_too),
+    "stale-advantages": Planted("ppo", ppo, "credit", of_the_batch_before()),
+    "whitened-targets": Planted("ppo", ppo, "credit", from_whitened),
+    "gae-across-eos": Planted("ppo", ppo, "credit", across_eos),
+    "dropout-in-policy": Planted("ppo", ppo, "load_networks", policy_with_dropout),
+    "optimizer-reset": Planted("ppo", ppo, "optimize", new_moments),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Plant an error and run a module: ERROR -m MODULE ARGUMENTS."""
+    name, dash_m, module, *rest = sys.argv[1:] if argv is None else argv
+    if dash_m != "-m" or name not in PLANTED:
+        raise SystemExit(f"ERROR -m MODULE ARGUMENTS, where ERROR is one of {', '.join(PLANTED)}")
+    PLANTED[name].plant()
+    sys.argv = [module, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
