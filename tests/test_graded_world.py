@@ -22,18 +22,13 @@ from stages.posts.graded import (
     WRONG_COST,
     GradedFacts,
     GradedWriter,
+    facts_of,
     read_summary,
+    score_summary,
     write_summary,
 )
 from stages.posts.readers import check_comparison, check_post
-from stages.posts.toy import (
-    facts_of,
-    make_comparison,
-    make_post,
-    score_summary,
-    write_as,
-    write_world,
-)
+from stages.posts.toy import make_comparison, make_post, worth, write_as, write_world
 from stages.running.files import file_hash
 from stages.settings.config import World
 
@@ -177,6 +172,15 @@ def test_every_clause_is_read_as_it_is_written():
         facts = facts_of(row["id"])
         text = write_summary(random.Random(0), facts, writer)
         assert read_summary(text, facts) == (set(WORDS), set())
+
+
+def test_the_judge_asks_the_world_of_the_post():
+    for row in POSTS[:20]:
+        assert worth(row["summary"], row["id"]) == score_summary(
+            row["summary"], facts_of(row["id"])
+        )
+    with pytest.raises(ValueError, match="built-in world"):
+        worth("", "t3_2d41dc")
 
 
 # -- those who write -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
-from stages.posts.toy import facts_of, score_summary
+from stages.posts.toy import worth
 from stages.settings.checks import UserError
 
 
@@ -20,11 +20,11 @@ class FactsJudge(Judge):
 
     def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
+        texts = (comparison.first, comparison.second)
         try:
-            facts = facts_of(comparison.post_id)
+            scores = [worth(text, comparison.post_id) for text in texts]
         except ValueError as error:
             raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
-        scores = [score_summary(text, facts) for text in (comparison.first, comparison.second)]
         text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
         return Reply(choice=higher(*scores), text=text)
 

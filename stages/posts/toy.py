@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.posts import graded, kinds
-from stages.posts.graded import GRADED_WRITERS, GradedFacts
+from stages.posts.graded import GRADED_WRITERS
 from stages.posts.kinds import ENDS, HARD, KINDS, PLAIN, Kind
 from stages.running.files import file_hash
 from stages.running.progress import progress
@@ -85,13 +85,13 @@ COPYISTS = ("lead", "title")  # policies that copy text instead of writing; not 
 PREFIXES = {kind: world.prefix for kind, world in KINDS.items()} | {"graded": graded.PREFIX}
 
 
-def facts_of(post_id: str) -> Facts | GradedFacts:
-    """The facts that the post with this id states. Raises ValueError for a foreign id."""
-    if not post_id.startswith(PLAIN.prefix):
+def facts_of(post_id: str) -> Facts:
+    """The facts of a post of the plain or the hard world. Raises ValueError for a foreign id."""
+    if not post_id.startswith(PLAIN.prefix) or is_graded(post_id):
         raise ValueError(f"{post_id!r} is not a post of the built-in world: it has no known facts")
-    if is_graded(post_id):
-        return graded.facts_of(post_id)
-    return plain_facts(post_id)
+    kind = HARD if post_id.startswith(HARD.prefix) else PLAIN
+    rng = random.Random(f"facts {post_id}")
+    return Facts(**{slot: rng.choice(words) for slot, words in kind.words.items()})
 
 
 def is_graded(post_id: str) -> bool:
@@ -99,23 +99,22 @@ def is_graded(post_id: str) -> bool:
     return post_id.startswith(graded.PREFIX)
 
 
-def plain_facts(post_id: str) -> Facts:
-    """The facts of a post of the plain or the hard world."""
-    kind = HARD if post_id.startswith(HARD.prefix) else PLAIN
-    rng = random.Random(f"facts {post_id}")
-    return Facts(**{slot: rng.choice(words) for slot, words in kind.words.items()})
+def worth(summary: str, post_id: str) -> float:
+    """What a labeller thinks of a summary of a post of any kind of world.
+
+    Raises ValueError for a foreign id.
+    """
+    if is_graded(post_id):
+        return graded.score_summary(summary, graded.facts_of(post_id))
+    return score_summary(summary, facts_of(post_id))
 
 
-def score_summary(summary: str, facts: Facts | GradedFacts) -> float:
+def score_summary(summary: str, facts: Facts) -> float:
     """Right facts minus wrong ones minus a price for every word beyond a complete summary.
-
-    In the graded world a right fact that is not wanted costs too (`graded.score_summary`).
 
     Range: 6 (in the hard world 8) for a complete correct summary of at most `complete_words`, 0 for
     one that says nothing, negative where it is wrong or rambles.
     """
-    if isinstance(facts, GradedFacts):
-        return graded.score_summary(summary, facts)
     right, wrong = read_summary(summary, facts)
     extra_words = max(0, len(summary.split()) - facts.kind.complete_words)
     return len(right) - WRONG_COST * len(wrong) - LONG_COST * extra_words
@@ -154,7 +153,7 @@ def make_post(post_id: str) -> dict[str, str]:
     """One row in the schema of `tldr_3_filtered`."""
     if is_graded(post_id):
         return graded.make_post(post_id)
-    stated = plain_facts(post_id)
+    stated = facts_of(post_id)
     kind, facts = stated.kind, asdict(stated)
     rng = random.Random(f"post {post_id}")
     event, *others = (rng.choice(options).format(**facts) for options in kind.statements.values())
@@ -185,7 +184,7 @@ def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
         return " ".join(re.split(r"(?<=[.?])\s", row["post"])[:2])
     if policy == "title":
         return row["title"] + "."
-    return write_summary(rng, plain_facts(row["id"]), WRITERS[policy])
+    return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
 
 
 def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]:
@@ -201,7 +200,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
     temper = 0.15 + 0.05 * worker
-    scores = [score_summary(text, facts_of(row["id"])) for text in texts]
+    scores = [worth(text, row["id"]) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
     felt_gap = scores[1] - scores[0] + noise
     strength = 1 + min(3, int(abs(felt_gap)))
