@@ -19,6 +19,7 @@ from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.browser import Browser, find_chromium
+from tests.told import told
 
 PLANTED = (
     "<script>window.planted = 1</script></script><script>window.planted = 2</script>"
@@ -247,9 +248,10 @@ def finish_summaries(config, posts=30):
     with open_stage(config, "summaries") as run:
         for number in range(posts):
             row = make_post(f"toy1-validation-{number}")
-            scores = {"score": 0.0, "reference_score": 0.0, "reference": row["summary"]}
+            right = told(row["id"], "event", "first")  # a reference may be worth less than nothing
+            scores = {"score": 0.0, "reference_score": 0.0, "reference": right}
             line = {"id": row["id"], "query": format_post(row), **scores}
-            text = row["summary"] if number == 0 else row["title"]
+            text = right if number == 0 else row["title"]
             run.append("ppo.jsonl", {**line, "summary": text})
         run.finish({})
 
@@ -269,7 +271,7 @@ def test_what_people_said_of_a_run_calibrates_a_judge_and_gives_a_win_rate(runs,
     config = make_config("tiny", name="annotated", overrides=overrides)
     found = calibrate(config)
     assert found["pairs"] == 29
-    assert found["agreement"]["estimate"] > 0.95
+    assert found["agreement"]["estimate"] == 1.0
     assert pairs_of_folder(str(folder), 9, seed=1) == pairs_of_folder(str(folder), 9, seed=1)
     located = [("x", row) for row in read_lines(folder / "comparisons_validation.jsonl")]
     assert {one["with_reference"] for one in sample_pairs(located, 9, seed=1)} == {True}

@@ -34,6 +34,7 @@ CPU_SCRATCH = 12 * MIB
 CASE = speed.Case(preset="tiny-s", batch=4, microbatch=2)
 ORDER = speed.BenchRequest(cases=(CASE,), runs=2, overrides=("memory.cpu_threads=1",))
 REQUEST = ORDER.request(CASE)
+RESPONSE = config_of(REQUEST).data.max_summary_tokens
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_whole_update_is_measured_with_its_steps_peak_and_tokens(update, prepa
     queries = json.loads((prepared / "queries.json").read_text("utf-8"))
     lengths = [len(one) for one in queries]
     assert update["queries"] == {"rows": 4, "mean": sum(lengths) / 4, "longest": max(lengths)}
-    assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * 28
+    assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
     steps = [update[step] for step in bench.STEPS]
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= update["seconds"]
@@ -77,7 +78,7 @@ def test_the_least_memory_is_weights_gradients_moments_and_one_networks_activati
     shape = shape_of(config_of(REQUEST).base)
     learned = policy_parameters(shape) + scorer_parameters(shape)
     fixed = 2 * learned * 4 + learned * 4 + learned * 8  # four networks, gradients, Adam's moments
-    tokens = 2 * (update["queries"]["longest"] + 28)
+    tokens = 2 * (update["queries"]["longest"] + RESPONSE)
     assert fixed < update["floor"] < fixed + 2 * tokens * shape.layers * 4 * 20 * shape.hidden
 
 
@@ -85,7 +86,7 @@ def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
     config = config_of(REQUEST)
     shape = shape_of(config.base)
     setting = Setting(config=config, shape=shape, lengths=lengths_of(config), on_gpu=False)
-    hidden, layers, vocabulary, sampled = 64, 2, shape.vocabulary, 28
+    hidden, layers, vocabulary, sampled = 64, 2, shape.vocabulary, RESPONSE
 
     def passed(tokens, attended, logits):
         matrices = 2 * layers * 12 * hidden**2 * tokens  # 3 + 1 + 4 + 4 squares of the width
@@ -108,7 +109,7 @@ def test_a_peer_gets_the_same_tokens_and_settings(prepared):
     assert task["queries"] == json.loads((prepared / "queries.json").read_text("utf-8"))
     assert task["eos_id"] == 0
     assert task["pad_id"] == shape_of(config.base).vocabulary
-    assert (task["response_length"], task["num_ppo_epochs"], task["bf16"]) == (28, 4, False)
+    assert (task["response_length"], task["num_ppo_epochs"], task["bf16"]) == (RESPONSE, 4, False)
     assert (task["microbatch_size"], task["forward_batch_size"], task["threads"]) == (2, 4, 1)
 
 
@@ -226,7 +227,7 @@ def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch):
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= found["seconds"]
     queries = json.loads((prepared / "queries.json").read_text("utf-8"))
-    assert found["tokens"] == sum(map(len, queries)) + 4 * 28
+    assert found["tokens"] == sum(map(len, queries)) + 4 * RESPONSE
     assert found["versions"]["trl"] == "1.9.2"
     assert found["threads"] == 1
 

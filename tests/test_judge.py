@@ -11,25 +11,19 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder
-from stages.posts.kinds import PLAIN
 from stages.posts.toy import facts_of, make_post
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.chat_server import GOOD, chat, llm_config, serving
+from tests.told import NTH, told
 
 POST = "toy1-validation-7"
+COMPLETE = told(POST, "event", *NTH)
 
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
-
-
-def told(**wrong: str) -> str:
-    """A complete summary of POST, with the given facts told wrongly."""
-    words = {**vars(facts_of(POST)), **wrong}
-    event = PLAIN.clauses["event"] + PLAIN.clauses["when"]
-    return ". ".join([event, PLAIN.clauses["feeling"], PLAIN.clauses["ask"] + "?"]).format(**words)
 
 
 def row(post_id: str, summary: str, reference: str) -> dict[str, Any]:
@@ -85,15 +79,13 @@ def test_identical_texts_tie_without_a_question():
 def test_the_facts_judge_prefers_more_right_facts_fewer_wrong_ones_and_no_rambling():
     judge, facts = FactsJudge(), facts_of(POST)
     liar = "uncle" if facts.who != "uncle" else "aunt"
-    event = PLAIN.clauses["event"].format(**vars(facts))
-    better_to_worse = [told(), told(who=liar), event, "Nothing happened.", "word " * 30]
+    event, lie = told(POST, "event"), told(POST, "event", *NTH, who=liar)
+    better_to_worse = [COMPLETE, lie, event, "Nothing happened.", "word " * 30]
     for better, worse in pairwise(better_to_worse):
         assert judge.reply(Comparison(POST, "", better, worse)).choice == "A"
         assert judge.reply(Comparison(POST, "", worse, better)).choice == "B"
     assert judge.reply(Comparison(POST, "", event, event + " Well.")).choice == "tie"
-    reply = judge.reply(
-        Comparison(POST, "", told(), told(who=liar))
-    )  # six right; five right, one wrong
+    reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # six right; five right, one wrong
     assert reply.text == "[facts judge, not an LLM] A 6.0, B 4.0"
 
 
@@ -127,10 +119,10 @@ def test_the_reward_model_judge_follows_the_recorded_scores():
 
 
 def test_judges_that_are_no_llm_say_so_in_every_row():
-    one = {**row(POST, told(), "Nothing."), "score": 1.0, "reference_score": 0.0}
+    one = {**row(POST, COMPLETE, "Nothing."), "score": 1.0, "reference_score": 0.0}
     for judge in (FactsJudge(), RewardModelJudge([one])):
         assert not judge.about.is_llm
-        for summary in (told(), "Nothing."):
+        for summary in (COMPLETE, "Nothing."):
             judged = judge_one(judge, "ppo", {**one, "summary": summary}, "policy_first")
             assert "not an LLM" in judged["judge"]
             assert "not an LLM" in judged["reply"]
@@ -143,7 +135,7 @@ def test_the_stage_judges_every_policy_post_and_order_and_says_who_judged(runs, 
     config = make_config("tiny")
     finish_summaries(
         config,
-        ppo=[row(POST, told(), "Nothing."), row("toy1-validation-8", "", "On monday.")],
+        ppo=[row(POST, COMPLETE, "Nothing."), row("toy1-validation-8", "", "On monday.")],
         sft=[row(POST, "Nothing.", "Nothing."), row("toy1-validation-8", "Hm.", "Hm what.")],
     )
     main(["--preset", "tiny"])

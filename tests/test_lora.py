@@ -217,7 +217,7 @@ def test_merging_a_plain_model_changes_nothing(policy):
 MINI = """
     base.hidden_size=32 base.num_layers=2 memory.cpu_threads=1
     world.train_posts=320 world.validation_posts=20
-    world.train_comparisons=160 world.validation_comparisons=40
+    world.train_comparisons=320 world.validation_comparisons=40
     ppo.total_episodes=64 ppo.batch_size=32 ppo.learning_rate=0.002
     dpo.learning_rate=0.002
     lora.rank=3 lora.alpha=6

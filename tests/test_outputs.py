@@ -20,20 +20,13 @@ from eval.win_rate import measure_win_rates, names_of_pair, pair_name
 from reports.outputs_page import write_report
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.pipeline import wanted_stages
-from stages.posts.kinds import PLAIN
-from stages.posts.toy import facts_of
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
+from tests.told import told
 
 ROOT = Path(__file__).parents[1]
 POST = {"subreddit": "x", "title": "My lamp", "post": "It is gone. I miss it."}
-
-
-def told(post, *clauses):
-    """A summary that tells some facts of a post of the built-in world."""
-    facts = vars(facts_of(post))
-    return ". ".join(PLAIN.clauses[name].format(**facts) for name in clauses)
 
 
 def rows_of_world(count=40):
@@ -41,11 +34,11 @@ def rows_of_world(count=40):
     rows = []
     for number in range(count):
         post = f"toy1-validation-{number}"
-        both = {"lead-3": told(post, "event"), "all-of-it": told(post, "event", "feeling")}
+        both = {"lead-3": told(post, "event"), "all-of-it": told(post, "event", "first")}
         for system, text in both.items():
             row = {"id": post, **POST, "system": system, "summary": text}
-            row |= {"reference": told(post, "event", "ask"), "people": int(system == "all-of-it")}
-            rows.append(row)
+            reference, people = told(post, "event", "second"), int(system == "all-of-it")
+            rows.append({**row, "reference": reference, "people": people})
     return rows
 
 

@@ -28,7 +28,8 @@ from stages.running.files import read_lines
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import JudgeSettings, UserError, hash_of
 from tests.chat_server import ask, chat, serving
-from tests.test_outputs import config_of_file, rows_of_world, told, write_jsonl
+from tests.test_outputs import config_of_file, rows_of_world, write_jsonl
+from tests.told import told
 
 
 def games(wins):
@@ -271,7 +272,7 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
 ):
     rows = rows_of_world(16)
     rows += [
-        row | {"system": "odd", "summary": told(row["id"], "ask", "event")} for row in rows[::2]
+        row | {"system": "odd", "summary": told(row["id"], "second", "event")} for row in rows[::2]
     ]
     path = write_jsonl(tmp_path / "three.jsonl", rows)
     with serving(answer_by_length) as server:

@@ -10,12 +10,11 @@ from reports import versus_page
 from reports.parts import page
 from reports.parts.page import PUBLIC
 from stages.finished import read_manifest, stage_folder
-from stages.posts.kinds import PLAIN
-from stages.posts.toy import facts_of
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from tests.told import told
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
 
@@ -30,17 +29,20 @@ def summarise(seed, posts=40, skip=0, query="SUBREDDIT: r/x", **policies):
     """Finished summaries; a policy tells the named clauses of each post."""
     with open_stage(make_config("tiny", seed=seed), "summaries") as run:
         for number in range(skip, skip + posts):
-            facts = vars(facts_of(f"toy1-validation-{number}"))
+            post = f"toy1-validation-{number}"
             for policy, clauses in policies.items():
-                text = ". ".join(PLAIN.clauses[name].format(**facts) for name in clauses)
-                row = {"id": f"toy1-validation-{number}", "query": query, "reference": "none"}
-                row |= {"summary": text, "score": float(len(clauses)), "reference_score": 0.0}
+                row = {"id": post, "query": query, "reference": "none"}
+                row |= {
+                    "summary": told(post, *clauses),
+                    "score": float(len(clauses)),
+                    "reference_score": 0.0,
+                }
                 run.append(f"{policy}.jsonl", row)
         run.finish({})
 
 
 def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
-    summarise(44413, sft=["event"], ppo=["event", "feeling"])
+    summarise(44413, sft=["event"], ppo=["event", "first"])
     main(["--a", "tiny:sft", "--b", "tiny"])
     folder = runs / "versus-tiny-44413-sft-tiny-44413-ppo/seed44413/versus/facts"
     manifest = read_manifest(folder) or {}
@@ -62,7 +64,7 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
 
 @pytest.mark.parametrize(("explained", "said"), [(-0.7, True), (0.1, False)])
 def test_the_page_tells_of_a_critic_that_was_worse_than_a_constant(runs, explained, said):
-    summarise(44413, sft=["event"], ppo=["event", "feeling"])
+    summarise(44413, sft=["event"], ppo=["event", "first"])
     with open_stage(make_config("tiny"), "ppo") as run:
         run.log(1, **{"val/explained_variance": explained})
         run.finish({})
@@ -75,8 +77,8 @@ def test_the_page_tells_of_a_critic_that_was_worse_than_a_constant(runs, explain
 
 
 def test_swapping_the_sides_mirrors_the_result_across_seeds(runs):
-    summarise(1, ppo=["event", "feeling"])
-    summarise(2, ppo=["event", "ask"], sft=["event"])
+    summarise(1, ppo=["event", "first"])
+    summarise(2, ppo=["event", "second"], sft=["event"])
     _, there = judge_sides("tiny/1:ppo", "tiny/2:sft")
     _, back = judge_sides("tiny/2:sft", "tiny/1:ppo")
     assert there["estimate"] == 1 - back["estimate"] == 1.0
@@ -98,7 +100,7 @@ def test_swapping_the_sides_mirrors_the_result_across_seeds(runs):
     ],
 )
 def test_sides_that_cannot_be_compared_are_refused_in_one_line(runs, capsys, a, b, said):
-    summarise(1, ppo=["event"], sft=["ask"])
+    summarise(1, ppo=["event"], sft=["second"])
     summarise(3, skip=10, ppo=["event"])
     summarise(4, query="SUBREDDIT: r/y", ppo=["event"])
     with pytest.raises(SystemExit):
@@ -108,7 +110,7 @@ def test_sides_that_cannot_be_compared_are_refused_in_one_line(runs, capsys, a, 
 
 
 def test_the_judge_is_the_runs_own_unless_set(runs):
-    summarise(1, ppo=["event"], sft=["event", "ask"])
+    summarise(1, ppo=["event"], sft=["event", "second"])
     config, found = judge_sides("tiny/1:sft", "tiny/1:ppo", ["judge.kind=reward_model"])
     assert config.judge.kind == found["judge"]["kind"] == "reward_model"
     assert found["estimate"] == 1.0  # the recorded score is the number of clauses
@@ -122,7 +124,7 @@ BETA = ("judge.kind=openai", "judge.model=beta", "judge.base_url=http://127.0.0.
 
 def judged_by(*judges):
     """Finished verdicts of run tiny, seed 1, by judges with these settings; both sides."""
-    summarise(1, ppo=["event"], sft=["event", "ask"])
+    summarise(1, ppo=["event"], sft=["event", "second"])
     for one in judges:
         with open_stage(make_config("tiny", seed=1, overrides=one), "judge") as run:
             run.finish({})
@@ -162,7 +164,7 @@ def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, mo
             self.asked += 1
             return Reply(choice=None if self.asked % 4 == 1 else "tie", text="")
 
-    summarise(1, ppo=["event"], sft=["event", "ask"])
+    summarise(1, ppo=["event"], sft=["event", "second"])
     monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: Half())
     _, found = judge_sides("tiny/1:sft", "tiny/1")
     left = found["unjudged"]  # each post of them has one verdict
@@ -186,7 +188,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
         def reply(self, comparison):
             return Reply(choice="A", text="")
 
-    summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])
+    summarise(1, query=POST, ppo=["event"], sft=["event", "second"])
     sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo"]
     monkeypatch.setattr("eval.versus.make_judge", lambda config, policies: First())
     main(sides)
@@ -201,7 +203,7 @@ def test_a_judge_that_fails_a_control_is_flagged_on_the_page_of_two_policies(
 
 
 def test_the_page_holds_both_sides_of_each_post_and_a_public_one_holds_no_real_post(runs):
-    summarise(1, query=POST, ppo=["event"], sft=["event", "ask"])
+    summarise(1, query=POST, ppo=["event"], sft=["event", "second"])
     saved = read_side("tiny/1").folder / "config.json"
     saved.write_text(saved.read_text().replace('"source": "toy"', '"source": "posts"'))
     sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo"]
@@ -235,14 +237,14 @@ def test_scores_of_two_reward_models_are_not_compared(runs):
 
 
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):
-    summarise(1, ppo=["event"], sft=["ask"])
+    summarise(1, ppo=["event"], sft=["second"])
     with pytest.raises(SystemExit):
         versus_page.main(["--a", "tiny/1", "--b", "tiny/1:sft"])
     assert "run `make versus A=tiny/1 B=tiny/1:sft`" in capsys.readouterr().err
 
 
 def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
-    summarise(1, ppo=["event"], sft=["event", "ask"])
+    summarise(1, ppo=["event"], sft=["event", "second"])
     _, found = judge_sides("tiny/1:sft", "tiny/1")
     sure = found | {"low": 0.503, "high": 0.831, "p_value": 0.04}
     assert " is preferred to " in versus_page.verdict(sure)
@@ -250,7 +252,7 @@ def test_a_winner_is_named_only_where_the_test_says_so_too(runs):
 
 
 def test_too_many_unjudged_posts_give_no_rate(runs):
-    summarise(1, ppo=["event"], sft=["event", "ask"])
+    summarise(1, ppo=["event"], sft=["event", "second"])
     _, found = judge_sides("tiny/1:sft", "tiny/1")
     assert "is inconclusive" not in versus_page.verdict(found)
     unjudged = found | {"unjudged": 0.05}

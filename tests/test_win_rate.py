@@ -14,13 +14,12 @@ from eval.rates.formulas import wilson
 from eval.rates.scores import agreement
 from eval.win_rate import describe, main, paired_difference, post_scores, print_summary, win_rate
 from stages.finished import read_manifest, stage_folder
-from stages.posts.kinds import PLAIN
-from stages.posts.toy import facts_of
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from tests.told import told
 
 
 @pytest.fixture
@@ -269,11 +268,11 @@ def summarise_toy_posts(n: int) -> None:
     """Fabricated summaries: ppo tells the event and more, sft nothing, the reference the event."""
     with open_stage(make_config("tiny"), "summaries") as run:
         for k in range(n):
-            facts = vars(facts_of(f"toy1-validation-{k}"))
-            event, feeling = (PLAIN.clauses[name].format(**facts) for name in ("event", "feeling"))
-            row = {"id": f"toy1-validation-{k}", "query": "SUBREDDIT: r/x", "reference": event}
+            post = f"toy1-validation-{k}"
+            event = told(post, "event")
+            row = {"id": post, "query": "SUBREDDIT: r/x", "reference": event}
             run.append("sft.jsonl", {**row, "summary": "Nothing." if k else event})
-            run.append("ppo.jsonl", {**row, "summary": f"{event}. {feeling}."})
+            run.append("ppo.jsonl", {**row, "summary": told(post, "event", "first")})
         run.finish({})
 
 
