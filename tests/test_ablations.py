@@ -113,6 +113,7 @@ def test_changed_summaries_are_counted_by_their_text(places):
     default_runs(texts=OWN_TEXTS)
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
     found = ablated.collect("tiny", ["dropout"])[1][0]
+    assert found.pair
     assert (found.changed, found.pair.written) == (9, 27)
     assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
 
@@ -128,15 +129,20 @@ def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(place
     said = "Of 2 switches, 1 matters (dropout); 1 is inconclusive (critic-sft)."
     assert said in text
     assert "dropout: matters (+50.0 points of win rate [+37.6, +62.4] over 3 seeds)." in text
-    # 55.0 +- 4.303 * 28.87 / sqrt(3); t(355) 28.87 / sqrt(356) = 3.009 points, and of 358 3.0004.
-    assert "critic-sft: inconclusive (+16.7 points of win rate [-55.0, +88.4] over 3 seeds;" in text
+    # t(357) 28.87 / sqrt(358) is 3.0005 points, t(358) 28.87 / sqrt(359) is 2.9963.
+    assert (
+        "critic-sft: inconclusive (+16.7 points of win rate [-55.0, +88.4] over 3 seeds; 359 seeds"
+        " would narrow it to +-3 points at this spread)." in text
+    )
 
 
 def test_a_worse_ablation_can_be_clear_too(places):
     for seed in SEEDS:
         fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
     ablate("dropout", (5, 6, 4))
-    assert ablated.collect("tiny", ["dropout"])[1][0].pair.is_clear
+    pair = ablated.collect("tiny", ["dropout"])[1][0].pair
+    assert pair
+    assert pair.is_clear
 
 
 def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
@@ -144,6 +150,7 @@ def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     default_runs()
     ablate("dropout", (1, 1, 1))
     (one,) = ablated.collect("tiny", ["dropout"])[1]
+    assert one.pair
     assert not one.pair.is_clear
     text = text_of("dropout")
     assert cells(text, "Means", "dropout")[1] == "–"  # over seeds
@@ -195,6 +202,7 @@ def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
     default_runs()
     ablate("dropout", (5, 6))
     default, (one,), left_out = ablated.collect("tiny", ["dropout"])
+    assert one.pair
     assert ([run.seed for run in one.pair.runs], len(default.runs), left_out) == ([1, 2], 3, [])
     assert "dropout lacks seed 3, which the default has." in text_of("dropout")
 
