@@ -140,13 +140,13 @@ def seeds_of(name: str, judge: str = "") -> SeedsOfRun:
 
 def ended_in_an_error(name: str) -> list[int]:
     """The seeds of a run whose PPO ended in an error and was not finished since."""
-    found = []
+    ended = []
     for seed in (settings.RUNS / name).glob("seed*"):
         broken = (partial_of(seed / POLICY) / "failed.json").exists()
         number = seed.name.removeprefix("seed")
         if broken and number.isdigit() and not (seed / POLICY).exists():
-            found.append(int(number))
-    return sorted(found)
+            ended.append(int(number))
+    return sorted(ended)
 
 
 def fails(row: Row) -> bool | None:

@@ -171,9 +171,9 @@ def summary(others: Sequence[AblatedRun]) -> str:
         NONE: ("has no verdict", "have no verdict"),
     }
     parts = [
-        f"{len(found)} {several if len(found) > 1 else single} ({', '.join(found)})"
+        f"{len(sorted_in)} {several if len(sorted_in) > 1 else single} ({', '.join(sorted_in)})"
         for kind, (single, several) in groups.items()
-        if (found := names.get(kind))
+        if (sorted_in := names.get(kind))
     ]
     if MATTERS not in names:
         parts.insert(0, "none is shown to matter")
