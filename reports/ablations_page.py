@@ -4,30 +4,25 @@
 
 takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
 runs/reports/ablations-tiny.md and .html. An ablation is compared with the run on the same
-posts and from the same SFT and reward model, seed by seed. The page shows apart how far posts and
-how far seeds could move a difference.
+posts and from the same SFT and reward model, seed by seed. Each switch gets one verdict
+(`reports.parts.verdicts`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from reports.parts import page, words
-from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
-from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.paired import Entry, Paired, beside, over_seeds
+from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, critics_of, there
+from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.paired import over_seeds
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
-from reports.parts.words import MISSING, Row, bounds_in_points, number, percent, whole
-from stages.settings.checks import UserError
-from stages.settings.command_line import override_of
-from stages.settings.config import SECTIONS
-from stages.settings.presets import ABLATIONS, settings_of_ablation
-from stages.settings.stages import SHARED_STAGES
+from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
+from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
+from stages.settings.presets import ABLATIONS
 
-POLICY = "ppo"  # what the switches turn
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("ppo/win_rate", "win rate", percent),
     ("kl", "KL, nats", partial(number, digits=2)),
@@ -37,203 +32,46 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 DEFAULT = "default"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AblatedRun:
-    """One ablation beside the default run, on the seeds of both."""
-
-    name: str
-    pair: Paired
-    notes: list[str]
-    """What differs from the default run, apart from the one switch."""
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """Numbers by seed."""
-        return [numbers(run) for run in self.pair.runs]
-
-    @property
-    def changed(self) -> int:
-        """Held-out summaries that differ from the default run's, in all seeds."""
-        return self.pair.written - self.pair.alike
-
-
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its lines."""
     parser = page.arguments("what each switch does, over seeds")
     parser.add_argument("--name", required=True, help="the run that ablations are compared with")
-    parser.add_argument("--ablations", nargs="*", default=list(ABLATIONS))
+    parser.add_argument("--ablations", nargs="*", help="all that have been run, if not given")
     page.print_page(lambda args: write_page(args.name, args.ablations, args.judge), parser, argv)
 
 
-def write_page(name: str, ablations: Sequence[str], judge: str = "") -> str:
-    """Write the page; its lines for the terminal."""
-    default, others, left_out = collect(name, ablations, judge)
-    records = [*default, *(run for ablation in others for run in ablation.pair.runs)]
+def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "") -> str:
+    """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
+    names = (there(name) or list(ABLATIONS)) if ablations is None else ablations
+    default, others, left_out = collect(name, names, judge)
+    compared = (run for ablation in others if ablation.pair for run in ablation.pair.runs)
     made = blocks(name, default, others, left_out)
     title = f"Ablations of run {name}"
+    records = [*default.runs, *compared]
     path = write_about_runs(f"ablations-{name}", title, made, [name], records)
-    return page.for_terminal([summary(others), *map(conclusion, others)], path)
-
-
-# -- what the runs on disk show --------------------------------------------------------------------
-
-
-def collect(
-    base: str, names: Sequence[str], judge: str = ""
-) -> tuple[list[Record], list[AblatedRun], list[str]]:
-    """The default runs, the ablations beside them, and a line on each seed that is left out.
-
-    `judge`: the folder of one judge, if several have judged the runs.
-    Raises UserError if a name is unknown, or if no seed of a run can be compared.
-    """
-    if not names:
-        raise UserError(f"no ablation is named: known are {', '.join(ABLATIONS)}")
-    for name in names:
-        settings_of_ablation(name)  # an unknown name is refused
-    default, left_out = rated_runs(base, judge)
-    if not default:
-        raise UserError(f"no seed of {base} has a win rate: {' '.join(left_out)}")
-    others = []
-    for name in names:
-        runs, out = rated_runs(f"{base}-{name}", judge)
-        left_out += out
-        if runs:
-            others.append(ablation_of(name, base, default, runs))
-    if not others:
-        raise UserError(f"no seed of an ablation has a win rate: {' '.join(left_out)}")
-    return default, others, left_out
-
-
-def rated_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
-    """The finished seeds of a run whose win rate may be given, and a line on each other seed."""
-    runs, left_out = find_runs(name, judge)
-    unrated = [run for run in runs if numbers(run)["ppo/win_rate"] is None]
-    left_out += [
-        f"{name} seed{run.seed} is left out: too many of its posts have no verdict."
-        for run in unrated
-    ]
-    return [run for run in runs if run not in unrated], left_out
-
-
-def ablation_of(name: str, base: str, default: list[Record], runs: list[Record]) -> AblatedRun:
-    """An ablation beside the default run, on the seeds of both. Raises UserError without one."""
-    by_seed = {run.seed: run for run in default}
-    shared = [run for run in runs if run.seed in by_seed]
-    if not shared:
-        raise UserError(
-            f"ablation {name} has no seed in common with the default run: run make ablations"
-        )
-    pair = beside(
-        Entry(name=f"{base}-{name}", policy=POLICY, runs=shared),
-        Entry(name=base, policy=POLICY, runs=default),
-    )
-    notes = [note for run in shared for note in oddities(name, run, by_seed[run.seed])]
-    return AblatedRun(name=name, pair=pair, notes=notes)
-
-
-def numbers(record: Record) -> Row:
-    """One run's row, with what ablations look at beside it."""
-    ppo = record.results(POLICY)
-    return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
-
-
-def oddities(name: str, run: Record, default: Record) -> list[str]:
-    """What a run differs in from the default, apart from this one switch."""
-    wanted = switched(name)
-    differing = differing_settings([default, run], free=MEMORY_KNOBS)
-    wrong = [key for key in differing if key not in wanted]
-    wrong += [key for key, value in wanted.items() if _value(run, key) != value]
-    notes = []
-    if wrong:
-        values = ", ".join(f"{key} ({words.shown(key, _value(run, key))})" for key in wrong)
-        notes.append(
-            f"{name}, seed {run.seed}, is not the default with this switch alone: {values}."
-        )
-    inputs = [
-        {stage: record.manifests[POLICY]["inputs"].get(stage) for stage in SHARED_STAGES}
-        for record in (default, run)
-    ]
-    if inputs[0] != inputs[1]:
-        notes.append(f"{name}, seed {run.seed}: its SFT or reward model is not the default's.")
-    return notes
-
-
-def _value(run: Record, key: str) -> Any:
-    section, field = key.split(".")
-    return run.settings[section].get(field)
-
-
-def switched(name: str) -> dict[str, Any]:
-    """The settings that an ablation changes, `section.field` -> value."""
-    overrides: dict[str, dict[str, Any]] = {}
-    for override in ABLATIONS[name].settings.split():
-        section, field, value = override_of(override)
-        overrides.setdefault(section, {})[field] = value
-    changed: dict[str, Any] = {}
-    for section, values in overrides.items():
-        made: Any = SECTIONS[section]
-        plain, turned = made(), made(**values)
-        changed |= {
-            f"{section}.{field}": value
-            for field, value in vars(turned).items()
-            if value != getattr(plain, field)
-        }
-    return changed
+    return page.for_terminal([summary(others), *map(sentence, others)], path)
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
 def blocks(
-    name: str, default: list[Record], others: list[AblatedRun], left_out: Sequence[str]
+    name: str, default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: conclusions, means, each seed, the switches, what it does and does not show."""
-    rows = [numbers(record) for record in default]
+    """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
     return [
         Text(summary(others), lead=True),
-        *(Text(conclusion(ablation)) for ablation in others),
-        *(Note(note) for note in (*caveats(rows, others), *left_out)),
+        *(Text(sentence(ablation)) for ablation in others),
+        *(Note(note) for note in (*caveats(default.rows, others), *left_out)),
         Heading("Means over seeds"),
-        means_table(rows, others),
-        Heading("Each seed"),
-        seeds_table(rows, others),
-        Heading("The switches"),
-        switches_table(others),
+        means_table(default, others),
+        Heading("The critic"),
+        critic_table(default, others),
+        Details("The switches", [switches_table(others)]),
+        Details("Each seed", [seeds_table(default.rows, others)]),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(name, default, others)),
     ]
-
-
-def summary(others: list[AblatedRun]) -> str:
-    """How many switches make a difference that seeds cannot explain, and which change nothing."""
-    clear = [ablation.name for ablation in others if ablation.pair.is_clear]
-    if clear:
-        told = f"{len(clear)} of {len(others)} switches moved the win rate by more than seeds could"
-        told += f" explain: {', '.join(clear)}."
-    elif all(len(ablation.pair.each) == 1 for ablation in others):
-        told = f"One seed only: whether a switch matters ({len(others)} were tried) is not known."
-    else:
-        told = f"No switch of {len(others)} moved the win rate by more than seeds could explain."
-    same = [ablation.name for ablation in others if not ablation.changed]
-    return f"{told} No summary at all was changed by {' or '.join(same)}." if same else told
-
-
-def conclusion(ablation: AblatedRun) -> str:
-    """One ablation in a sentence."""
-    pair = ablation.pair
-    if not ablation.changed:
-        return (
-            f"{ablation.name}: changed no summary; all {whole(pair.written)} are the default's,"
-            " word for word."
-        )
-    if not pair.each:
-        return f"{ablation.name}: too many posts have no verdict for a difference."
-    each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
-    told = f"{ablation.name}: {100 * fmean(pair.each):+.1f} points of win rate (seeds: {each})"
-    if len(pair.each) == 1:
-        return f"{told}; one seed only, which says nothing about seeds."
-    doubt = "more than seeds could explain" if pair.is_clear else "no difference is established"
-    return f"{told}; {doubt}."
 
 
 def switches_table(others: list[AblatedRun]) -> Table:
@@ -243,34 +81,59 @@ def switches_table(others: list[AblatedRun]) -> Table:
     return Table(("switch", "setting", "what it does; details as the paper numbers them"), rows)
 
 
-def means_table(default: list[Row], others: list[AblatedRun]) -> Table:
-    """A row a switch: means with 95% intervals over seeds, and the difference in win rate."""
+def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+    """A row a switch: the difference in win rate, failures, and means with intervals over seeds."""
     titles = [title for _, title, _ in MEASURED]
-    header = ["switch", "from default", "over posts", "over seeds", "changed", *titles]
-    rows = [[DEFAULT, *[MISSING] * 4, *_means(default)]]
+    header = ["switch", "from default", "over seeds", "over posts", "failed", "changed", *titles]
+    rows = [[DEFAULT, *[MISSING] * 3, _failed(default), MISSING, *_means(default.rows)]]
     for ablation in others:
-        pair, cells = ablation.pair, [*[MISSING] * 3, "none"]
-        if ablation.changed and pair.together:
+        pair, cells, changed = ablation.pair, [MISSING] * 3, "none" if ablation.pair else MISSING
+        if pair and ablation.changed and pair.together:
             cells = [
                 f"{100 * fmean(pair.each):+.1f}",
-                bounds_in_points((pair.together.low, pair.together.high)),
                 bounds_in_points(pair.over_seeds),
-                percent(ablation.changed / pair.written),
+                bounds_in_points((pair.together.low, pair.together.high)),
             ]
-        rows.append([ablation.name, *cells, *_means(ablation.rows)])
+            changed = percent(ablation.changed / pair.written)
+        means = _means(ablation.rows)
+        rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
     caption = (
-        "Means over seeds; in brackets 95% intervals (Student's t over the seeds; wide, for there"
-        " are few; shares cut at 0 and 100%), none where all seeds give one number: that is no"
-        " sign of precision. EOS sampled: responses that ended in the last 5% of PPO's updates, at"
-        " least one; KL is of these too. Changed: held-out summaries that are not the default's,"
-        " word for word. From default: difference in points of win rate, on the same posts and from"
-        " the same SFT and reward model; its interval over posts with the seeds held fixed, and"
-        " over seeds."
+        "In brackets 95% intervals (Student's t over the seeds; shares cut at 0 and 100%), none"
+        " where all seeds give one number. From default: points of win rate, on the same posts and"
+        " from the same SFT and reward model; its interval over seeds, and over posts with the"
+        " seeds held fixed. Failed: seeds whose PPO ended in an error or is not above its own SFT"
+        " by the interval over posts. Changed: held-out summaries that are not the default's, word"
+        " for word. EOS sampled, and KL: in the last 5% of PPO's updates."
     )
     return Table(header, rows, caption, strong=True)
 
 
+def _failed(seeds: SeedsOfRun) -> str:
+    return f"{seeds.failed} of {seeds.tried}" if seeds.tried else MISSING
+
+
+def critic_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+    """A row a switch: how much of the returns the critic explained while the policy learned."""
+    runs = [(DEFAULT, default.rows), *((ablation.name, ablation.rows) for ablation in others)]
+    rows = []
+    for name, seeds in runs:
+        critics = critics_of(seeds)
+        ends = [MISSING] * 3
+        if critics:
+            ends = [number(fmean(critic[key] for critic in critics)) for key in ("first", "last")]
+            ends.append(f"{sum(critic['below'] > 0 for critic in critics)} of {len(critics)}")
+        rows.append([name, *ends])
+    caption = (
+        "Explained variance of the returns (1: all, below 0: less than a constant), mean over"
+        " seeds; updates in which the critic learned alone do not count."
+    )
+    header = ["switch", "policy's first update", "last update", "seeds ever below 0"]
+    return Table(header, rows, caption)
+
+
 def _means(rows: list[Row]) -> list[str]:
+    if not rows:
+        return [MISSING] * len(MEASURED)
     cells = []
     for key, _, form in MEASURED:
         values = [row[key] for row in rows]
@@ -317,18 +180,22 @@ def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     return [*notes, *lines, *(note for ablation in others for note in ablation.notes)]
 
 
-def limits(name: str, default: list[Record], others: list[AblatedRun]) -> list[str]:
+def limits(name: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str]:
     """How far the conclusions reach."""
-    rows = [numbers(record) for record in default]
+    rows = default.rows
     sentences = [
+        "A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact"
+        " test on the seeds that failed has p < 0.05. It does not matter where two one-sided tests"
+        f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
+        f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
+        " the more of them, the likelier that one stands out by chance.",
         "It shows what one switch does to this run with everything else at its setting, over"
-        f" {len(default)} seeds. It shows no interaction of switches, nothing about other learning"
-        " rates, and no difference smaller than its intervals. Each switch is judged by itself at"
-        " 95%: the more of them, the likelier that one stands out by chance.",
-        eos_limit(default, rows),
+        f" {len(default.runs)} seeds. It shows no interaction of switches, and nothing about other"
+        " learning rates.",
+        eos_limit(default),
     ]
     names = {ablation.name for ablation in others}
-    if "no-normalization" in names and shift_cancels(default[0].settings[POLICY]):
+    if "no-normalization" in names and shift_cancels(default.runs[0].settings[POLICY]):
         sentences.append(
             "Without reward normalization (no-normalization) one constant is added to every score"
             " and, as the critic starts as the reward model, to every value. With gamma 1 it"
@@ -345,10 +212,12 @@ def limits(name: str, default: list[Record], others: list[AblatedRun]) -> list[s
     return sentences
 
 
-def eos_limit(default: list[Record], rows: list[Row]) -> str:
+def eos_limit(default: SeedsOfRun) -> str:
     """How often EOS was missing at all; the EOS trick acts on no other summary."""
-    sft, ppo = (fmean(run[f"{policy}/eos_rate"] for run in rows) for policy in ("sft", POLICY))
-    learned = [update["policy/eos_rate"] for record in default for update in record.rows(POLICY)]
+    policies = ("sft", POLICY)
+    sft, ppo = (fmean(run[f"{policy}/eos_rate"] for run in default.rows) for policy in policies)
+    updates = [update for record in default.runs for update in record.rows(POLICY)]
+    learned = [update["policy/eos_rate"] for update in updates]
     return (
         "A missing EOS can only matter where it is missing: of the default's summaries while it"
         f" learned, at least {percent(min(learned))} of every update's end with EOS; of the"

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from reports import ablations_page
-from reports.parts import page
+from reports.parts import ablated, page
 from reports.parts.blocks import escape
 from stages.finished import stage_folder
 from stages.rl.credit import credit, shape
@@ -23,6 +23,7 @@ from tests.fabricated_runs import ONLINE, fabricate
 SEEDS = (1, 2, 3)
 T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
 POSTS = 20
+FOLDED = ("Each seed", "The switches")
 OWN_TEXTS = [f"summary {index}" for index in range(9)]
 
 
@@ -56,14 +57,14 @@ def ablate(name, won, more=(), **changes):
 
 def text_of(*names):
     return page.to_markdown(
-        "x", "x", ablations_page.blocks("tiny", *ablations_page.collect("tiny", names))
+        "x", "x", ablations_page.blocks("tiny", *ablated.collect("tiny", names))
     )
 
 
 def cells(text, section, *first):
     """The cells of a row of the table in a section, after those that it begins with."""
     start = "".join(f"| {one} " for one in first)
-    table = text.split(f"## {section}")[1]
+    table = text.split(f"<summary>{section}" if section in FOLDED else f"## {section}")[1]
     line = next(x for x in table.splitlines() if x.startswith(start))
     return [cell.strip() for cell in line.split("|")[1 + len(first) : -1]]
 
@@ -84,11 +85,12 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    less, posts, seeds, changed, rate, kl, tokens, eos = cells(text, "Means", "dropout")
+    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, "Means", "dropout")
     shown = "{:.1f}% [{:.1f}%, {:.1f}%]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
     assert (tokens, changed, less) == ("19.8", "100.0%", "+50.0")
+    assert failed == "1 of 3"  # 40% is not above the 41.2% of SFT
     assert eos == shown(*(100 * x for x in by_hand((0.91, 0.92, 0.93))))
     assert seeds == "[{:+.1f}, {:+.1f}]".format(*(100 * x for x in by_hand((0.5, 0.55, 0.45))[1:]))
     low, high = map(float, posts.strip("[]").split(","))
@@ -97,7 +99,6 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
     assert 65 < high < 75
     assert cells(text, "Each seed", "dropout", "2")[:2] == ["55.0% [52.0, 58.0]", "1.20"]
     assert cells(text, "Each seed", "default", "3")[:2] == ["63.0% [60.0, 66.0]", "7.31"]
-    assert "dropout: +50.0 points of win rate (seeds: +50.0, +55.0, +45.0); more than" in text
 
 
 def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
@@ -105,15 +106,16 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
     for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
         config = turned("dropout", seed)
         fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
-    assert cells(text_of("dropout"), "Means", "dropout")[7] == "59.0% [0.0%, 100.0%]"
+    assert cells(text_of("dropout"), "Means", "dropout")[8] == "59.0% [0.0%, 100.0%]"
 
 
 def test_changed_summaries_are_counted_by_their_text(places):
     default_runs(texts=OWN_TEXTS)
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
-    found = ablations_page.collect("tiny", ["dropout"])[1][0]
+    found = ablated.collect("tiny", ["dropout"])[1][0]
+    assert found.pair
     assert (found.changed, found.pair.written) == (9, 27)
-    assert cells(text_of("dropout"), "Means", "dropout")[3] == "33.3%"
+    assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -124,38 +126,45 @@ def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(place
     ablate("dropout", (10, 11, 9))
     ablate("critic-sft", (10, 0, 0))
     text = text_of("dropout", "critic-sft")
-    said = "1 of 2 switches moved the win rate by more than seeds could explain: dropout."
+    said = "Of 2 switches, 1 matters (dropout); 1 is inconclusive (critic-sft)."
     assert said in text
-    assert "critic-sft: +16.7 points of win rate (seeds: +50.0, +0.0, +0.0); no difference" in text
+    assert "dropout: matters (+50.0 points of win rate [+37.6, +62.4] over 3 seeds)." in text
+    # t(357) 28.87 / sqrt(358) is 3.0005 points, t(358) 28.87 / sqrt(359) is 2.9963.
+    assert (
+        "critic-sft: inconclusive (+16.7 points of win rate [-55.0, +88.4] over 3 seeds; 359 seeds"
+        " would narrow it to +-3 points at this spread)." in text
+    )
 
 
 def test_a_worse_ablation_can_be_clear_too(places):
     for seed in SEEDS:
         fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
     ablate("dropout", (5, 6, 4))
-    assert ablations_page.collect("tiny", ["dropout"])[1][0].pair.is_clear
+    pair = ablated.collect("tiny", ["dropout"])[1][0].pair
+    assert pair
+    assert pair.is_clear
 
 
 def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     """Every seed wins the same single post more: seeds nearly agree, posts say nothing."""
     default_runs()
     ablate("dropout", (1, 1, 1))
-    (one,) = ablations_page.collect("tiny", ["dropout"])[1]
+    (one,) = ablated.collect("tiny", ["dropout"])[1]
+    assert one.pair
     assert not one.pair.is_clear
     text = text_of("dropout")
-    assert cells(text, "Means", "dropout")[2] == "–"  # over seeds
-    assert "No switch of 1 moved the win rate by more than seeds could explain." in text
-    assert "+5.0 points of win rate (seeds: +5.0, +5.0, +5.0); no difference is established" in text
+    assert cells(text, "Means", "dropout")[1] == "–"  # over seeds
+    assert "Of 1 switch, none is shown to matter; 1 is inconclusive (dropout)." in text
+    assert "dropout: inconclusive (+5.0 points in every seed; over posts [" in text
 
 
 def test_one_seed_says_nothing_about_seeds(places):
     default_runs(seeds=(1,))
     ablate("dropout", (15,))
     text = text_of("dropout")
-    assert "+75.0 points of win rate (seeds: +75.0); one seed only, which says nothing" in text
-    assert "One seed only: whether a switch matters (1 were tried) is not known." in text
-    assert cells(text, "Means", "dropout")[2] == "–"  # over seeds
-    assert "more than seeds could" not in text
+    assert "dropout: no verdict (1 seed with a win rate, and fewer than 3 say too little" in text
+    assert "Of 1 switch, none is shown to matter; 1 has no verdict (dropout)." in text
+    assert cells(text, "Means", "dropout")[:2] == ["+75.0", "–"]
 
 
 def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places):
@@ -163,11 +172,10 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places
     ablate("no-eos-trick", (0, 0, 0), texts=None)
     ablate("dropout", (1, 0, 2))
     text = text_of("no-eos-trick", "dropout")
-    assert "no-eos-trick: changed no summary; all 27 are the default's, word for word." in text
-    assert "No summary at all was changed by no-eos-trick." in text
-    assert cells(text, "Means", "no-eos-trick")[:4] == ["–", "–", "–", "none"]
+    assert "no-eos-trick: does not matter (no summary was changed)." in text
+    assert cells(text, "Means", "no-eos-trick")[:5] == ["–", "–", "–", "0 of 3", "none"]
     assert "+0.0, +0.0]" not in text
-    assert cells(text, "Means", "no-eos-trick")[4:6] == ["63.0%", "7.31"]  # all seeds agree
+    assert cells(text, "Means", "no-eos-trick")[5:7] == ["63.0%", "7.31"]  # all seeds agree
 
 
 def test_every_switch_is_explained_on_the_page(places, capsys):
@@ -182,7 +190,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
         assert escape(one.what) == what
     *printed, path = capsys.readouterr().out.splitlines()
     said = " ".join(printed)
-    assert all(f" {name}: +5.0 points" in said for name in ABLATIONS)
+    assert all(f" {name}: inconclusive (+5.0 points" in said for name in ABLATIONS)
     assert max(map(len, printed)) <= 80
     assert path == str(page.beside_the_runs() / "ablations-tiny.html")
 
@@ -193,8 +201,9 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
 def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
     default_runs()
     ablate("dropout", (5, 6))
-    default, (one,), left_out = ablations_page.collect("tiny", ["dropout"])
-    assert ([run.seed for run in one.pair.runs], len(default), left_out) == ([1, 2], 3, [])
+    default, (one,), left_out = ablated.collect("tiny", ["dropout"])
+    assert one.pair
+    assert ([run.seed for run in one.pair.runs], len(default.runs), left_out) == ([1, 2], 3, [])
     assert "dropout lacks seed 3, which the default has." in text_of("dropout")
 
 
@@ -223,13 +232,13 @@ def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places
     assert "tiny-dropout seed 2: PPO: 1.5% of the posts have no verdict" in text
     assert "| critic-sft |" not in text
     with pytest.raises(UserError, match="no seed of an ablation has a win rate"):
-        ablations_page.collect("tiny", ["critic-sft"])
+        ablated.collect("tiny", ["critic-sft"])
 
 
 def test_a_preset_without_any_rate_is_refused(places):
     default_runs(unjudged=0.05)
     with pytest.raises(UserError, match="no seed of tiny has a win rate: tiny seed1 is left out"):
-        ablations_page.collect("tiny", ["dropout"])
+        ablated.collect("tiny", ["dropout"])
 
 
 def test_an_ablation_without_a_common_seed_is_refused(places):
@@ -237,7 +246,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
     fabricate(make_config("tiny", seed=1, name="base"))
     fabricate(turned("dropout", 1, upstream="base"))
     with pytest.raises(UserError, match="dropout has no seed in common with the default run"):
-        ablations_page.collect("tiny", ["dropout"])
+        ablated.collect("tiny", ["dropout"])
 
 
 @pytest.mark.parametrize(

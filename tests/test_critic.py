@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reports import ablations_page, compare_page, leaderboard_page, run_page, scaling_page
-from reports.parts import collect, sentences
+from reports.parts import ablated, collect, sentences
 from reports.parts.paired import Entry
 from reports.scaling.measures import frame_of
 from stages import base, normalize, ppo, reward, sft
@@ -186,7 +186,8 @@ def test_updates_in_which_the_critic_learned_alone_do_not_count(drawn):
     explained = [-5.0, -3.0, 0.1, -0.2]
     record = run_with(explained, name="alone", critic_updates=2)
     found = collect.explained_by_critic(record.folders["ppo"])
-    assert found == {"updates": 2, "below": 1, "low": -0.2, "high": -0.2}
+    ends = {"first": 0.1, "last": -0.2}
+    assert found == {"updates": 2, "below": 1, "low": -0.2, "high": -0.2} | ends
     row = {"name": "x", "explained_by_critic": found}
     expected = "The critic explained less than a constant in 1 of 2 updates (explained variance"
     assert sentences.critic_note([row]) == f"{expected} -0.2)."
@@ -198,13 +199,14 @@ def test_updates_in_which_the_critic_learned_alone_do_not_count(drawn):
         "updates": 4,
         "below": 3,
         "low": -5.0,
+        "first": -5.0,
     }
 
 
 def notes_of(entries):
     """The notes of every page that shows several runs, by page."""
     records = [run for entry in entries for run in entry.runs]
-    ppo_rows = [ablations_page.numbers(record) for record in records]
+    ppo_rows = [ablated.numbers(record) for record in records]
     judged = leaderboard_page.JudgedRun(
         label="facts", settings=make_config("tiny").judge, record=records[0], pairs=[]
     )

@@ -1,9 +1,11 @@
 """What `make ablations` turns and makes: valid switches, every seed, nothing misspelled."""
 
+import re
+
 import pytest
 
-from reports import ablations_page
-from stages.driving.grid import Cell, Execution, ablation_cells, make_ablations
+from reports.parts import ablated
+from stages.driving.grid import Cell, Execution, ablation_cells, distinct_ablations, make_ablations
 from stages.finished import why_not
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config, override_of
@@ -16,9 +18,10 @@ from tests.test_pipeline import EVALUATED, Recorder, make, typed
 @pytest.mark.parametrize("preset", ["tiny", "pythia-1b"])
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
-    plain = make_config(preset)
+    critic_first = "ppo.critic_updates=1"  # else taking these updates away would change nothing
+    plain = make_config(preset, name="mine", overrides=(critic_first,))
     changes = tuple(ABLATIONS[name].settings.split())
-    made = make_config(preset, name="mine", overrides=changes)
+    made = make_config(preset, name="mine", overrides=(critic_first, *changes))
     before, after = (
         {
             f"{section}.{key}": value
@@ -30,8 +33,8 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     differing = {key: value for key, value in after.items() if value != before[key]}
     named_keys = {f"{section}.{key}" for section, key, _ in map(override_of, changes)}
     assert named_keys <= set(differing)
-    assert differing == ablations_page.switched(name)
-    assert len(differing) == 1 or name == "compat-paper"
+    assert differing == ablated.switched(name)
+    assert len(differing) == len(named_keys) or name == "compat-paper"
 
 
 def test_the_papers_ablations_are_on_the_list():
@@ -41,6 +44,34 @@ def test_the_papers_ablations_are_on_the_list():
     of_paper += " dropout=0.1 score_at=eos"
     assert {f"ppo.{setting}" for setting in of_paper.split()} <= found
     assert not {f"tiny-{name}" for name in ABLATIONS} & set(PRESETS)
+
+
+def test_the_list_begins_with_what_is_asked_about_most_and_cites_details():
+    first = "no-eos-trick no-normalization critic-sft no-advantage-whitening dropout"
+    assert list(ABLATIONS)[:5] == first.split()
+    assert all(re.search(r"detail|details", each.what) for each in ABLATIONS.values())
+    cited = [re.findall(r"\d+", ABLATIONS[name].what)[-1] for name in first.split()]
+    assert cited == ["23", "15", "22", "25", "7"]
+
+
+def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, capsys):
+    names = ["critic-zero", "no-critic-updates", "critic-zero-alone", "dropout"]
+    kept, lines = distinct_ablations(Request(), 1, names)
+    assert kept == ["critic-zero", "dropout"]
+    left_out = "ablation {} is left out: with these settings it is {}"
+    assert lines == [
+        left_out.format("no-critic-updates", "the run itself"),
+        left_out.format("critic-zero-alone", "critic-zero"),
+    ]
+    # Where the critic learns first, all of them are runs of their own.
+    assert distinct_ablations(Request(preset="graded"), 1, list(ABLATIONS)) == ([*ABLATIONS], [])
+    with pytest.raises(UserError, match="no-critic-updates is left out"):
+        distinct_ablations(Request(), 1, ["no-critic-updates"])
+    maker = Recorder()
+    assert make_ablations(maker, Request(), [1], names) == 0
+    assert {name for name, _ in maker.made} >= {"tiny-critic-zero", "tiny-dropout"}
+    assert not (runs / "tiny-critic-zero-alone").exists()
+    assert lines[0] in capsys.readouterr().out
 
 
 def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):

@@ -1,6 +1,7 @@
 """What follows from verdicts.
 
 formulas        intervals of proportions, means over posts, paired tests, agreement, logistic models
+seeds           what seeds show: equivalence, seeds needed, Fisher's exact test
 reward_pairs    a reward model on held-out pairs: intervals, groups, beside the longer one
 correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length

@@ -218,14 +218,16 @@ def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
     return float(kappa_of(counts, return_results=False))
 
 
-def mean_of_seeds(values: Sequence[float]) -> tuple[float, float] | None:
+def mean_of_seeds(
+    values: Sequence[float], confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
     """95% t interval of a mean over seeds; None for one seed, which has no spread."""
     from scipy.stats import t
 
     if len(values) < 2:
         return None
     spread = float(np.std(values, ddof=1)) / sqrt(len(values))
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+    half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * spread
     mean = float(np.mean(values))
     return mean - half, mean + half
 

@@ -2,6 +2,8 @@
 
 collect       a finished run as one row of numbers
 paired        policies of finished runs beside another one, seed by seed
+ablated       one switch's runs beside the default's, and the seeds that failed
+verdicts      whether a switch matters
 words         numbers, names and settings in plain words
 sentences     what a page says of a run, and what to hold against its numbers
 paper         the paper's numbers

@@ -292,7 +292,8 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     """How PPO's critic stood while the policy learned; None where nothing was logged of it.
 
     `updates`: the policy's; `below`: those of them in which the critic explained less than a
-    constant, and `low` and `high`: the explained variance in these. `ppo` is the stage's folder.
+    constant, and `low` and `high`: the explained variance in these; `first` and `last`: that of the
+    first and last of the updates. `ppo` is the stage's folder.
     """
     path = ppo / "metrics.jsonl" if ppo else None
     if ppo is None or path is None or not path.exists():
@@ -305,7 +306,8 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     if not values:
         return None
     bounds = {"low": min(below, default=None), "high": max(below, default=None)}
-    return {"updates": len(values), "below": len(below)} | bounds
+    ends = {"first": values[0], "last": values[-1]}
+    return {"updates": len(values), "below": len(below)} | bounds | ends
 
 
 def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:

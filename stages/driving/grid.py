@@ -108,6 +108,35 @@ def ablation_cells(
     return default, turned
 
 
+def distinct_ablations(
+    request: Request, seed: int, names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The ablations that make runs of their own here, and a line on each other one.
+
+    A switch may stand already where it would be turned, or two may come to the same settings.
+    Raises UserError where none is left.
+    """
+    default, turned = ablation_cells(request, [seed], names)
+    seen = {"the run itself": _settings_alone(default[0].config)}
+    kept, lines = [], []
+    for name, cell in zip(dict.fromkeys(names), turned, strict=True):
+        own = _settings_alone(cell.config)
+        twin = next((label for label, other in seen.items() if other == own), "")
+        if twin:
+            lines.append(f"ablation {name} is left out: with these settings it is {twin}")
+        else:
+            seen[name] = own
+            kept.append(name)
+    if names and not kept:
+        raise UserError("; ".join(lines))
+    return kept, lines
+
+
+def _settings_alone(config: Config) -> Config:
+    """A config without what names it."""
+    return replace(config, name="run", upstream="", overrides=())
+
+
 def make_ablations(
     maker: CellMaker, request: Request, seeds: Sequence[int], names: Sequence[str]
 ) -> int:
@@ -115,6 +144,8 @@ def make_ablations(
 
     A seed whose own run fails has no ablations; the others go on. The end names what failed.
     """
+    names, lines = distinct_ablations(request, seeds[0], names)
+    print("".join(f"{line}\n" for line in lines), end="")
     default, turned = ablation_cells(request, seeds, names)
     codes = maker.make_all(default)
     if maker.execution.dry_run:

@@ -252,27 +252,53 @@ class Ablation:
     what: str
 
 
+# The first five are asked about most. `no-` takes away what follows in the name.
 ABLATIONS = {
     "no-eos-trick": Ablation(
         settings="ppo.eos_trick=off", what="a missing EOS costs nothing (detail 23)"
     ),
-    "critic-sft": Ablation(
-        settings="ppo.critic_init=sft", what="critic from the SFT model, new head (detail 22)"
-    ),
     "no-normalization": Ablation(
         settings="ppo.reward_normalization=false", what="rewards keep their mean (detail 15)"
     ),
-    "whiten-rewards": Ablation(
-        settings="ppo.whiten_rewards=true", what="rewards scaled to unit variance (detail 24)"
+    "critic-sft": Ablation(
+        settings="ppo.critic_init=sft", what="critic from the SFT model, new head (detail 22)"
+    ),
+    "no-advantage-whitening": Ablation(
+        settings="ppo.whiten_advantages=false",
+        what="advantages keep their mean and scale (detail 25)",
     ),
     "dropout": Ablation(
         settings="ppo.dropout=0.1", what="dropout 0.1 in policy and critic (detail 7)"
     ),
+    "whiten-rewards": Ablation(
+        settings="ppo.whiten_rewards=true", what="rewards scaled to unit variance (detail 24)"
+    ),
+    "critic-zero": Ablation(
+        settings="ppo.critic_init=zero",
+        what="critic from the reward model, head of zeros (detail 22)",
+    ),
+    "no-critic-updates": Ablation(
+        settings="ppo.critic_updates=0",
+        what="the critic does not learn before the policy does (beside detail 22)",
+    ),
+    "critic-zero-alone": Ablation(
+        settings="ppo.critic_init=zero ppo.critic_updates=0",
+        what="a head of zeros, and no updates of the critic before the policy's (detail 22)",
+    ),
+    "critic-sft-alone": Ablation(
+        settings="ppo.critic_init=sft ppo.critic_updates=0",
+        what="critic from the SFT model, no updates before the policy's (detail 22)",
+    ),
+    "lambda-1": Ablation(
+        settings="ppo.lam=1", what="advantages are whole returns less values (GAE, detail 20)"
+    ),
     "score-at-eos": Ablation(
-        settings="ppo.score_at=eos", what="the score stands at EOS, not after it (masking)"
+        settings="ppo.score_at=eos",
+        what="the score stands at EOS, not after it (masking, beside detail 23)",
     ),
     "compat-paper": Ablation(
-        settings="ppo.compat=paper", what="whitening, means and logprobs as in the paper's code"
+        settings="ppo.compat=paper",
+        what="whitening, means and logprobs as in the paper's code (details 20 and 25)",
     ),
 }
 

@@ -1,0 +1,180 @@
+"""Whether a switch matters: one verdict, from differences paired by seed and from failures.
+
+A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact test
+says that it changes how many seeds fail. It does not matter where two one-sided tests at 5% (the
+90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else the
+seeds do not decide. Of fewer than `FEWEST` seeds there is no verdict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from eval.rates.formulas import mean_of_seeds
+from eval.rates.seeds import fisher_exact, seeds_needed, within_margin
+from reports.parts.ablated import AblatedRun
+from reports.parts.paired import over_seeds
+from reports.parts.words import bounds_in_points, p_value, whole
+
+MARGIN = 0.03
+FEWEST = 3
+SURE = 0.05  # p-values below it count
+WITHIN = f"within +-{100 * MARGIN:.0f} points"
+
+MATTERS = "matters"
+LITTLE = f"matters little: {WITHIN}, but not 0"
+NOT = "does not matter"
+UNKNOWN = "inconclusive"
+NONE = "no verdict"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchVerdict:
+    """One switch's verdict, and why."""
+
+    kind: str
+    """One of the five above."""
+    why: str
+
+
+def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
+    """The verdict on one switch."""
+    seeds, p = len(ablation.each), p_of_failures(ablation)
+    if p < SURE:
+        points = f"; {_points(ablation.each)}" if ablation.each else ""
+        return SwitchVerdict(kind=MATTERS, why=f"{_safe(ablation)} prevents failures{points}")
+    if seeds < FEWEST:
+        why = f"{_count(seeds)} with a win rate, and fewer than {FEWEST} say too little"
+        return SwitchVerdict(kind=NONE, why=f"{why} about other seeds")
+    if not ablation.changed:
+        return _unless_some_ended(ablation, SwitchVerdict(kind=NOT, why="no summary was changed"))
+    if over_seeds(ablation.each) is None:
+        return _unless_some_ended(ablation, _without_spread(ablation))
+    return _unless_some_ended(ablation, _by_seeds(ablation))
+
+
+def _by_seeds(ablation: AblatedRun) -> SwitchVerdict:
+    """The verdict by the spread of the seeds alone."""
+    each = ablation.each
+    bounds, told = mean_of_seeds(each), _points(each)
+    certain = bounds is not None and (bounds[0] > 0 or bounds[1] < 0)
+    small = within_margin(each, MARGIN)
+    if certain:
+        why = f"{told}{_if_posts_doubt(ablation)}"
+        return SwitchVerdict(kind=LITTLE if small else MATTERS, why=why)
+    if small:
+        inside = bounds_in_points(mean_of_seeds(each, 0.9))
+        return SwitchVerdict(kind=NOT, why=f"{told}; the 90% interval {inside} lies {WITHIN}")
+    needed = seeds_needed(each, MARGIN)
+    narrow = f"{whole(needed)} seeds would narrow it to +-{100 * MARGIN:.0f} points at this spread"
+    if needed <= len(each):
+        narrow = f"it is no wider than +-{100 * MARGIN:.0f} points, but holds 0 and reaches beyond"
+    return SwitchVerdict(kind=UNKNOWN, why=f"{told}; {narrow}")
+
+
+def _if_posts_doubt(ablation: AblatedRun) -> str:
+    """What to add where seeds agree on these posts, and others might show nothing."""
+    posts = ablation.pair.together if ablation.pair else None
+    if posts is None or posts.low > 0 or posts.high < 0:
+        return ""
+    bounds = bounds_in_points((posts.low, posts.high))
+    return f"; on these posts: the interval over posts, {bounds}, holds 0"
+
+
+def _without_spread(ablation: AblatedRun) -> SwitchVerdict:
+    """The verdict where all seeds give one number: the interval over posts stands in for seeds."""
+    posts = ablation.pair.together if ablation.pair else None
+    if posts is None:
+        return SwitchVerdict(kind=UNKNOWN, why="too many posts have no verdict")
+    small = posts.low > -MARGIN and posts.high < MARGIN
+    certain = posts.low > 0 or posts.high < 0
+    kind = {(True, True): LITTLE, (True, False): MATTERS, (False, True): NOT}
+    bounds = bounds_in_points((posts.low, posts.high))
+    why = f"{100 * posts.estimate:+.1f} points in every seed; over posts {bounds}"
+    return SwitchVerdict(kind=kind.get((certain, small), UNKNOWN), why=why)
+
+
+def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVerdict:
+    """The same, unless a difference may be hidden by seeds that gave no result."""
+    if verdict.kind not in (NOT, LITTLE) or not ablation.ended:
+        return verdict
+    lost = f"{_count(ablation.ended)} ended in an error, so the others do not decide"
+    return SwitchVerdict(kind=UNKNOWN, why=f"{verdict.why}, but {lost}")
+
+
+def _points(each: Sequence[float]) -> str:
+    """The mean difference with its 95% interval over seeds."""
+    bounds = bounds_in_points(over_seeds(each))
+    return f"{100 * fmean(each):+.1f} points of win rate {bounds} over {_count(len(each))}"
+
+
+def _count(seeds: int) -> str:
+    return f"{seeds} seed{'' if seeds == 1 else 's'}"
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+def p_of_failures(ablation: AblatedRun) -> float:
+    """Fisher's exact p-value that the switch changes how many seeds fail; 1 without failures."""
+    turned, default = ablation.turned, ablation.default
+    if not turned.tried or not default.tried:
+        return 1.0
+    return fisher_exact((turned.failed, default.failed), (turned.tried, default.tried))
+
+
+def _safe(ablation: AblatedRun) -> str:
+    """The side that fails less often."""
+    turned, default = ablation.turned, ablation.default
+    if turned.failed * default.tried < default.failed * turned.tried:
+        return "the switch"
+    return "what it takes away" if _takes_away(ablation) else "the default's setting"
+
+
+def _takes_away(ablation: AblatedRun) -> bool:
+    return ablation.name.startswith("no-")
+
+
+def failures(ablation: AblatedRun) -> str:
+    """How many seeds failed on both sides, and the p-value; empty if none did."""
+    turned, default = ablation.turned, ablation.default
+    if not turned.failed and not default.failed:
+        return ""
+    here, theirs = ("without", "with") if _takes_away(ablation) else ("with", "without")
+    p = p_value(p_of_failures(ablation))
+    return (
+        f"{turned.failed} of {turned.tried} failed {here} it, {default.failed} of {default.tried}"
+        f" {theirs} (Fisher's exact test, {p})."
+    )
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def sentence(ablation: AblatedRun) -> str:
+    """One switch: its verdict, why, and the seeds that failed."""
+    verdict = verdict_of(ablation)
+    told = f"{ablation.name}: {verdict.kind} ({verdict.why})."
+    return " ".join(filter(None, (told, failures(ablation))))
+
+
+def summary(others: Sequence[AblatedRun]) -> str:
+    """Which switches matter, which do not, and which the seeds do not decide, in one sentence."""
+    names: dict[str, list[str]] = {}
+    for ablation in others:
+        names.setdefault(verdict_of(ablation).kind, []).append(ablation.name)
+    groups = {
+        MATTERS: ("matters", "matter"),
+        LITTLE: ("matters little", "matter little"),
+        NOT: ("does not matter", "do not matter"),
+        UNKNOWN: ("is inconclusive", "are inconclusive"),
+        NONE: ("has no verdict", "have no verdict"),
+    }
+    parts = [
+        f"{len(sorted_in)} {several if len(sorted_in) > 1 else single} ({', '.join(sorted_in)})"
+        for kind, (single, several) in groups.items()
+        if (sorted_in := names.get(kind))
+    ]
+    if MATTERS not in names:
+        parts.insert(0, "none is shown to matter")
+    return f"Of {len(others)} switch{'es' if len(others) > 1 else ''}, {'; '.join(parts)}."

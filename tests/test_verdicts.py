@@ -1,0 +1,275 @@
+"""Whether a switch matters, by numbers computed by hand; seeds that fail; the page's sentence."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from eval.rates.seeds import fisher_exact, seeds_needed, within_margin
+from eval.win_rate import PairedInterval
+from reports.parts import ablated, verdicts
+from reports.parts.ablated import AblatedRun, SeedsOfRun
+from reports.parts.paired import Entry, Paired
+from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
+from stages.finished import partial_of, stage_folder
+from stages.settings import config as settings
+from stages.settings.command_line import make_config
+from stages.settings.config import UserError
+from tests.fabricated_runs import fabricate, write_rows
+from tests.test_ablations import OWN_TEXTS, cells, text_of, turned, wins
+
+SIX = (1, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    return tmp_path
+
+
+def seeds(lows, ended=()):
+    """Seeds whose intervals of PPO less SFT begin at these numbers; None: too many unjudged."""
+    made = SeedsOfRun(runs=[], ended=list(ended))
+    rows = [{"ppo-sft": {"low": low, "headline": low is not None}} for low in lows]
+    made.__dict__["rows"] = [{"differences": row} for row in rows]
+    return made
+
+
+def ablation(*each, name="dropout", posts=(-1.0, 1.0), alike=0, default=(), turned_seeds=()):
+    """A switch with these differences, seed by seed, and these seeds."""
+    low, high = posts
+    entry = Entry(name=name, policy="ppo", runs=[])
+    mean = sum(each) / len(each) if each else 0
+    pair = Paired(
+        entry=entry,
+        first=entry,
+        pairs=[],
+        together=PairedInterval(estimate=mean, low=low, high=high, posts=9, p_value=0.5),
+        each=list(each),
+        changes=Counter(),
+        alike=alike,
+        written=9,
+    )
+    return AblatedRun(
+        name=name,
+        pair=pair if each else None,
+        default=default or seeds([0.1] * len(each)),
+        turned=turned_seeds or seeds([0.1] * len(each)),
+    )
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def test_two_one_sided_tests_are_the_90_percent_interval():
+    # t(2) at 95% is 2.919986: 2.919986 * 1 / sqrt(3) = 1.6859 points to either side.
+    assert within_margin([0.01, -0.01, 0.0], 0.0169)
+    assert not within_margin([0.01, -0.01, 0.0], 0.0168)
+    assert not within_margin([0.0232, 0.0032, 0.0132], 0.03)  # the upper end is 3.006
+    assert within_margin([0.0231, 0.0031, 0.0131], 0.03)  # 2.996
+    assert not within_margin([-0.0232, -0.0032, -0.0132], 0.03)
+    assert not within_margin([0.0], 0.03)
+
+
+def test_the_seeds_needed_are_the_fewest_whose_interval_is_narrow_enough():
+    # s = 5 points. t(12) 5 / sqrt(13) = 2.1788 * 1.3868 = 3.02, t(13) 5 / sqrt(14) = 2.89.
+    assert seeds_needed([0.05, -0.05, 0.0], 0.03) == 14
+    # s = 1 point. t(1) 1 / sqrt(2) = 8.98, t(2) 1 / sqrt(3) = 2.48.
+    assert seeds_needed([0.01, 0.02, 0.03], 0.03) == 3
+    assert seeds_needed([0.02, 0.02, 0.02], 0.03) == 2
+
+
+@pytest.mark.parametrize(
+    ("failed", "tried", "p"),
+    [
+        ((3, 0), (6, 6), 2 * 20 / 220),  # both tails: C(6,3) of C(12,3)
+        ((5, 0), (6, 6), 2 * 6 / 792),
+        ((4, 0), (4, 4), 2 / 70),
+        ((3, 1), (4, 4), 34 / 70),  # Fisher's tea: 1 + 16 + 16 + 1 of 70 ways
+        ((3, 0), (3, 6), 1 / 84),  # sides of other sizes: one tail alone
+        ((0, 2), (2, 3), 4 / 10),  # 1, 6 and 3 ways: the middle one is likelier
+        ((0, 0), (6, 6), 1.0),
+        ((6, 6), (6, 6), 1.0),
+    ],
+)
+def test_fishers_exact_test_counts_tables_by_hand(failed, tried, p):
+    assert fisher_exact(failed, tried) == pytest.approx(p, rel=1e-12)
+    assert fisher_exact(failed[::-1], tried[::-1]) == pytest.approx(p, rel=1e-12)
+
+
+# -- verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("each", "kind", "why"),
+    [
+        # 12 -+ 4.302653 * 2 / sqrt(3) = 4.968
+        ((-0.10, -0.12, -0.14), MATTERS, "-12.0 points of win rate [-17.0, -7.0] over 3 seeds"),
+        ((0.10, 0.12, 0.14), MATTERS, "+12.0 points of win rate [+7.0, +17.0] over 3 seeds"),
+        ((0.010, 0.012, 0.011), LITTLE, "+1.1 points of win rate [+0.9, +1.3] over 3 seeds"),
+        (
+            (0.01, -0.01, 0.0),
+            NOT,
+            "+0.0 points of win rate [-2.5, +2.5] over 3 seeds; the 90% interval [-1.7, +1.7] lies"
+            " within +-3 points",
+        ),
+        (
+            (0.05, -0.05, 0.0),
+            UNKNOWN,
+            "+0.0 points of win rate [-12.4, +12.4] over 3 seeds; 14 seeds would narrow it to +-3"
+            " points at this spread",
+        ),
+        (
+            (0.01, 0.02, 0.03),
+            UNKNOWN,
+            "+2.0 points of win rate [-0.5, +4.5] over 3 seeds; it is no wider than +-3 points, but"
+            " holds 0 and reaches beyond",
+        ),
+    ],
+)
+def test_each_verdict_by_hand(each, kind, why):
+    verdict = verdicts.verdict_of(ablation(*each, posts=(min(each), max(each))))
+    assert (verdict.kind, verdict.why) == (kind, why)
+
+
+def test_seeds_that_agree_on_posts_that_do_not_are_told():
+    verdict = verdicts.verdict_of(ablation(-0.10, -0.12, -0.14, posts=(-0.25, 0.01)))
+    assert verdict.kind == MATTERS
+    assert verdict.why.endswith("on these posts: the interval over posts, [-25.0, +1.0], holds 0")
+
+
+@pytest.mark.parametrize("each", [(), (0.2,), (0.2, 0.21)])
+def test_fewer_than_three_seeds_get_no_verdict(each):
+    verdict = verdicts.verdict_of(ablation(*each))
+    many = f"{len(each)} seed{'' if len(each) == 1 else 's'}"
+    said = f"{many} with a win rate, and fewer than 3 say too little about other seeds"
+    assert verdict == verdicts.SwitchVerdict(kind=NONE, why=said)
+
+
+def test_where_seeds_show_no_spread_posts_stand_in_for_them():
+    same = (0.02, 0.02, 0.02)
+    found = [
+        verdicts.verdict_of(ablation(*same, posts=posts)).kind
+        for posts in ((0.01, 0.025), (0.01, 0.04), (-0.01, 0.025), (-0.01, 0.05))
+    ]
+    assert found == [LITTLE, MATTERS, NOT, UNKNOWN]
+    assert verdicts.verdict_of(ablation(0.0, 0.0, 0.0, alike=9)).why == "no summary was changed"
+
+
+# -- seeds that fail -------------------------------------------------------------------------------
+
+
+def test_a_seed_fails_where_ppo_is_not_shown_to_be_above_its_sft():
+    found = seeds([0.1, 0.0, -0.2, 0.001, None], ended=[7])
+    assert (found.failed, found.tried) == (3, 5)  # the one that nobody knows does not count
+
+
+def test_failures_alone_can_decide_and_say_which_side_prevents_them():
+    bad, good = seeds([-0.1] * 5 + [0.1]), seeds([0.1] * 6)
+    each = (-0.5, 0.1, -0.4, 0.2, -0.3, 0.3)
+    taken = ablation(*each, name="no-eos-trick", default=good, turned_seeds=bad)
+    verdict = verdicts.verdict_of(taken)
+    assert verdict.kind == MATTERS
+    assert verdict.why.startswith("what it takes away prevents failures; -10.0 points")
+    said = "5 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)."
+    assert verdicts.sentence(taken).endswith(said)
+    added = ablation(*each, default=good, turned_seeds=bad)
+    assert verdicts.verdict_of(added).why.startswith("the default's setting prevents failures")
+    assert "5 of 6 failed with it, 0 of 6 without" in verdicts.sentence(added)
+    better = ablation(*each, default=bad, turned_seeds=good)
+    assert verdicts.verdict_of(better).why.startswith("the switch prevents failures")
+
+
+def test_three_failures_of_six_decide_nothing():
+    bad = seeds([-0.1] * 3 + [0.1] * 3)
+    found = ablation(
+        *(-0.5, 0.1, -0.4, 0.2, -0.3, 0.3),
+        name="no-eos-trick",
+        default=seeds([0.1] * 6),
+        turned_seeds=bad,
+    )
+    assert verdicts.verdict_of(found).kind == UNKNOWN
+    said = "3 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.182)."
+    assert verdicts.failures(found) == said
+
+
+def test_seeds_without_a_result_forbid_that_a_switch_does_not_matter():
+    broken = seeds([0.1] * 3, ended=[4, 5])
+    found = verdicts.verdict_of(ablation(0.01, -0.01, 0.0, turned_seeds=broken))
+    assert found.kind == UNKNOWN
+    assert found.why.endswith("but 2 seeds ended in an error, so the others do not decide")
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def break_ppo(config):
+    """A run whose PPO ended in an error."""
+    partial = partial_of(stage_folder(config, "ppo"))
+    partial.mkdir(parents=True)
+    (partial / "failed.json").write_text(json.dumps({"error": "the loss is not finite"}))
+
+
+def test_the_first_sentence_sorts_the_switches():
+    both = [
+        ablation(-0.10, -0.12, -0.14, name="no-eos-trick"),
+        ablation(0.01, -0.01, 0.0, name="dropout"),
+        ablation(0.0, 0.0, 0.0, alike=9, name="no-normalization"),
+        ablation(0.05, -0.05, 0.0, name="lambda-1"),
+        ablation(0.010, 0.012, 0.011, name="critic-zero"),
+        ablation(0.2, name="critic-sft"),
+    ]
+    assert verdicts.summary(both) == (
+        "Of 6 switches, 1 matters (no-eos-trick); 1 matters little (critic-zero); 2 do not matter"
+        " (dropout, no-normalization); 1 is inconclusive (lambda-1); 1 has no verdict (critic-sft)."
+    )
+    said = "Of 1 switch, none is shown to matter; 1 does not matter (dropout)."
+    assert verdicts.summary(both[1:2]) == said
+
+
+def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):
+    for seed in SIX:
+        fabricate(make_config("tiny", seed=seed), scores=wins(12))
+        config = turned("no-eos-trick", seed)
+        if seed < 3:
+            break_ppo(config)
+        else:  # three of the other four are not above their SFT
+            rate = 0.40 if seed < 6 else 0.63
+            fabricate(config, ppo=rate, scores=wins(seed), texts=OWN_TEXTS)
+    text = text_of("no-eos-trick")
+    first = text.split("\n\n")[1]
+    assert first == "Of 1 switch, 1 matters (no-eos-trick)."
+    assert "5 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)." in text
+    assert cells(text, "Means", "no-eos-trick")[3] == "5 of 6"
+    assert cells(text, "Means", "default")[3] == "0 of 6"
+    assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in text
+    assert "seed1 is left out" not in text
+
+
+def test_a_switch_with_which_no_seed_ended_is_on_the_page(places):
+    for seed in SIX[:4]:
+        fabricate(make_config("tiny", seed=seed), scores=wins(12))
+        break_ppo(turned("dropout", seed))
+    text = text_of("dropout")
+    assert "dropout: matters (the default's setting prevents failures). 4 of 4 failed" in text
+    assert cells(text, "Means", "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 5]
+    assert cells(text, "The critic", "dropout") == ["–"] * 3
+    assert "| critic-sft" not in text
+    with pytest.raises(UserError, match="tiny-critic-sft"):
+        ablated.collect("tiny", ["critic-sft"])
+
+
+def test_the_critics_explained_variance_is_a_mean_over_seeds(places):
+    alone = "ppo.critic_updates=1"
+    explained = {1: (-9.0, 0.2, -0.1, 0.5), 2: (-9.0, 0.4, 0.1, 0.6), 3: (-9.0, -0.3, 0.1, 0.1)}
+    for seed, values in explained.items():
+        fabricate(make_config("tiny", seed=seed), scores=wins(0))
+        config = turned("dropout", seed, alone)
+        fabricate(config, scores=wins(1), texts=OWN_TEXTS)
+        rows = [
+            {"step": step, "val/explained_variance": value, "policy/eos_rate": 1.0}
+            for step, value in enumerate(values, start=1)
+        ]
+        write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
+    # Of the first update the critic learned alone: (0.2 + 0.4 - 0.3) / 3, (0.5 + 0.6 + 0.1) / 3.
+    assert cells(text_of("dropout"), "The critic", "dropout") == ["0.10", "0.40", "2 of 3"]
