@@ -3,6 +3,7 @@
 collect       a finished run as one row of numbers
 paired        policies of finished runs beside another one, seed by seed
 words         numbers, names and settings in plain words
+watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
