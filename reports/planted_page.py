@@ -202,7 +202,8 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     """How many errors are found, how many only a number betrays, and which nothing finds."""
     seen = [wrong.name for wrong in planted if not wrong.is_found and wrong.betrayals]
     lost = [wrong.name for wrong in planted if not wrong.is_found and not wrong.betrayals]
-    told = f"{sum(wrong.is_found for wrong in planted)} of {len(planted)} are found by the win rate or refused by a check"
+    count = sum(wrong.is_found for wrong in planted)
+    told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
     return f"{told}; not found: {', '.join(lost) or 'none'}."
 

@@ -77,9 +77,11 @@ def swapped(right: Callable[..., Any], *args: Any) -> Any:
 def at_last_column(
     right: Callable[..., Tensor], model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
 ) -> Tensor:
-    """The score is read at the last column, which is padding in all rows but the longest."""
+    """The score is read at the last column, after padding that counts as text."""
+    # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
     tokens = torch.cat([queries, responses], dim=1)
-    return passes.token_scalars(model, tokens, tokens != pad_id)[:, -1]
+    counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
+    return passes.token_scalars(model, tokens.masked_fill(tokens == pad_id, 0), counted)[:, -1]
 
 
 def at_every_token(
@@ -238,6 +240,7 @@ def noting(stage: str, arguments: Sequence[str]) -> Callable[..., Any]:
             return right(*args, **kwargs)
         except UserError as error:
             path = refused_file(config_from_arguments([*arguments], ""))
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"stage": stage, "message": str(error)})
             raise
 
