@@ -1,4 +1,4 @@
-"""Each planted error changes what its function returns, as it says; and a check's words are kept."""
+"""Each planted error changes what its function returns, and what a check says of it is kept."""
 
 from dataclasses import replace
 from types import SimpleNamespace
