@@ -194,7 +194,10 @@ def main(argv: list[str] | None = None) -> None:
     """Make what is asked for; exits with the status of a stage that failed."""
     args = parse(argv)
     execution = Execution(
-        max_cost=args.max_cost, replace=args.replace, jobs=args.jobs, dry_run=args.dry_run
+        max_cost=args.max_cost,
+        replace=args.replace,
+        jobs=1 if args.dry_run else args.jobs,  # lines in the order of the runs
+        dry_run=args.dry_run,
     )
     try:
         default, planted = cells_of(request_of(args), args.seeds, args.errors)

@@ -1,14 +1,17 @@
 """Each planted error changes what its function returns, and what a check says of it is kept."""
 
+import runpy
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from stages import functional, ppo
+from stages import functional, normalize, ppo
 from stages.learning import passes
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.rl import credit
@@ -199,21 +202,22 @@ def test_what_a_check_says_is_kept_beside_the_run_and_still_stops_it(runs, monke
     def refuses(*_):
         raise UserError("step 0: no")
 
-    started = []
-    monkeypatch.setattr(ppo, "measure", ppo.measure)
-    monkeypatch.setattr(planted.normalize, "check_mean", lambda *_: None)
-    monkeypatch.setattr(ppo, "optimize", lambda *_: "learned")
-    monkeypatch.setattr(ppo, "check_start", refuses)
-    monkeypatch.setattr(planted.runpy, "run_module", lambda *args, **_: started.append(args))
-    monkeypatch.setattr(planted.sys, "argv", [])
+    started: list[tuple[str, ...]] = []
+    stage: Any = ppo
+    monkeypatch.setattr(stage, "measure", stage.measure)  # all are put back
+    monkeypatch.setattr(normalize, "check_mean", lambda *_: None)
+    monkeypatch.setattr(stage, "optimize", lambda *_: "learned")
+    monkeypatch.setattr(stage, "check_start", refuses)
+    monkeypatch.setattr(runpy, "run_module", lambda *args, **_: started.append(args))
+    monkeypatch.setattr(sys, "argv", [])
     arguments = "stages.ppo --preset tiny --seed 7 --name mine".split()
     planted.main(["reference-follows", "-m", "stages.driving.start", *arguments])
     assert started == [("stages.driving.start",)]
-    assert planted.sys.argv == ["stages.driving.start", *arguments]
-    assert ppo.optimize() == "learned"
+    assert sys.argv == ["stages.driving.start", *arguments]
+    assert stage.optimize() == "learned"
     assert not runs.exists()
     with pytest.raises(UserError, match="step 0: no"):
-        ppo.check_start()
+        stage.check_start()
     kept = read_json(runs / "mine/seed7/refused.json")
     assert kept == {"stage": "ppo", "message": "step 0: no"}
 

@@ -6,6 +6,7 @@ import pytest
 
 from reports import planted_page
 from reports.parts import page, watched
+from reports.parts.collect import Record, find_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
@@ -119,16 +120,15 @@ def test_the_page_says_whose_runs_the_rule_and_its_false_alarms(places):
 
 
 def test_a_number_must_lie_outside_in_all_seeds_on_one_side_and_twice(places):
-    default = planted_page.find_runs("tiny")[0]
+    default = find_runs("tiny")[0]
     length = next(signal for signal in watched.SIGNALS if signal.name == "response length")
-    runs = planted_page.find_runs("tiny-planted-longer")[0]
+    runs = find_runs("tiny-planted-longer")[0]
     seen = watched.betrayal(length, runs, default)
     assert seen is not None
-    assert (seen.update, seen.value) == (7, pytest.approx(24.2))  # update 4 stood alone
+    assert seen.update == 7  # update 4 stood alone
+    assert seen.value == pytest.approx(24.2)
     run("longer", 2, length=(20.0,) * 10)
-    assert (
-        watched.betrayal(length, planted_page.find_runs("tiny-planted-longer")[0], default) is None
-    )
+    assert watched.betrayal(length, find_runs("tiny-planted-longer")[0], default) is None
 
 
 def test_the_first_ratio_is_that_of_the_policys_first_update_alone(places):
@@ -157,8 +157,8 @@ def test_what_is_missing_or_not_the_same_run_is_said(places):
     notes = planted_page.oddities(
         "unpaired",
         ERRORS["unpaired"],
-        planted_page.Record("n", "tiny", 2, {}, {"sft": json.loads(path.read_text())}, {}),
-        planted_page.find_runs("tiny")[0][1],
+        Record("n", "tiny", 2, {}, {"sft": json.loads(path.read_text())}, {}),
+        find_runs("tiny")[0][1],
     )
     assert notes == ["unpaired, seed 2: stage sft is not the default's."]
 

@@ -11,6 +11,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import UserError
 from tests import planting
+from tests.conftest import ROOT
 from tests.planted import PLANTED, refused_file
 from tests.planting import Planter, cells_of, make_planted, run_of
 from tests.resuming import SETTINGS
@@ -167,7 +168,7 @@ def test_one_error_is_refused_at_the_start_and_another_runs_to_its_end(
     """As `make planted` does, up to PPO and from a small run that is there."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(whole, tmp_path / "runs/resumed/seed44413")
-    monkeypatch.setenv("PYTHONPATH", str(planting.settings.__file__).rpartition("/stages/")[0])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     names = ("dropout-in-policy", "kl-rewarded")
     request = Request(name="resumed", overrides=tuple(SETTINGS))
     monkeypatch.setattr(planting, "GOALS", ("ppo",))

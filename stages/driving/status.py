@@ -61,13 +61,13 @@ GOAL_LINES = {
     "test": "the tests, in minutes",
     "walks": "tests with servers, browsers, processes and kills",
     "chaos": "the pipeline, killed at random moments, beside a calm run",
-    "planted": "known errors (ERRORS) planted in a run, and what betrays them",
+    "planted": "known ERRORS planted in runs, and what betrays each",
     "simulations": "whether intervals hold the truth 19 times in 20",
     "install": "the environment alone",
 }
 VARIABLES = {
     "PRESET": "which study; see below",
-    "SEED": "one seed (44413); SEEDS='1 2 3' for study, ablations, planted",
+    "SEED": "one seed (44413); SEEDS='1 2 3' for study, ablations",
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
