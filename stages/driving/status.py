@@ -97,6 +97,7 @@ VARIABLES = {
 }
 PRESET_LINES = {
     "tiny": "0.07 to 4 M parameters on the built-in world: minutes on 2 cores",
+    "graded": "4 layers on the graded world, where PPO has what to learn: 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
     "outputs": "summaries in your own files (INPUT): nothing is trained",
