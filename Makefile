@@ -14,6 +14,7 @@ REPLACE ?=
 LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
+ERRORS ?=
 JUDGE ?=
 PAGES ?=
 JUDGES ?=
@@ -53,13 +54,14 @@ REQUEST = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PR
 DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
 ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) \
 	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
-EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
+JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
+EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
 OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \
-	scaling compare versus leaderboard judges annotate annotated power simulations smollm judge-server
+	scaling compare versus leaderboard judges annotate annotated power simulations planted smollm judge-server
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
 .PHONY: $(OWN) $(GOALS)
 .DEFAULT_GOAL := help
@@ -186,3 +188,7 @@ chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos
 simulations: $(DEVELOPED)
 	$(PY) -m tests.simulations
+# Known errors of RLHF code, each planted in a run, and the page about what betrays it.
+planted: $(if $(DRY),,$(INSTALLED))
+	+@$(PY) -m tests.planting $(REQUEST) --seeds $(SEEDS) $(call option,errors,$(ERRORS)) $(DRY) \
+		$(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) $(JOBS)

@@ -8,22 +8,39 @@ starts a stage with one function replaced by a wrong one, and is what LAUNCH tak
         LAUNCH="python -m tests.planted swapped-pairs"
 
 Each error was seen in somebody's code. PLANTED is the list, with the first stage that each changes.
+Where a check stops a stage, that is a result: `refused.json`, beside the stages, has its words.
+`tests.planting` makes all runs and the page about them.
 """
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stages import functional, ppo, reward, sft
+from stages import functional, normalize, ppo, reward, sft
 from stages.learning import passes
 from stages.posts.ragged import Ragged, TokenizedSplit, make_ragged
 from stages.rl import credit, rollout
 from stages.rl.episodes import Measured, Rollout
+from stages.running.files import write_json
+from stages.settings import config as settings
+from stages.settings.checks import UserError
+from stages.settings.command_line import config_from_arguments
+from stages.settings.config import Config
+
+REFUSED = "refused.json"
+# What stops a stage because its numbers are wrong: the reward model's mean, all checks before PPO's
+# first update, and losses of every update.
+CHECKS: tuple[tuple[str, Any, str], ...] = (
+    ("normalize", normalize, "check_mean"),
+    ("ppo", ppo, "check_start"),
+    ("ppo", ppo, "optimize"),
+)
 
 
 def wrap(module: Any, name: str, wrong: Callable[..., Any]) -> None:
@@ -60,9 +77,11 @@ def swapped(right: Callable[..., Any], *args: Any) -> Any:
 def at_last_column(
     right: Callable[..., Tensor], model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
 ) -> Tensor:
-    """The score is read at the last column, which is padding in all rows but the longest."""
+    """The score is read at the last column, after padding that counts as text."""
+    # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
     tokens = torch.cat([queries, responses], dim=1)
-    return passes.token_scalars(model, tokens, tokens != pad_id)[:, -1]
+    counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
+    return passes.token_scalars(model, tokens.masked_fill(tokens == pad_id, 0), counted)[:, -1]
 
 
 def at_every_token(
@@ -124,10 +143,11 @@ def padding_too(
 
 
 def of_the_batch_before() -> Callable[..., Rollout]:
-    """Advantages and returns are those of the batch before."""
+    """A wrong function that remembers."""
     kept: list[Rollout] = []
 
     def wrong(right: Callable[..., Rollout], *args: Any) -> Rollout:
+        """Advantages and returns are those of the batch before."""
         now = right(*args)
         before, kept[:] = (kept or [now])[0], [now]
         return replace(now, advantages=before.advantages, returns=before.returns)
@@ -177,6 +197,11 @@ class Planted:
     name: str
     wrong: Callable[..., Any]
 
+    @property
+    def what(self) -> str:
+        """It in plain words."""
+        return " ".join((self.wrong.__doc__ or "").split())
+
     def plant(self) -> None:
         """Put it there, in this process."""
         wrap(self.module, self.name, self.wrong)
@@ -202,12 +227,35 @@ PLANTED = {
 }
 
 
+def refused_file(config: Config) -> Path:
+    """Where it is written that a check stopped a run."""
+    return settings.RUNS / config.name / f"seed{config.seed}" / REFUSED
+
+
+def noting(stage: str, arguments: Sequence[str]) -> Callable[..., Any]:
+    """Runs a check, and writes down what it says when it stops the run that arguments name."""
+
+    def noted(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return right(*args, **kwargs)
+        except UserError as error:
+            path = refused_file(config_from_arguments([*arguments], ""))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"stage": stage, "message": str(error)})
+            raise
+
+    return noted
+
+
 def main(argv: list[str] | None = None) -> None:
     """Plant an error and run a module: ERROR -m MODULE ARGUMENTS."""
     name, dash_m, module, *rest = sys.argv[1:] if argv is None else argv
     if dash_m != "-m" or name not in PLANTED:
         raise SystemExit(f"ERROR -m MODULE ARGUMENTS, where ERROR is one of {', '.join(PLANTED)}")
     PLANTED[name].plant()
+    options = next((at for at, word in enumerate(rest) if word.startswith("--")), len(rest))
+    for stage, where, check in CHECKS:
+        wrap(where, check, noting(stage, rest[options:]))
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -5,6 +5,7 @@ paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
 verdicts      whether a switch matters
 words         numbers, names and settings in plain words
+watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page

@@ -1,0 +1,306 @@
+"""What betrays a known error that was planted in a run, over seeds.
+
+    python -m reports.planted_page --name graded --errors runs/reports/planted-errors.json
+
+takes the finished seeds of run `graded` and of runs `graded-planted-<error>`, and writes
+runs/reports/planted.md and .html. The file says in plain words what each error is, and in which
+stage it begins. `make planted` makes the runs and the file, and calls this.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reports.parts import page
+from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
+from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.paired import Entry, Paired, beside
+from reports.parts.run_report import write_about_runs
+from reports.parts.sentences import not_judged_alike, notes_of_judges
+from reports.parts.watched import POLICY, Betrayal, betrayals, rule
+from reports.parts.words import MISSING, bounds_in_points
+from reports.sections.made_with import where
+from stages.running.files import read_json
+from stages.settings import config as settings
+from stages.settings.checks import UserError
+from stages.settings.stages import STAGES
+
+REFUSED = "refused.json"  # of a run, beside its stages: the words of the check that stopped it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedRun:
+    """The seeds with one error, beside those of the default run."""
+
+    name: str
+    what: str
+    stage: str
+    pair: Paired | None
+    """None if no seed has finished."""
+    refused: dict[int, str]
+    """Seed -> what a check said when it stopped it."""
+    betrayals: list[Betrayal]
+    """The earliest first."""
+    notes: list[str]
+
+    @property
+    def by_win_rate(self) -> bool:
+        """Whether its win rate is surely below the default's: a rate that rises warns nobody."""
+        bounds = self.pair.over_seeds if self.pair else None
+        return bounds is not None and bounds[1] < 0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a check or the win rate finds it."""
+        return bool(self.refused) or self.by_win_rate
+
+    @property
+    def verdict(self) -> str:
+        """What finds it."""
+        if self.refused:
+            seeds = len(self.refused) + (len(self.pair.runs) if self.pair else 0)
+            part = f" in {len(self.refused)} of {seeds} seeds" if self.pair else ""
+            return f"refused by a check{part}"
+        if self.by_win_rate:
+            return "found by the win rate"
+        if self.betrayals:
+            first = self.betrayals[0]
+            return f"betrayed by {first.signal.name} {first.when}"
+        return "not found"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its lines."""
+    parser = page.arguments("what betrays planted errors, over seeds")
+    parser.add_argument("--name", required=True, help="the run without an error")
+    parser.add_argument("--errors", required=True, help="JSON: name -> stage and what it is")
+    page.print_page(lambda args: write_page(args.name, Path(args.errors), args.judge), parser, argv)
+
+
+def write_page(name: str, errors: Path, judge: str = "") -> str:
+    """Write the page; its lines for the terminal."""
+    default, planted, left_out = collect(name, read_json(errors) or {}, judge)
+    made = blocks(default, planted, left_out)
+    records = [*default, *(run for wrong in planted if wrong.pair for run in wrong.pair.runs)]
+    title = f"Known errors, planted in run {name}"
+    path = write_about_runs("planted", title, made, [name], records)
+    return page.for_terminal([summary(planted), *map(sentence, planted)], path)
+
+
+# -- what the runs on disk show --------------------------------------------------------------------
+
+
+def collect(
+    name: str, errors: Mapping[str, Mapping[str, str]], judge: str = ""
+) -> tuple[list[Record], list[PlantedRun], list[str]]:
+    """The default's seeds, the errors beside them, and a line on each seed that is left out.
+
+    Raises UserError if the default has not finished, or if no error was tried.
+    """
+    default, left_out = find_runs(name, judge)
+    planted = []
+    for error, about in errors.items():
+        refused = refusals(f"{name}-planted-{error}")
+        try:
+            runs, lines = find_runs(f"{name}-planted-{error}", judge)
+        except UserError as problem:
+            runs, lines = [], [] if refused else [f"{error} is left out: {problem}."]
+        stopped = tuple(f"{name}-planted-{error} seed{seed} is left out" for seed in refused)
+        left_out += [line for line in lines if not line.startswith(stopped)] if stopped else lines
+        seeds = {run.seed for run in default}
+        runs = [run for run in runs if run.seed in seeds and run.seed not in refused]
+        if runs or refused:
+            planted.append(planted_run((error, about), name, runs, refused, default))
+    if not planted:
+        raise UserError(f"no error has a finished run: run make planted. {' '.join(left_out)}")
+    return default, planted, left_out
+
+
+def refusals(run: str) -> dict[int, str]:
+    """What checks said of the seeds of a run that they stopped."""
+    told = {}
+    for path in sorted((settings.RUNS / run).glob(f"seed*/{REFUSED}")):
+        record = read_json(path) or {}
+        told[int(path.parent.name.removeprefix("seed"))] = str(record["message"])
+    return told
+
+
+def planted_run(
+    error: tuple[str, Mapping[str, str]],
+    base: str,
+    runs: list[Record],
+    refused: dict[int, str],
+    default: list[Record],
+) -> PlantedRun:
+    """The seeds with one error, named and described, beside the default's."""
+    name, about = error
+    entry = Entry(name=f"{base}-planted-{name}", policy=POLICY, runs=runs)
+    first = Entry(name=base, policy=POLICY, runs=default)
+    by_seed = {run.seed: run for run in default}
+    return PlantedRun(
+        name=name,
+        what=about["what"],
+        stage=about["stage"],
+        pair=beside(entry, first) if runs else None,
+        refused=refused,
+        betrayals=betrayals(runs, default) if runs else [],
+        notes=[note for run in runs for note in oddities(name, about, run, by_seed[run.seed])],
+    )
+
+
+def oddities(error: str, about: Mapping[str, str], run: Record, default: Record) -> list[str]:
+    """What a run differs in from the default, apart from the error."""
+    differing = differing_settings([default, run], free=MEMORY_KNOBS)
+    notes = [f"{error}, seed {run.seed}, has other settings: {', '.join(differing)}."]
+    notes = notes if differing else []
+    before = [stage for stage in run.manifests if stage in _before(about["stage"])]
+    other = [stage for stage in before if _content(run, stage) != _content(default, stage)]
+    if other:
+        notes.append(f"{error}, seed {run.seed}: stage {other[0]} is not the default's.")
+    return notes
+
+
+def _before(stage: str) -> tuple[str, ...]:
+    return tuple(STAGES)[: tuple(STAGES).index(stage)]
+
+
+def _content(run: Record, stage: str) -> Any:
+    return run.manifests[stage]["content"]
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def blocks(
+    default: list[Record], planted: list[PlantedRun], left_out: Sequence[str]
+) -> list[Block]:
+    """The page: the count, a row an error, what stopped runs, the rule, what it does not show."""
+    rows = [numbers_of(run) for run in default]
+    rows += [numbers_of(run) for wrong in planted if wrong.pair for run in wrong.pair.runs]
+    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
+    notes += [note for wrong in planted for note in wrong.notes]
+    stopped = [Heading("What checks said"), refusals_table(planted)]
+    return [
+        Text(summary(planted), lead=True),
+        Text(whose(default)),
+        *(Note(note) for note in notes),
+        Heading("Each error"),
+        errors_table(planted),
+        *(stopped if any(wrong.refused for wrong in planted) else []),
+        Heading("Every number that betrays"),
+        betrayals_table(planted),
+        Heading("The rule"),
+        *(Text(text) for text in (rule(), alarms(default))),
+        Heading("What this does and does not show"),
+        Text(limits(default)),
+    ]
+
+
+def summary(planted: Sequence[PlantedRun]) -> str:
+    """How many errors are found, how many only a number betrays, and which nothing finds."""
+    seen = [wrong.name for wrong in planted if not wrong.is_found and wrong.betrayals]
+    lost = [wrong.name for wrong in planted if not wrong.is_found and not wrong.betrayals]
+    count = sum(wrong.is_found for wrong in planted)
+    told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
+    told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
+    return f"{told}; not found: {', '.join(lost) or 'none'}."
+
+
+def sentence(wrong: PlantedRun) -> str:
+    """One error in a sentence."""
+    cells = win_rate_cells(wrong)
+    rate = f" ({cells[0]} points of win rate, over seeds {cells[1]})" if wrong.pair else ""
+    return f"{wrong.name}: {wrong.verdict}{rate}."
+
+
+def whose(default: Sequence[Record]) -> str:
+    """Whose runs these are."""
+    run, seeds = default[0], ", ".join(str(record.seed) for record in default)
+    return f"Run {run.name}, preset {run.preset}, seeds {seeds}. {where(default)}"
+
+
+def win_rate_cells(wrong: PlantedRun) -> list[str]:
+    """The difference in win rate, its interval over seeds, and each seed's, in points."""
+    if wrong.pair is None or not wrong.pair.each:
+        return [MISSING] * 3
+    each = ", ".join(f"{100 * value:+.1f}" for value in wrong.pair.each)
+    mean = f"{100 * fmean(wrong.pair.each):+.1f}"
+    return [mean, bounds_in_points(wrong.pair.over_seeds), each]
+
+
+def errors_table(planted: Sequence[PlantedRun]) -> Table:
+    """A row an error."""
+    header = "error|verdict|win rate|over seeds|each seed|first number|seen|value|default's"
+    header += "|begins in|what it is"
+    rows = []
+    for wrong in planted:
+        first = _betrayal_cells(wrong.betrayals[0]) if wrong.betrayals else [MISSING] * 4
+        rows.append(
+            [wrong.name, wrong.verdict, *win_rate_cells(wrong), *first, wrong.stage, wrong.what]
+        )
+    caption = (
+        "Win rate: PPO's minus the default run's, in points, paired over seeds, with the 95%"
+        " interval over seeds (Student's t; none for one seed, or where all seeds give one number)."
+        " First number: of those that leave the default's range, the earliest; its value there is"
+        " the mean over seeds, beside the default's mean."
+    )
+    return Table(header.split("|"), rows, caption, strong=True)
+
+
+def _betrayal_cells(seen: Betrayal) -> list[str]:
+    form = seen.signal.form
+    return [seen.signal.name, seen.when, form(seen.value), form(seen.default)]
+
+
+def refusals_table(planted: Sequence[PlantedRun]) -> Table:
+    """The words of the checks that stopped runs."""
+    rows = [
+        [wrong.name, str(seed), message]
+        for wrong in planted
+        for seed, message in wrong.refused.items()
+    ]
+    return Table(("error", "seed", "what the check said"), rows)
+
+
+def betrayals_table(planted: Sequence[PlantedRun]) -> Table:
+    """A row for each number that an error moves out of the default's range."""
+    rows = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
+    return Table(("error", "number", "seen", "value", "default's"), rows or [[MISSING] * 5])
+
+
+def alarms(default: Sequence[Record]) -> str:
+    """How often the rule raises a false alarm, from the default's seeds."""
+    if len(default) < 3:
+        return "Too few seeds without an error to say how often the rule raises a false alarm."
+    by_seed = {
+        run.seed: betrayals([run], [other for other in default if other is not run])
+        for run in default
+    }
+    named = ", ".join(
+        f"seed {seed} ({', '.join(early.signal.name for early in seen)})"
+        for seed, seen in by_seed.items()
+        if seen
+    )
+    told = named or "none of them does"
+    return (
+        "False alarms: of the default's own seeds, each held alone against the others, these leave"
+        f" their range: {told}. One seed leaves the range of few more easily than all seeds of an"
+        " error leave that of the default on one side."
+    )
+
+
+def limits(default: Sequence[Record]) -> str:
+    """How far the page reaches."""
+    seeds = f"{len(default)} seed{'' if len(default) == 1 else 's'},"
+    return (
+        f"It shows what a watcher of run {default[0].name} would have seen, over {seeds}"
+        " of errors planted one at a time. It shows nothing about other sizes, other errors"
+        " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
+        " judged by itself at 95%: the more of them, the likelier that one stands out by chance."
+    )
+
+
+if __name__ == "__main__":
+    main()
