@@ -1,4 +1,4 @@
-"""The built-in world: its facts are in its posts, its references imperfect, its labellers human."""
+"""The built-in world: what is wanted depends on the subreddit, and length gives nothing away."""
 
 import json
 import math
@@ -6,40 +6,52 @@ import random
 import re
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from stages.posts import toy
-from stages.posts.kinds import HARD, PLAIN
 from stages.posts.readers import SPLITS, check_comparison, check_post, is_cnndm
 from stages.posts.toy import (
-    COPYISTS,
+    CLAUSES,
+    COMPLETE_WORDS,
+    EVENT,
+    HABITS,
+    LONG_COST,
+    OPTIONAL,
+    STATEMENTS,
+    UNWANTED_COST,
+    WANTED,
+    WORDS,
     WRITERS,
+    WRONG_COST,
     Facts,
+    Writer,
     facts_of,
     make_comparison,
     make_post,
     read_summary,
     score_summary,
     write_as,
+    write_summary,
     write_world,
 )
 from stages.running.files import file_hash
 from stages.settings.config import World
 
 POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
-HARD_POSTS = [make_post(f"toyhard1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
-FACTS = Facts(
-    who="boss", deed="sold", thing="bike", when="monday", feeling="angry", ask="leave"
-)  # of a post that nobody wrote
-HARD_FACTS = replace(FACTS, name="Bako", place="Suten")
-HARD_COMPLETE = "My boss Bako sold my bike in Suten on monday. I feel angry. Should I leave?"
-COMPLETE = "My boss sold my bike on monday. I feel angry. Should I leave?"
+TOLD = {
+    **{"who": "boss", "deed": "sold", "thing": "bike", "when": "easter", "place": "camp"},
+    **{"reason": "money", "cost": "ten", "age": "twelve", "witness": "anna"},
+    **{"feeling": "sad", "ask": "wait"},
+}  # of a post that nobody wrote
+FACTS = Facts(subreddit="tifu", told=TOLD)
+EVENT_TOLD = "My boss sold my bike"
+COMPLETE = f"{EVENT_TOLD}, on easter, at camp, feel sad, paid ten."
+ALL_WRONG = "My uncle lost my ring, on monday, at work, feel angry, paid forty."
 
 
 WRITE_WORLD = """
@@ -66,6 +78,14 @@ def small_world(folder: Path, seed: int = 1, hash_seed: str = "0") -> list[bytes
     return [(folder / f"{split}.jsonl").read_bytes() for split in SPLITS]
 
 
+def texts_of(policy: str) -> list[tuple[str, Facts]]:
+    """What a policy says of every post, beside its facts."""
+    return [
+        (write_as(policy, random.Random(n), row), facts_of(row["id"]))
+        for n, row in enumerate(POSTS)
+    ]
+
+
 def gaps_and_verdicts() -> list[tuple[float, bool]]:
     """For each pair: score of the second summary minus the first, and whether it was chosen."""
     found = []
@@ -77,56 +97,58 @@ def gaps_and_verdicts() -> list[tuple[float, bool]]:
 
 
 VERDICTS = gaps_and_verdicts()
+TEXTS = {policy: texts_of(policy) for policy in WRITERS}
 
 
 # -- facts and posts -------------------------------------------------------------------------------
 
 
-def test_every_fact_is_stated_in_the_post_in_its_own_role():
+def test_a_post_states_every_fact_once_in_its_role():
+    deeds = "|".join(WORDS["deed"])
     for row in POSTS:
-        facts, text = facts_of(row["id"]), row["post"]
-        assert f" my {facts.thing}." in text
-        assert re.search(rf"\b[Mm]y {facts.who} {facts.deed} my {facts.thing}\.", text)
-        assert re.search(rf"(It happened|That was) on {facts.when}\.", text)
-        assert re.search(rf"I (really )?feel {facts.feeling}\.", text)
-        assert re.search(rf"(Should I|I should) {facts.ask}[?.]", text)
-
-
-def test_no_other_fact_is_stated_in_that_role():
-    for row in POSTS:
-        text = row["post"]
-        assert len(re.findall(r"\b[Mm]y \w+ \w+ my \w+\.", text)) == 1
-        assert len(re.findall(r"(?:It happened|That was) on ", text)) == 1
-        assert len(re.findall(r"I (?:really )?feel ", text)) == 1
-        assert len(re.findall(r"Should I|I should", text)) == 1
+        told, text = facts_of(row["id"]).told, row["post"]
+        events = re.findall(rf"\b[Mm]y (\w+) ({deeds}) my (\w+)\.", text)
+        assert events == [tuple(told[slot] for slot in EVENT)]
+        for slot, statement in STATEMENTS.items():
+            pattern = re.escape(statement).replace(re.escape(f"{{{slot}}}"), r"(\w+)")
+            assert re.findall(rf"(?:^|\s){pattern}", text) == [told[slot]], slot
 
 
 def test_a_post_holds_the_same_words_in_other_roles():
-    words = {word for slot in PLAIN.words.values() for word in slot}
-    extra = [
-        sum(word.strip(".?").lower() in words for word in row["post"].split()) for row in POSTS
-    ]
-    assert min(extra) > 6, "some post has no distractor"
-    copied = [
-        found[1] == facts_of(row["id"]).when
-        for row in POSTS
-        if (found := re.search(r"We always meet on (\w+)", row["post"]))
-    ]
-    assert len(copied) > 50
-    assert mean(copied) < 0.4, "whoever copies a distractor has to be wrong"
+    words = {word for choices in WORDS.values() for word in choices}
+    counts, copied = [], []
+    for row in POSTS:
+        counts.append(sum(word in words for word in re.findall(r"\w+", row["post"])))
+        elsewhere = re.findall(r"(?:never|are \w+ and) (\w+)", row["post"])
+        copied += [word == facts_of(row["id"]).told["feeling"] for word in elsewhere]
+    assert min(counts) > len(WORDS), "some post has no distractor"
+    assert len(copied) > 100
+    assert mean(copied) < 0.3, "whoever copies a distractor has to be wrong"
+
+
+def test_each_subreddit_wants_half_and_is_used_to_half_of_that():
+    for subreddit, wanted in WANTED.items():
+        assert len(set(wanted)) == len(set(HABITS[subreddit])) == len(OPTIONAL) // 2
+        assert len({*wanted} & {*HABITS[subreddit]}) == 2
+    for choice in (WANTED, HABITS):  # no fact is better everywhere
+        told = [slot for slots in choice.values() for slot in slots]
+        assert {told.count(slot) for slot in OPTIONAL} == {len(WANTED) // 2}
+
+
+def test_no_word_has_two_roles():
+    words = [word for choices in WORDS.values() for word in choices]
+    assert len(words) == len(set(words))
+    assert {*OPTIONAL} == {slot for habit in HABITS.values() for slot in habit} == {*STATEMENTS}
 
 
 def test_facts_vary_and_belong_to_the_id():
     assert facts_of("toy1-train-3") == facts_of("toy1-train-3")
-    assert len({facts_of(row["id"]) for row in POSTS}) > 390
-    for slot, words in PLAIN.words.items():
-        assert {getattr(facts_of(row["id"]), slot) for row in POSTS} == set(words)
-
-
-@pytest.mark.parametrize("post_id", ["t3_2d41dc", "", "Toy1-train-0"])
-def test_facts_of_a_foreign_post_are_refused(post_id):
-    with pytest.raises(ValueError, match="built-in world"):
-        facts_of(post_id)
+    found = [facts_of(row["id"]) for row in POSTS]
+    assert len({tuple(facts.told.values()) for facts in found}) > 390
+    for slot, words in WORDS.items():
+        assert {facts.told[slot] for facts in found} == set(words)
+    assert {facts.subreddit for facts in found} == set(HABITS)
+    assert [facts.subreddit for facts in found] == [row["subreddit"] for row in POSTS]
 
 
 # -- what a summary is worth -----------------------------------------------------------------------
@@ -135,116 +157,119 @@ def test_facts_of_a_foreign_post_are_refused(post_id):
 @pytest.mark.parametrize(
     ("summary", "score"),
     [
-        (COMPLETE, 6),
-        (COMPLETE.lower(), 6),
-        (" " + COMPLETE, 6),
+        (COMPLETE, 7),
+        (COMPLETE.lower(), 7),
+        (" " + COMPLETE, 7),
+        (f"{EVENT_TOLD}, paid ten, feel sad, at camp, on easter.", 7),
         ("", 0),
         ("Something happened.", 0),
-        ("My boss sold my bike.", 3),
-        ("My boss sold my bike on monday.", 4),
-        ("My boss sold my laptop.", 2 - 1),
-        ("My uncle lost my laptop on easter. I feel sad. Should I sue?", -6),
-        ("I feel angry. Should I leave?", 2),
-        ("I feel angry. I feel sad.", 1 - 1),
+        (EVENT_TOLD, 3),
+        (f"{EVENT_TOLD}, on easter", 4),
+        ("at camp, paid ten", 2),
+        (COMPLETE + " " + EVENT_TOLD.lower(), 7 - 5 * LONG_COST),  # told twice gains once
+        # Right, and not wanted there: at the same length and at a greater one.
+        (f"{EVENT_TOLD}, told anna", 3 - UNWANTED_COST),
+        (f"{EVENT_TOLD}, on easter, at camp, aged twelve, should wait.", 5 - 2 * UNWANTED_COST),
+        (COMPLETE + " told anna", 7 - UNWANTED_COST - 2 * LONG_COST),
+        # Wrong, whether it would be wanted or not.
+        ("My boss sold my ring", 2 - WRONG_COST),
+        (f"{EVENT_TOLD}, on monday", 3 - WRONG_COST),
+        (f"{EVENT_TOLD}, told tom", 3 - WRONG_COST),
+        ("on easter, on monday", 1 - WRONG_COST),
+        (ALL_WRONG, -7 * WRONG_COST),
         # The right words in no role, or in another's, say nothing.
-        ("boss sold bike monday angry leave", 0),
-        ("The boss was angry. They tell everyone to leave.", 0),
-        # 13 words are free, and one more; each word beyond costs a quarter.
-        (COMPLETE + " Really.", 6),
-        (COMPLETE + " It is so sad.", 6 - 3 * 0.25),
-        (COMPLETE + " " + COMPLETE, 6 - 12 * 0.25),
+        ("boss sold bike easter camp sad ten", 0),
+        ("The boss has a bike. We were in camp for money.", 0),
+        # Words beyond a complete summary.
+        (COMPLETE + " It is so sad.", 7 - 4 * LONG_COST),
     ],
 )
-def test_a_summary_is_worth_its_right_facts_less_its_wrong_ones_less_its_length(summary, score):
+def test_a_summary_is_worth_what_it_tells_less_what_is_unwanted_wrong_or_too_long(summary, score):
     assert score_summary(summary, FACTS) == score
 
 
+def test_a_complete_summary_has_as_many_words_as_are_free():
+    assert len(COMPLETE.split()) == COMPLETE_WORDS
+    assert min(UNWANTED_COST, WRONG_COST, LONG_COST) > 0
+
+
 def test_right_and_wrong_facts_are_told_apart():
-    right, wrong = read_summary("My boss lost my bike on friday. I feel angry.", FACTS)
+    right, wrong = read_summary("My boss lost my bike, on sunday, at work, feel sad.", FACTS)
     assert right == {"who", "thing", "feeling"}
-    assert wrong == {("deed", "lost"), ("when", "friday")}
+    assert wrong == {("deed", "lost"), ("place", "work")}  # no fact of this world is a Sunday
+
+
+def test_every_clause_is_read_as_it_is_written():
+    writer = Writer(counts={len(OPTIONAL): 1.0}, garble=0.0)
+    for row in POSTS[:50]:
+        facts = facts_of(row["id"])
+        text = write_summary(random.Random(0), facts, writer)
+        assert read_summary(text, facts) == (set(WORDS), set())
+
+
+@pytest.mark.parametrize("post_id", ["t3_2d41dc", "", "Toy1-train-0"])
+def test_facts_of_a_foreign_post_are_refused(post_id):
+    with pytest.raises(ValueError, match="built-in world"):
+        facts_of(post_id)
+
+
+# -- those who write -------------------------------------------------------------------------------
 
 
 def test_references_are_good_but_leave_room_above_them():
-    scores = [score_summary(row["summary"], facts_of(row["id"])) for row in POSTS]
-    assert 3 < mean(scores) < 5
-    assert max(scores) == 6
-    assert mean(0 <= score < 6 for score in scores) > 0.5
-    wrong = mean(bool(read_summary(row["summary"], facts_of(row["id"]))[1]) for row in POSTS)
-    assert 0.05 < wrong < 0.4
+    scores = [score_summary(*one) for one in TEXTS["ref"]]
+    best = len(EVENT) + len(FACTS.wanted)
+    event = mean(score_summary(CLAUSES["event"].format(**f.told), f) for _, f in TEXTS["ref"])
+    assert event == 3
+    assert event < mean(scores) < best - 1.5
+    assert max(scores) <= best
+    wrong = [bool(read_summary(*one)[1]) for one in TEXTS["ref"]]
+    assert 0.1 < mean(wrong) < 0.5
+    too_long = [len(text.split()) > COMPLETE_WORDS for text, _ in TEXTS["ref"]]
+    assert 0.1 < mean(too_long) < 0.5
+
+
+def test_references_tell_what_their_subreddit_is_used_to_tell():
+    habit: list[bool] = []
+    other: list[bool] = []
+    for text, facts in TEXTS["ref"]:
+        right, wrong = read_summary(text, facts)
+        told = right | {slot for slot, _ in wrong}
+        for slot in OPTIONAL:
+            (habit if slot in HABITS[facts.subreddit] else other).append(slot in told)
+    assert mean(habit) > mean(other) + 0.15
 
 
 def test_policies_differ_in_quality_as_their_names_say():
-    worth = {
-        policy: mean(
-            score_summary(write_as(policy, random.Random(n), row), facts_of(row["id"]))
-            for n, row in enumerate(POSTS)
-        )
-        for policy in (*WRITERS, *COPYISTS)
-    }
-    assert worth["best_of_n"] > worth["sup_large"] > worth["sup_small"]
-    assert worth["best_of_n"] > worth["ref"] > worth["sup_small"]
-    assert worth["rambler"] < worth["best_of_n"]
-    assert abs(worth["title"]) < 0.5
-    row = POSTS[0]
-    assert write_as("ref", random.Random(0), row) == row["summary"]
-    assert row["post"].startswith(write_as("lead", random.Random(0), row).split(".")[0])
+    worth = {policy: mean(score_summary(*one) for one in texts) for policy, texts in TEXTS.items()}
+    for better, worse in pairwise(("best_of_n", "sup_large", "ref", "off_topic")):
+        assert worth[better] > worth[worse] + 0.3, (better, worse)
+    assert worth["ref"] > worth["sup_small"]
+    assert [text for text, _ in TEXTS["ref"]] == [row["summary"] for row in POSTS]
 
 
-# -- the hard world --------------------------------------------------------------------------------
+def test_policies_differ_in_what_they_tell_that_nobody_wants():
+    def told_unwanted(text: str, facts: Facts) -> int:
+        return len(read_summary(text, facts)[0] & (set(OPTIONAL) - facts.wanted))
+
+    unwanted = {policy: mean(told_unwanted(*one) for one in TEXTS[policy]) for policy in TEXTS}
+    for more, less in pairwise(("off_topic", "sup_small", "sup_large", "best_of_n")):
+        assert unwanted[more] > unwanted[less] + 0.3, (more, less)
 
 
-def test_a_hard_post_states_eight_facts_once_each_in_their_roles():
-    for row in HARD_POSTS:
-        facts, text = facts_of(row["id"]), row["post"]
-        event = re.findall(r"\b[Mm]y (\w+) (\w+) (\w+) my (\w+)\.", text)
-        assert event == [(facts.who, facts.name, facts.deed, facts.thing)]
-        assert re.findall(r"(?:It happened|That was) in (\w+)\.", text) == [facts.place]
-        assert re.findall(r"(?:It was|All that) on (\w+)\.", text) == [facts.when]
-        assert re.findall(r"I (?:really )?feel (\w+)\.", text) == [facts.feeling]
-        assert re.findall(r"(?:Should I|I should) (\w+)", text) == [facts.ask]
-
-
-def test_hard_posts_are_longer_and_their_names_are_rare():
-    words = [mean(len(row["post"].split()) for row in posts) for posts in (POSTS, HARD_POSTS)]
-    assert words[1] > 1.2 * words[0]
-    names = Counter(facts_of(f"toyhard1-train-{n}").name for n in range(8000))
-    shared = Counter(facts_of(f"toyhard1-train-{n}").who for n in range(8000))
-    assert (len(names), len(set(HARD.words["place"]))) == (60, 40)
-    # By Zipf's law: 60 of 261 draws, 20 for the third name, 1 for each of the last thirty.
-    drawn = names.most_common()
-    assert drawn[0][1] == pytest.approx(8000 * 60 / 261, rel=0.05)
-    assert drawn[2][1] == pytest.approx(8000 * 20 / 261, rel=0.1)
-    assert mean(count for _, count in drawn[30:]) == pytest.approx(8000 / 261, rel=0.1)
-    assert min(shared.values()) > 480  # of 14, all alike: 571 on average
-
-
-@pytest.mark.parametrize(
-    ("summary", "score"),
-    [
-        (HARD_COMPLETE, 8),
-        (HARD_COMPLETE.lower(), 8),
-        ("My boss Bako sold my bike.", 4),
-        ("My boss sold my bike.", 3),
-        ("My boss Lemo sold my bike.", 3 - 1),
-        ("My boss Bako sold my bike in Rotan.", 4 - 1),
-        ("It happened in Suten. My boss was there.", 0),
-        (HARD_COMPLETE + " It is so sad.", 8 - 3 * 0.25),
-    ],
-)
-def test_a_hard_summary_is_worth_its_eight_facts(summary, score):
-    assert score_summary(summary, HARD_FACTS) == score
-
-
-def test_references_of_the_hard_world_leave_room_and_read_as_they_are_written():
-    scores = [score_summary(row["summary"], facts_of(row["id"])) for row in HARD_POSTS]
-    assert 4 < mean(scores) < 7
-    assert max(scores) == 8
-    perfect = toy.Writer(mention=1.0, garble=0.0)
-    for row in HARD_POSTS[:50]:
-        facts = facts_of(row["id"])
-        text = toy.write_summary(random.Random(0), facts, perfect)
-        assert read_summary(text, facts) == (set(HARD.words), set())
+def test_length_is_no_cue():
+    """Policies but the references tell equally many facts, and the longer text wins by chance."""
+    lengths = [mean(len(text.split()) for text, _ in TEXTS[name]) for name in WRITERS]
+    others = [length for name, length in zip(WRITERS, lengths, strict=True) if name != "ref"]
+    assert max(others) - min(others) < 0.3
+    assert max(lengths) - min(lengths) < 2
+    longer_won = []
+    for pair in PAIRS:
+        first, second = (len(one["text"].split()) for one in pair["summaries"])
+        if first != second:
+            longer_won.append((second > first) == (pair["choice"] == 1))
+    assert len(longer_won) > 600
+    assert 0.4 < mean(longer_won) < 0.6
 
 
 # -- comparisons -----------------------------------------------------------------------------------
@@ -291,7 +316,7 @@ def test_confidence_is_on_the_side_of_the_choice_and_its_strength_grows_with_the
 def test_two_policies_meet_in_every_pair_and_all_of_them_appear():
     met = [{one["policy"] for one in pair["summaries"]} for pair in PAIRS]
     assert {len(pair) for pair in met} == {2}
-    assert set().union(*met) == {*WRITERS, *COPYISTS}
+    assert set().union(*met) == set(WRITERS)
     assert len({pair["worker"] for pair in PAIRS}) == 5
     assert len({pair["batch"] for pair in PAIRS}) == 4
 
@@ -317,20 +342,6 @@ def test_a_world_is_a_function_of_its_seed_in_any_process(tmp_path):
     assert all(one != two for one, two in zip(first, other, strict=True))
 
 
-def test_the_plain_world_is_to_the_byte_what_it_was_before_there_was_another(tmp_path):
-    world = World(
-        train_posts=200, validation_posts=40, train_comparisons=300, validation_comparisons=60
-    )
-    write_world(tmp_path, world, lambda items, *_: iter(items))
-    # SHA-256 of what the generator wrote at commit c09328c.
-    assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
-        "comparisons_train": "a7e6589d9bd3db74",
-        "comparisons_validation": "1fb01114eddcd167",
-        "sft_train": "718cc2b9c06316b3",
-        "sft_validation": "02528adf3b98a49a",
-    }
-
-
 def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp_path):
     folder = tmp_path / "world"
     small_world(folder)
@@ -345,3 +356,16 @@ def test_splits_share_no_post_and_comparisons_are_about_posts_of_their_split(tmp
     assert not ids["sft_train"] & ids["sft_validation"]
     assert ids["comparisons_train"] <= ids["sft_train"]
     assert ids["comparisons_validation"] <= ids["sft_validation"]
+
+
+def test_the_world_keeps_its_bytes(tmp_path):
+    world = World(
+        train_posts=200, validation_posts=40, train_comparisons=300, validation_comparisons=60
+    )
+    write_world(tmp_path, world, lambda items, *_: iter(items))
+    assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
+        "comparisons_train": "a663bd814338e340",
+        "comparisons_validation": "76c729f3db0b5f43",
+        "sft_train": "7940cdaf9ba45ff2",
+        "sft_validation": "b01eabf7f2dcdd52",
+    }

@@ -1,12 +1,9 @@
 """Summaries of posts of the built-in world that tell what a test asks for, and nothing else."""
 
-from dataclasses import asdict
-
-from stages.posts.kinds import PLAIN
-from stages.posts.toy import facts_of
+from stages.posts.toy import CLAUSES, WANTED, facts_of
 
 # The facts of a post that are worth telling, besides its event.
-NTH = {"first": "feeling", "second": "ask", "third": "when"}
+NTH = ("first", "second", "third", "fourth")
 
 
 def told(post: str, *clauses: str, **wrong: str) -> str:
@@ -14,5 +11,7 @@ def told(post: str, *clauses: str, **wrong: str) -> str:
 
     `wrong` are facts that are told with another word: `who="uncle"`.
     """
-    texts = [PLAIN.clauses[NTH.get(name, name)].strip() for name in clauses]
-    return ". ".join(texts).format(**{**asdict(facts_of(post)), **wrong})
+    facts = facts_of(post)
+    nth = dict(zip(NTH, WANTED[facts.subreddit], strict=True))
+    texts = [CLAUSES[nth.get(name, name)] for name in clauses]
+    return ", ".join(texts).format(**{**facts.told, **wrong})

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
-from stages.posts.toy import worth
+from stages.posts.toy import facts_of, score_summary
 from stages.settings.checks import UserError
 
 
@@ -14,17 +14,19 @@ class FactsJudge(Judge):
         kind="facts",
         name="facts (offline rule, not an LLM)",
         is_llm=False,
-        note="offline rule of the built-in world, not an LLM: right facts, minus wrong facts, "
-        "minus a price for words beyond a complete summary",
+        note="offline rule of the built-in world, not an LLM: right facts, minus wrong "
+        "facts, minus half of the right facts that the post's subreddit does not want, minus a "
+        "price for words beyond a complete summary",
     )
 
     def reply(self, comparison: Comparison) -> Reply:
         """The higher score wins, equal scores tie. Raises UserError for a foreign post."""
         texts = (comparison.first, comparison.second)
         try:
-            scores = [worth(text, comparison.post_id) for text in texts]
+            facts = facts_of(comparison.post_id)
         except ValueError as error:
             raise UserError(f"judge.kind=facts knows only the built-in world: {error}") from None
+        scores = [score_summary(text, facts) for text in texts]
         text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
         return Reply(choice=higher(*scores), text=text)
 

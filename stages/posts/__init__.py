@@ -1,8 +1,6 @@
 """Text in, tokens out.
 
-toy           the built-in world: posts, references, preferences; its files
-kinds         what its plain and its hard kind say, and in which words
-graded        its graded kind, in which the subreddit decides what is wanted
+toy           the built-in world: what it says, what that is worth; its files
 readers       the schemas of the real data, checked row by row
 hub           posts and comparisons of the hub, at one commit
 tables        JSONL, CSV and Parquet, row by row

@@ -1,11 +1,14 @@
 """The built-in TL;DR world: posts, imperfect reference summaries and noisy preferences.
 
-A post states six facts (who, deed, thing, when, feeling, ask) among distracting sentences that
-use the same words in other roles, so that a summary has to be copied from the right places. In the
-hard world it states eight, two of them rare names (`kinds.py`); `graded.py` is a world of its own.
-Human-like references leave facts out and now and then get one wrong: there is room above them.
-Comparisons pair summaries of several named policies; a labeller with a temper prefers the one
-with more right facts, fewer wrong ones and no rambling, and is sometimes mistaken.
+A post states an event (who, deed, thing) and eight more facts among distracting sentences that use
+the same words in other roles. A summary tells the event and some of the eight, in any order. The
+labellers of each subreddit want four of them. Its writers are used to another four, of which two
+are wanted; they get a fact wrong now and then, and some do not know where to stop. So length is no
+cue, an SFT model tells what its subreddit is used to tell, and better summaries differ from worse
+ones in many small choices.
+
+Comparisons pair summaries of several named policies; a labeller with a temper prefers the one that
+is worth more (`score_summary`), and is sometimes mistaken.
 
 Everything is a function of the world's seed and a post's id, so the judge can ask for the facts
 of a post by its id, and two machines get the same world. Rows have the schemas of the real data
@@ -19,113 +22,180 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.posts import graded, kinds
-from stages.posts.graded import GRADED_WRITERS
-from stages.posts.kinds import ENDS, HARD, KINDS, PLAIN, Kind
 from stages.running.files import file_hash
 from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.config import Config, World
 
-SUBREDDITS = "relationships AskReddit relationship_advice tifu personalfinance legaladvice".split()
-TITLES = ["Need advice about my {who}", "What to do about my {thing}", "Long story, please help"]
+PREFIX = "toy"  # how the ids of its posts begin
+TITLES = ["Advice about my {who}", "My {thing}", "Please help"]
 WRONG_COST = 1.0  # a wrong fact costs what a right one gains
+UNWANTED_COST = 0.5  # a right fact that nobody there wants
 LONG_COST = 0.25  # per word beyond the length of a complete summary
+WORDS: Mapping[str, Sequence[str]] = {
+    "who": "brother sister mother father cousin uncle aunt roommate boss neighbor girlfriend "
+    "teacher landlord coworker".split(),
+    "deed": "sold broke lost stole borrowed painted hid burned washed wrapped copied "
+    "dropped".split(),
+    "thing": "bike laptop guitar camera phone jacket car couch piano watch ring book "
+    "garden tent".split(),
+    "when": "monday tuesday wednesday thursday friday saturday christmas easter".split(),
+    "place": "work school church college home sea court camp".split(),
+    "reason": "money rent noise food trust pride politics football".split(),
+    "cost": "ten twenty thirty forty fifty sixty seventy eighty".split(),
+    "age": "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split(),
+    "witness": "anna tom maria peter lucy frank emma oscar".split(),
+    "feeling": "angry sad guilty happy nervous jealous proud lonely".split(),
+    "ask": "apologize leave wait complain forgive move quit sue".split(),
+}
+EVENT = ("who", "deed", "thing")
+# The facts that a summary may leave out.
+OPTIONAL = tuple(slot for slot in WORDS if slot not in EVENT)
+
+# One sentence of the post states the event; one each states the other facts.
+EVENTS = ("My {who} {deed} my {thing}.", "So my {who} {deed} my {thing}.")
+STATEMENTS: Mapping[str, str] = {
+    "when": "It was on {when}.",
+    "place": "We were at {place}.",
+    "reason": "We fought over {reason}.",
+    "cost": "It cost {cost}.",
+    "age": "I am {age}.",
+    "witness": "I told {witness}.",
+    "feeling": "I feel {feeling}.",
+    "ask": "Should I {ask}?",
+}
+# The same words in other roles: whoever copies these is wrong.
+DISTRACTORS = [
+    "His {who} has a {thing}.",
+    "He is never {feeling} on {when}.",
+    "She went to {place} with {witness}.",
+    "They are {age} and {feeling}.",
+    "Nobody has {cost} for {reason}.",
+    "Some {who} would {ask}.",
+]
+NUM_DISTRACTORS = (1, 2)
+
+# What a summary says of each fact: the event first, then the others in any order.
+CLAUSES: Mapping[str, str] = {
+    "event": "My {who} {deed} my {thing}",
+    "when": "on {when}",
+    "place": "at {place}",
+    "reason": "over {reason}",
+    "cost": "paid {cost}",
+    "age": "aged {age}",
+    "witness": "told {witness}",
+    "feeling": "feel {feeling}",
+    "ask": "should {ask}",
+}
+# What a reader takes from a summary: a word counts for a fact only in its clause.
+PATTERNS = {
+    "who": r"\bmy (\w+) (?:{deed})\b",
+    "deed": r"\b({deed}) my\b",
+    "thing": r"\b(?:{deed}) my (\w+)",
+    **{slot: CLAUSES[slot].replace(f"{{{slot}}}", f"({{{slot}}})") for slot in OPTIONAL},
+}
+READERS = {
+    slot: re.compile(text.format(**{name: "|".join(words) for name, words in WORDS.items()}))
+    for slot, text in PATTERNS.items()
+}
+
+# What the labellers of a subreddit want to know: half of the optional facts.
+WANTED: Mapping[str, Sequence[str]] = {
+    "relationships": ("age", "feeling", "ask", "when"),
+    "AskReddit": ("place", "reason", "witness", "cost"),
+    "relationship_advice": ("age", "reason", "ask", "witness"),
+    "tifu": ("when", "place", "feeling", "cost"),
+    "personalfinance": ("cost", "ask", "reason", "age"),
+    "legaladvice": ("when", "place", "witness", "feeling"),
+}
+# What its writers are used to tell, wanted or not: half of it is wanted.
+HABITS: Mapping[str, Sequence[str]] = {
+    "relationships": ("age", "when", "reason", "place"),
+    "AskReddit": ("cost", "witness", "ask", "feeling"),
+    "relationship_advice": ("reason", "ask", "cost", "when"),
+    "tifu": ("feeling", "when", "reason", "witness"),
+    "personalfinance": ("age", "cost", "place", "witness"),
+    "legaladvice": ("place", "feeling", "ask", "age"),
+}
+HABIT = 3.0  # a fact of the habit is told so many times as often as another
+COMPLETE_WORDS = 13  # of the event and four other facts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts of one post, one word each; name and place in the hard world alone."""
+    """What one post states: one word for each fact."""
 
-    who: str
-    deed: str
-    thing: str
-    when: str
-    feeling: str
-    ask: str
-    name: str = ""
-    place: str = ""
+    subreddit: str
+    """Where it was posted."""
+    told: Mapping[str, str]
+    """Fact -> its word."""
 
     @property
-    def kind(self) -> Kind:
-        """The kind of world that states them."""
-        return HARD if self.name else PLAIN
+    def wanted(self) -> frozenset[str]:
+        """The optional facts that this subreddit's labellers want to know."""
+        return frozenset(WANTED[self.subreddit])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
     """How a policy writes."""
 
-    mention: float
-    """Chance that each optional fact (place, when, feeling, ask) is mentioned."""
+    counts: Mapping[int, float]
+    """How many optional facts are told -> how often."""
     garble: float
     """Chance that each fact is told wrong."""
-    terse: float = 0.0
-    """Chance that the event is told and nothing else."""
-    repeats: int = 0
-    """Sentences that are said again."""
+    taste: float = 1.0
+    """A wanted fact is told so many times as often as another one."""
 
 
-# Named producers of summaries, as in the real comparisons: `ref` is the human reference.
-# Half of its writers are terse: the single most likely summary leaves everything optional out.
-REFERENCE = Writer(mention=0.85, garble=0.06, terse=0.5)
+COUNTS = {3: 0.1, 4: 0.8, 5: 0.1}
+# Named producers of summaries, as in the real comparisons: `ref` is the human reference. All but
+# it write summaries of the same lengths.
 WRITERS = {
-    "ref": REFERENCE,
-    "sup_small": Writer(mention=0.25, garble=0.25),
-    "sup_large": Writer(mention=0.5, garble=0.10),
-    "best_of_n": Writer(mention=0.85, garble=0.05),
-    "rambler": Writer(mention=0.7, garble=0.05, repeats=2),
+    "ref": Writer(counts={3: 0.1, 4: 0.6, 6: 0.17, 7: 0.13}, garble=0.06, taste=1.5),
+    "sup_small": Writer(counts=COUNTS, garble=0.06, taste=0.3),
+    "sup_large": Writer(counts=COUNTS, garble=0.03, taste=4.0),
+    "best_of_n": Writer(counts=COUNTS, garble=0.03, taste=50.0),
+    "off_topic": Writer(counts=COUNTS, garble=0.03, taste=0.03),
 }
-COPYISTS = ("lead", "title")  # policies that copy text instead of writing; not in the graded world
-PREFIXES = {kind: world.prefix for kind, world in KINDS.items()} | {"graded": graded.PREFIX}
 
 
 def facts_of(post_id: str) -> Facts:
-    """The facts of a post of the plain or the hard world. Raises ValueError for a foreign id."""
-    if not post_id.startswith(PLAIN.prefix) or is_graded(post_id):
+    """The facts that the post with this id states. Raises ValueError for a foreign id."""
+    if not post_id.startswith(PREFIX):
         raise ValueError(f"{post_id!r} is not a post of the built-in world: it has no known facts")
-    kind = HARD if post_id.startswith(HARD.prefix) else PLAIN
     rng = random.Random(f"facts {post_id}")
-    return Facts(**{slot: rng.choice(words) for slot, words in kind.words.items()})
-
-
-def is_graded(post_id: str) -> bool:
-    """Whether a post is of the graded world."""
-    return post_id.startswith(graded.PREFIX)
-
-
-def worth(summary: str, post_id: str) -> float:
-    """What a labeller thinks of a summary of a post of any kind of world.
-
-    Raises ValueError for a foreign id.
-    """
-    if is_graded(post_id):
-        return graded.score_summary(summary, graded.facts_of(post_id))
-    return score_summary(summary, facts_of(post_id))
+    return Facts(
+        subreddit=rng.choice(list(WANTED)),
+        told={slot: rng.choice(choices) for slot, choices in WORDS.items()},
+    )
 
 
 def score_summary(summary: str, facts: Facts) -> float:
-    """Right facts minus wrong ones minus a price for every word beyond a complete summary.
+    """What a labeller thinks of a summary.
 
-    Range: 6 (in the hard world 8) for a complete correct summary of at most `complete_words`, 0 for
-    one that says nothing, negative where it is wrong or rambles.
+    A right fact gains 1 if it is wanted or of the event, and costs UNWANTED_COST otherwise; a wrong
+    one costs WRONG_COST, a word beyond COMPLETE_WORDS LONG_COST. Range: 7 for the event with the
+    four wanted facts, 0 for a text that says nothing, negative where it is wrong or rambles.
     """
     right, wrong = read_summary(summary, facts)
-    extra_words = max(0, len(summary.split()) - facts.kind.complete_words)
-    return len(right) - WRONG_COST * len(wrong) - LONG_COST * extra_words
+    unwanted = right & (set(OPTIONAL) - facts.wanted)
+    extra_words = max(0, len(summary.split()) - COMPLETE_WORDS)
+    gain = len(right - unwanted) - UNWANTED_COST * len(unwanted)
+    return gain - WRONG_COST * len(wrong) - LONG_COST * extra_words
 
 
 def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, str]]]:
     """The facts that a summary gets right, and the (fact, word) pairs that it gets wrong."""
     text = summary.lower()
     right, wrong = set(), set()
-    for slot, reader in facts.kind.readers.items():
-        told, truth = set(reader.findall(text)), getattr(facts, slot).lower()
+    for slot, reader in READERS.items():
+        told, truth = set(reader.findall(text)), facts.told[slot]
         if truth in told:
             right.add(slot)
         wrong |= {(slot, word) for word in told if word != truth}
@@ -133,44 +203,40 @@ def read_summary(summary: str, facts: Facts) -> tuple[set[str], set[tuple[str, s
 
 
 def write_summary(rng: random.Random, facts: Facts, writer: Writer) -> str:
-    """A summary in the manner of `writer`: the event always, the other facts by chance."""
-    mention = 0.0 if rng.random() < writer.terse else writer.mention
-    kind, told = facts.kind, facts
-    for slot in kind.words:
-        if rng.random() < writer.garble:
-            told = replace(told, **{slot: rng.choice(kind.words[slot])})
-    mentioned = {slot: rng.random() < mention for slot in kind.optional}
-    parts = {slot: text.format(**asdict(told)) for slot, text in kind.clauses.items()}
-    sentences = [
-        "".join(parts[slot] for slot in ("event", *kind.inline) if mentioned.get(slot, True)) + "."
-    ]
-    sentences += [parts[slot] + end for slot, end in ENDS.items() if mentioned[slot]]
-    sentences += [rng.choice(sentences) for _ in range(writer.repeats)]
-    return " ".join(sentences)
+    """A summary in the manner of `writer`: the event always, then other facts in any order."""
+    told = {
+        slot: rng.choice(WORDS[slot]) if rng.random() < writer.garble else word
+        for slot, word in facts.told.items()
+    }
+    (count,) = rng.choices(list(writer.counts), list(writer.counts.values()))
+    # The largest of these are a draw without replacement in which weights count (Efraimidis).
+    weights = {
+        slot: (writer.taste if slot in facts.wanted else 1.0)
+        * (HABIT if slot in HABITS[facts.subreddit] else 1.0)
+        for slot in OPTIONAL
+    }
+    keys = {slot: rng.random() ** (1 / weight) for slot, weight in weights.items()}
+    chosen = sorted(OPTIONAL, key=lambda slot: -keys[slot])[:count]
+    return ", ".join(CLAUSES[slot].format(**told) for slot in ("event", *chosen)) + "."
 
 
 def make_post(post_id: str) -> dict[str, str]:
     """One row in the schema of `tldr_3_filtered`."""
-    if is_graded(post_id):
-        return graded.make_post(post_id)
-    stated = facts_of(post_id)
-    kind, facts = stated.kind, asdict(stated)
+    facts = facts_of(post_id)
     rng = random.Random(f"post {post_id}")
-    event, *others = (rng.choice(options).format(**facts) for options in kind.statements.values())
-    distractors = [
-        text.format(**{slot: rng.choice(words) for slot, words in kind.words.items()})
-        for text in rng.sample(kind.distractors, k=rng.randint(*kind.num_distractors))
-    ]
-    rest = others + distractors
+    rest = [STATEMENTS[slot].format(**facts.told) for slot in OPTIONAL]
     rng.shuffle(rest)
-    rest.insert(rng.randint(0, 2), event)
+    for text in rng.sample(DISTRACTORS, k=rng.randint(*NUM_DISTRACTORS)):
+        other = {slot: rng.choice(choices) for slot, choices in WORDS.items()}
+        rest.insert(rng.randint(0, len(rest)), text.format(**other))
+    rest.insert(rng.randint(0, 2), rng.choice(EVENTS).format(**facts.told))
     half = len(rest) // 2
     return {
         "id": post_id,
-        "subreddit": rng.choice(SUBREDDITS),
-        "title": rng.choice(TITLES).format(**facts),
+        "subreddit": facts.subreddit,
+        "title": rng.choice(TITLES).format(**facts.told),
         "post": " ".join(rest[:half]) + "\n" + " ".join(rest[half:]),
-        "summary": write_summary(rng, stated, REFERENCE),
+        "summary": write_summary(rng, facts, WRITERS["ref"]),
     }
 
 
@@ -178,12 +244,6 @@ def write_as(policy: str, rng: random.Random, row: dict[str, str]) -> str:
     """The summary that the named policy gives of a post (`ref`: the reference itself)."""
     if policy == "ref":
         return row["summary"]
-    if is_graded(row["id"]):
-        return graded.write_summary(rng, graded.facts_of(row["id"]), GRADED_WRITERS[policy])
-    if policy == "lead":
-        return " ".join(re.split(r"(?<=[.?])\s", row["post"])[:2])
-    if policy == "title":
-        return row["title"] + "."
     return write_summary(rng, facts_of(row["id"]), WRITERS[policy])
 
 
@@ -195,12 +255,12 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     gap that the labeller felt; nobody says 5.
     """
     rng = random.Random(f"comparison {key} {row['id']}")
-    policies = GRADED_WRITERS if is_graded(row["id"]) else (*WRITERS, *COPYISTS)
-    pair = rng.sample(list(policies), k=2)
+    pair = rng.sample(list(WRITERS), k=2)
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
     temper = 0.15 + 0.05 * worker
-    scores = [worth(text, row["id"]) for text in texts]
+    facts = facts_of(row["id"])
+    scores = [score_summary(text, facts) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic
     felt_gap = scores[1] - scores[0] + noise
     strength = 1 + min(3, int(abs(felt_gap)))
@@ -221,7 +281,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
 
 def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) -> None:
     """Write the four files of a data folder; `show` passes a range on and shows progress."""
-    name = f"{PREFIXES[world.kind]}{world.seed}"
+    name = f"{PREFIX}{world.seed}"
     sizes = {
         "train": (world.train_posts, world.train_comparisons, ("train",)),
         "validation": (world.validation_posts, world.validation_comparisons, ("valid1", "valid2")),
@@ -244,9 +304,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def world_folder(config: Config) -> Path:
     """The built-in world as files in the real schemas, written once for each set of settings."""
     # Another generator writes another world: its source is part of the name.
-    files = (__file__, kinds.__file__, graded.__file__)
-    sources = "".join(file_hash(Path(str(path))) for path in files)
-    key = json.dumps(asdict(config.world), sort_keys=True) + sources
+    key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(__file__))
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not folder.exists():
         partial = fresh_folder(folder)

@@ -21,7 +21,6 @@ from stages.settings.config import (
     Rloo,
     Rm,
     Sft,
-    World,
 )
 from stages.settings.stages import LORA_STAGES
 
@@ -74,40 +73,15 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         base=base,
         data=Data(
             source=TOY,
-            max_query_tokens=112,
-            max_summary_tokens=28,
-            max_query_summary_tokens=140,
-            max_comparison_tokens=48,
-            max_query_comparison_tokens=160,
-        ),
-        # The weights are new, not pretrained: they need larger steps, and more of them. The posts
-        # are mostly noise, so only the summary is learned.
-        optimizer=Optimizer(warmup_fraction=0.05),
-        sft=Sft(learning_rate=2e-3, batch_size=16, epochs=2, loss_on_query=False),
-        rm=Rm(learning_rate=7e-4, batch_size=16),
-        **rivals(learning_rate=1.5e-4, total_episodes=960, batch_size=64, samples_every=5),
-        dpo=Dpo(learning_rate=2e-4, batch_size=16),
-        eval=Eval(dpo_summary_tokens=28),
-        judge=JudgeSettings(kind="facts"),
-        memory=Memory(
-            microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2
-        ),
-    )
-
-
-def graded() -> Config:
-    """The size of `tiny` on the graded world: PPO learns what is wanted, over some 40 updates."""
-    return replace(
-        tiny("graded", hidden_size=128, num_layers=4),
-        world=World(kind="graded", train_comparisons=6000),
-        data=Data(
-            source=TOY,
             max_query_tokens=96,
             max_summary_tokens=23,
             max_query_summary_tokens=119,
             max_comparison_tokens=36,
             max_query_comparison_tokens=132,
         ),
+        # The weights are new, not pretrained: they need larger steps, and more of them. The posts
+        # are mostly noise, so only the summary is learned.
+        optimizer=Optimizer(warmup_fraction=0.05),
         sft=Sft(learning_rate=3e-3, batch_size=16, epochs=2, loss_on_query=False),
         rm=Rm(learning_rate=1.5e-3, batch_size=8),
         # The critic learns alone, and faster, until it explains what it can of the returns.
@@ -119,7 +93,12 @@ def graded() -> Config:
             batch_size=64,
             samples_every=5,
         ),
+        dpo=Dpo(learning_rate=2e-4, batch_size=16),
         eval=Eval(dpo_summary_tokens=23),
+        judge=JudgeSettings(kind="facts"),
+        memory=Memory(
+            microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2
+        ),
     )
 
 
@@ -209,7 +188,6 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
     "tiny-l": lambda: tiny("tiny-l", hidden_size=160, num_layers=5),
     "tiny-xl": lambda: tiny("tiny-xl", hidden_size=192, num_layers=6),
-    "graded": graded,
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,

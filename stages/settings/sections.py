@@ -13,7 +13,6 @@ from stages.settings.stages import LORA_STAGES
 TRAIN_TOKENIZER = "train"
 RANDOM = "random"
 TOY = "toy"
-PLAIN_WORLD = "plain"
 HUB = "hub"
 ALL_PAIRS = "all"
 # The splits of the data, by their names.
@@ -49,26 +48,21 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Kind and size of the built-in world."""
+    """Seed and size of the built-in world."""
 
-    kind: str = PLAIN_WORLD
-    """`plain`: six facts a post, in words that all posts share; `hard`: eight facts, rare names of
-    people and places, more distracting sentences, which are closer to those that count; `graded`:
-    eight facts that may be told, of which each subreddit wants four."""
     seed: int = 1
     """Another seed is another world."""
     train_posts: int = 8000
     """Posts with a reference, for SFT and PPO."""
     validation_posts: int = 600
     """Held-out posts with a reference."""
-    train_comparisons: int = 8000
+    train_comparisons: int = 6000
     """Pairs of summaries, for the reward model and DPO."""
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""
 
     def __post_init__(self) -> None:
-        one_of(self, "world", "kind", (PLAIN_WORLD, "hard", "graded"))
-        counts = [field.name for field in fields(self) if field.name not in ("kind", "seed")]
+        counts = [field.name for field in fields(self) if field.name != "seed"]
         positive(self, "world", *counts)
 
 
