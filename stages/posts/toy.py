@@ -258,7 +258,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     pair = rng.sample(list(WRITERS), k=2)
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
-    temper = 0.15 + 0.05 * worker
+    temper = 0.2 + 0.075 * worker
     facts = facts_of(row["id"])
     scores = [score_summary(text, facts) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic

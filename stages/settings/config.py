@@ -31,6 +31,7 @@ from stages.settings.sections import (
     Eval,
     Lora,
     Memory,
+    Normalize,
     Optimizer,
     Rm,
     Sft,
@@ -56,6 +57,7 @@ __all__ = [
     "JudgeSettings",
     "Lora",
     "Memory",
+    "Normalize",
     "Optimizer",
     "Outputs",
     "Ppo",
@@ -94,6 +96,7 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sft: Sft = field(default_factory=Sft)
     rm: Rm = field(default_factory=Rm)
+    normalize: Normalize = field(default_factory=Normalize)
     ppo: Ppo = field(default_factory=Ppo)
     rloo: Rloo = field(default_factory=Rloo)
     dpo: Dpo = field(default_factory=Dpo)

@@ -192,6 +192,18 @@ class Rm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """Reward normalization (Huang et al. 2024, detail 15)."""
+
+    posts: int = 0
+    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all. The
+    page shows the standard error of that mean."""
+
+    def __post_init__(self) -> None:
+        at_least_0(self, "normalize", "posts")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dpo:
     """Direct preference optimization on the reward model's comparisons.
 

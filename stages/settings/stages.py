@@ -87,6 +87,7 @@ ROWS = {
         head="norm",
         module="stages.normalize",
         goal="rm",
+        sections=("normalize",),
         inputs=("base", "rm"),
         models=("model",),
         shared=True,
