@@ -254,6 +254,21 @@ def test_code_that_was_not_committed_is_refused_unless_allowed(place, capsys, mo
     assert "508a0d9-dirty" in published()["tiny-seed1"]["code_versions"]
 
 
+def test_a_published_page_of_the_same_name_about_other_runs_is_not_replaced(place, capsys):
+    finished(1)
+    scaling_page.main(["--names", "tiny"])
+    publish.main([])
+    record = json.loads((GENERATED / RECORD).read_text())
+    record["pages"]["scaling-tiny"]["about"] = ["other"]
+    (GENERATED / RECORD).write_text(json.dumps(record))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        publish.main([])
+    said = "scaling-tiny in reports/generated is about other, not tiny: remove it from published"
+    assert said in capsys.readouterr().err
+    assert published() == record["pages"]
+
+
 def test_unknown_runs_runs_without_a_page_and_two_judges_are_refused(place, capsys):
     both = two_judges()
     assert "run tiny has no page: run `make eval`" in refused(capsys)

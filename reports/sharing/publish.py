@@ -254,6 +254,18 @@ def check_clean(pages: Sequence[Page]) -> None:
             )
 
 
+def check_about(pages: Sequence[Page], published: dict[str, Any]) -> None:
+    """Raise UserError if a published page of the same name is about other runs."""
+    for page in pages:
+        about = published["pages"].get(page.stem, {"about": page.names})["about"]
+        # The page of all judges is called after no run.
+        if page.stem != page.kind and set(about) != set(page.names):
+            raise UserError(
+                f"page {page.stem} in {GENERATED} is about {', '.join(about)}, not"
+                f" {', '.join(page.names)}: remove it from {RECORD} first"
+            )
+
+
 # -- what is written -------------------------------------------------------------------------------
 
 
@@ -274,8 +286,9 @@ def publish(
     pages = [page for page in pages if page.kind in (kinds or there)]
     if not allow_dirty:
         check_clean(pages)
-    GENERATED.mkdir(parents=True, exist_ok=True)
     published = read_json(GENERATED / RECORD) or {"pages": {}}
+    check_about(pages, published)
+    GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
     published["pages"] = dict(sorted(published["pages"].items()))
