@@ -1,10 +1,10 @@
 """What betrays a known error that was planted in a run, over seeds.
 
-    python -m reports.planted_page --name graded --errors runs/reports/planted-errors.json
+    python -m reports.planted_page --name tiny --errors runs/tiny/planted-errors.json
 
-takes the finished seeds of run `graded` and of runs `graded-planted-<error>`, and writes
-runs/reports/planted.md and .html. The file says in plain words what each error is, and in which
-stage it begins. `make planted` makes the runs and the file, and calls this.
+takes the finished seeds of run `tiny` and of runs `tiny-planted-<error>`, and writes
+runs/reports/planted-tiny.md and .html. The file says in plain words what each error is, and in
+which stage it begins. `make planted` makes the runs and the file, and calls this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from reports.parts import page
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside
-from reports.parts.run_report import write_about_runs
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import not_judged_alike, notes_of_judges
 from reports.parts.watched import POLICY, Betrayal, betrayals, rule
 from reports.parts.words import MISSING, bounds_in_points
 from reports.sections.made_with import where
-from stages.running.files import read_json
+from stages.running.files import file_hash, read_json
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.stages import STAGES
@@ -85,8 +85,22 @@ def write_page(name: str, errors: Path, judge: str = "") -> str:
     made = blocks(default, planted, left_out)
     records = [*default, *(run for wrong in planted if wrong.pair for run in wrong.pair.runs)]
     title = f"Known errors, planted in run {name}"
-    path = write_about_runs("planted", title, made, [name], records)
+    stem = stem_about("planted", [name])
+    path = write_about_runs(stem, title, made, [name], records, behind(default[0], planted))
     return page.for_terminal([summary(planted), *map(sentence, planted)], path)
+
+
+def behind(run: Record, planted: Sequence[PlantedRun]) -> dict[str, Any]:
+    """What the page rests on beside the stages of runs that finished, and what makes it again."""
+    files = [
+        f"{run.name}-planted-{wrong.name}/seed{seed}/{REFUSED}"
+        for wrong in planted
+        for seed in wrong.refused
+    ]
+    return {
+        "command": f"make planted PRESET={run.preset} NAME={run.name}",
+        "refusals": {name: file_hash(settings.RUNS / name) for name in files},
+    }
 
 
 # -- what the runs on disk show --------------------------------------------------------------------

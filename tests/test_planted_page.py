@@ -1,13 +1,16 @@
 """The page about planted errors gives each the verdict that fabricated runs bear out."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from reports import planted_page
 from reports.parts import page, watched
 from reports.parts.collect import Record, find_runs
+from reports.sharing import publish
 from stages.finished import stage_folder
+from stages.running.files import file_hash
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -68,6 +71,12 @@ def places(runs):
 
 def collected(*names):
     return planted_page.collect("tiny", {name: ERRORS[name] for name in names or ERRORS})
+
+
+def write_page(places):
+    file = places / "tiny" / "planted-errors.json"
+    file.write_text(json.dumps(ERRORS))
+    planted_page.main(["--name", "tiny", "--errors", str(file)])
 
 
 def text_of(*names):
@@ -164,12 +173,45 @@ def test_what_is_missing_or_not_the_same_run_is_said(places):
 
 
 def test_the_command_writes_the_page_and_prints_its_sentences(places, capsys):
-    file = places / "reports" / "planted-errors.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(ERRORS))
-    planted_page.main(["--name", "tiny", "--errors", str(file)])
+    write_page(places)
     said = capsys.readouterr().out
     assert said.startswith("2 of 5 are found by the win rate or refused by a check;")
     assert "worse: found by the win rate (-35.0 points of win rate" in said
     written = {path.name for path in (settings.RUNS / "reports").iterdir()}
-    assert {"planted.html", "planted.md", "planted.json", "planted-numbers"} <= written
+    files = {f"planted-tiny{ending}" for ending in (".html", ".md", ".json", "-numbers")}
+    assert written == files
+
+
+def test_the_page_is_published_with_its_run_and_with_what_refused_an_error(
+    places, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write_page(places)
+    publish.main(["--kinds", "planted"])
+    (entry,) = json.loads((publish.GENERATED / publish.RECORD).read_text())["pages"].values()
+    assert (entry["kind"], entry["about"]) == ("planted", ["tiny"])
+    assert entry["runs"]["tiny-planted-stopped"] == list(SEEDS)
+    assert entry["runs"]["tiny-planted-unpaired"] == list(SEEDS)
+    for file, hash_ in entry["manifests"].items():
+        assert file_hash(places / file) == hash_
+    assert {Path(file).parts[0] for file in entry["files"]} == {
+        "planted-tiny.md",
+        "planted-tiny.html",
+        "planted-tiny-numbers",
+    }
+    refusal = places / "tiny-planted-stopped/seed2/refused.json"
+    before = refusal.read_text()
+    for change in (refusal.unlink, lambda: refusal.write_text(before.replace("0", "1"))):
+        change()
+        with pytest.raises(SystemExit):
+            publish.main(["--kinds", "planted"])
+        assert (
+            "planted-tiny was made from an earlier tiny-planted-stopped/seed2/refused.json:"
+            " run `make planted PRESET=tiny NAME=tiny`"
+        ) in capsys.readouterr().err
+    refusal.write_text(before)
+    manifest = places / "tiny-planted-worse/seed3/ppo/manifest.json"
+    manifest.write_text(f"{manifest.read_text()} ")
+    with pytest.raises(SystemExit):
+        publish.main(["--kinds", "planted"])
+    assert "made from an earlier tiny-planted-worse/seed3/ppo: run" in capsys.readouterr().err

@@ -48,6 +48,8 @@ class Page:
     judge: str
     sources: dict[str, str]
     """Stage folder below runs/ -> SHA-256 of its manifest."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """File below runs/ with the words of a check that stopped a run -> its SHA-256."""
     code: frozenset[str] = frozenset()
     """The code that made the page itself, if no manifest says so."""
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -207,7 +209,8 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             command = f"make {note['kind']} {shlex.quote(f'NAME={listed}')}"
         command = note.get("command", command)
         public = path.parent / PUBLIC
-        check_sources(path.stem, note["sources"], command)
+        refusals = note.get("refusals", {})
+        check_sources(path.stem, note["sources"] | refusals, command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
                 raise UserError(f"{path.stem} has changed on disk ({name}): run `{command}`")
@@ -218,16 +221,18 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             stem=path.stem,
             judge=", ".join(note["judges"]),
             sources=note["sources"],
+            refusals=refusals,
             code=frozenset({note["code_version"]}),
         )
 
 
 def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
-    """Raise UserError if a stage that a page was made from has changed since."""
-    for folder, hash_ in recorded.items():
-        manifest = settings.RUNS / folder / "manifest.json"
-        if not manifest.exists() or file_hash(manifest) != hash_:
-            raise UserError(f"{page} was made from an earlier {folder}: run `{command}`")
+    """Raise UserError if a stage that a page was made from, or a refusal, has changed since."""
+    for name, hash_ in recorded.items():
+        source = settings.RUNS / name
+        file = source if source.suffix == ".json" else source / "manifest.json"
+        if not file.exists() or file_hash(file) != hash_:
+            raise UserError(f"{page} was made from an earlier {name}: run `{command}`")
 
 
 def check_seeds(pages: Sequence[Page]) -> None:
@@ -314,6 +319,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         shutil.copyfile(page.folder / name, partial)
         partial.rename(target)
     manifests = page.manifests
+    hashes = {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()}
     versions: dict[str, set[str]] = {}
     for manifest in manifests:
         for library, version in manifest["versions"].items():
@@ -330,7 +336,7 @@ def replace_page(page: Page) -> dict[str, Any]:
             name: ", ".join(sorted(numbers)) for name, numbers in sorted(versions.items())
         },
         "files": {str(name): file_hash(GENERATED / name) for name in names},
-        "manifests": {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()},
+        "manifests": hashes | page.refusals,
         "numbers": page.numbers,
         "headline": page.headline,
     }
@@ -339,7 +345,7 @@ def replace_page(page: Page) -> dict[str, Any]:
 def runs_of(page: Page) -> dict[str, list[int]]:
     """Run -> its seeds, of every run that a page was made from."""
     seeds_of: dict[str, set[int]] = {}
-    for folder in page.sources:
+    for folder in (*page.sources, *page.refusals):
         name, seed = Path(folder).parts[:2]
         seeds_of.setdefault(name, set()).add(int(seed.removeprefix("seed")))
     seeds_of.pop(page.stem, None)  # a comparison of two policies has a folder of its own
