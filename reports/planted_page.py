@@ -83,11 +83,16 @@ def write_page(name: str, errors: Path, judge: str = "") -> str:
     """Write the page; its lines for the terminal."""
     default, planted, left_out = collect(name, read_json(errors) or {}, judge)
     made = blocks(default, planted, left_out)
-    records = [*default, *(run for wrong in planted if wrong.pair for run in wrong.pair.runs)]
+    records = [*default, *finished(planted)]
     title = f"Known errors, planted in run {name}"
     stem = stem_about("planted", [name])
     path = write_about_runs(stem, title, made, [name], records, behind(default[0], planted))
     return page.for_terminal([summary(planted), *map(sentence, planted)], path)
+
+
+def finished(planted: Sequence[PlantedRun]) -> list[Record]:
+    """The seeds with an error that no check refused."""
+    return [run for wrong in planted if wrong.pair for run in wrong.pair.runs]
 
 
 def behind(run: Record, planted: Sequence[PlantedRun]) -> dict[str, Any]:
@@ -191,14 +196,13 @@ def blocks(
     default: list[Record], planted: list[PlantedRun], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: the count, a row an error, what stopped runs, the rule, what it does not show."""
-    rows = [numbers_of(run) for run in default]
-    rows += [numbers_of(run) for wrong in planted if wrong.pair for run in wrong.pair.runs]
+    rows = [numbers_of(run) for run in (*default, *finished(planted))]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
     stopped = [Heading("What checks said"), refusals_table(planted)]
     return [
         Text(summary(planted), lead=True),
-        Text(whose(default)),
+        Text(f"{whose(default)} {where([*default, *finished(planted)])}"),
         *(Note(note) for note in notes),
         Heading("Each error"),
         errors_table(planted),
@@ -232,7 +236,7 @@ def sentence(wrong: PlantedRun) -> str:
 def whose(default: Sequence[Record]) -> str:
     """Whose runs these are."""
     run, seeds = default[0], ", ".join(str(record.seed) for record in default)
-    return f"Run {run.name}, preset {run.preset}, seeds {seeds}. {where(default)}"
+    return f"Run {run.name}, preset {run.preset}, seeds {seeds}."
 
 
 def win_rate_cells(wrong: PlantedRun) -> list[str]:

@@ -120,12 +120,20 @@ def test_a_row_says_the_difference_the_seeds_and_the_first_number_beside_the_def
 
 def test_the_page_says_whose_runs_the_rule_and_its_false_alarms(places):
     text = text_of("worse", "harmless")
-    assert "Run tiny, preset tiny, seeds 1, 2, 3. Computed on: CPU, 2 cores" in text
+    assert "Run tiny, preset tiny, seeds 1, 2, 3. Computed on: CPU, 2 cores (AMD EPYC, " in text
     assert "widened on either side by half its width or by a floor" in text
     assert "each held alone against the others, these leave their range: none of them does" in text
     assert "What checks said" not in text
     run(seed=3, length=(29.0,) * 10)  # a default that is unlike the others
     assert "these leave their range: seed 3 (response length)" in text_of("worse")
+
+
+def test_the_processors_of_the_runs_with_errors_are_named_too(places):
+    path = places / "tiny-planted-worse/seed2/ppo/manifest.json"
+    path.write_text(path.read_text().replace("AVX2", "AVX512"))
+    named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
+    assert named in text_of("worse")
+    assert named not in text_of("harmless")
 
 
 def test_a_number_must_lie_outside_in_all_seeds_on_one_side_and_twice(places):

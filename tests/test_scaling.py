@@ -10,6 +10,7 @@ from reports.parts import collect, page
 from reports.parts.run_report import stem_about
 from reports.scaling import details
 from reports.scaling.measures import frame_of
+from reports.sections import made_with
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
@@ -214,3 +215,17 @@ def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "memory.cpu_threads: 1 / 2" in text
     assert "Computed on: CPU, 2 cores" in text
+
+
+def test_every_processor_behind_the_numbers_is_named(runs):
+    records, _ = four_runs()
+    ppo = records[0].manifests["ppo"]
+    newer = ppo | {"processor": {"model": "Xeon", "instructions": "AVX512"}}
+    unknown = {key: value for key, value in ppo.items() if key != "processor"}
+    changed = [
+        replace(record, manifests=record.manifests | {"ppo": manifest})
+        for record, manifest in zip(records, (newer, unknown), strict=False)
+    ]
+    assert made_with.where([*changed, *records[2:]]).startswith(
+        "Computed on: CPU, 2 cores / CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (Xeon, AVX512);"
+    )

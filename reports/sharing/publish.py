@@ -19,6 +19,7 @@ from typing import Any
 
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
+from reports.parts.words import device_of
 from reports.sharing.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, write_json, write_text
@@ -355,7 +356,7 @@ def runs_of(page: Page) -> dict[str, list[int]]:
 def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
     """The devices of the stages that run models; of all stages, if a page has no such stage."""
     computing = [manifest for manifest in manifests if STAGES[manifest["stage"]].computes]
-    return sorted({manifest["device"] for manifest in computing or manifests})
+    return sorted({device_of(manifest) for manifest in computing or manifests})
 
 
 def not_recorded() -> list[str]:
