@@ -19,7 +19,7 @@ from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import not_judged_alike, notes_of_judges
-from reports.parts.watched import POLICY, Betrayal, betrayals, rule
+from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
 from reports.sections.made_with import where
 from stages.running.files import file_hash, read_json
@@ -210,7 +210,7 @@ def blocks(
         Heading("Every number that betrays"),
         betrayals_table(planted),
         Heading("The rule"),
-        *(Text(text) for text in (rule(), alarms(default))),
+        *(Text(text) for text in (rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
         Text(limits(default)),
     ]
@@ -288,24 +288,22 @@ def betrayals_table(planted: Sequence[PlantedRun]) -> Table:
     return Table(("error", "number", "seen", "value", "default's"), rows or [[MISSING] * 5])
 
 
-def alarms(default: Sequence[Record]) -> str:
-    """How often the rule raises a false alarm, from the default's seeds."""
-    if len(default) < 3:
+def alarms(default: Sequence[Record], planted: Sequence[PlantedRun]) -> str:
+    """How often the rule raises a false alarm, as far as the default's seeds tell."""
+    seeds = len(default)
+    if seeds < 3:
         return "Too few seeds without an error to say how often the rule raises a false alarm."
-    by_seed = {
-        run.seed: betrayals([run], [other for other in default if other is not run])
-        for run in default
-    }
-    named = ", ".join(
-        f"seed {seed} ({', '.join(early.signal.name for early in seen)})"
-        for seed, seen in by_seed.items()
-        if seen
-    )
-    told = named or "none of them does"
+    tested = (wrong.pair.runs for wrong in planted if wrong.pair and not wrong.refused)
+    held = min([seeds // 2, *map(len, tested)])  # the fewest seeds are accused the most easily
+    tried = false_alarms(default, held)
+    raised = [names for names in tried if names]
+    named = ", ".join(dict.fromkeys(name for names in raised for name in names))
     return (
-        "False alarms: of the default's own seeds, each held alone against the others, these leave"
-        f" their range: {told}. One seed leaves the range of few more easily than all seeds of an"
-        " error leave that of the default on one side."
+        f"False alarms: of the {len(tried)} ways to hold {held} of the default's {seeds} seeds"
+        f" against the other {seeds - held}, as if with an error, {len(raised)} raise"
+        f" one{f' ({named})' if named else ''}. The rule asks more, that every seed of an error"
+        f" leaves the range of all {seeds}, on one side: it accuses an error that does no more than"
+        f" another seed less often than this, as far as {seeds} seeds tell."
     )
 
 

@@ -1,6 +1,7 @@
 """The page about planted errors gives each the verdict that fabricated runs bear out."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,47 @@ def test_the_page_says_whose_runs_the_rule_and_its_false_alarms(places):
     text = text_of("worse", "harmless")
     assert "Run tiny, preset tiny, seeds 1, 2, 3. Computed on: CPU, 2 cores (AMD EPYC, " in text
     assert "widened on either side by half its width or by a floor" in text
-    assert "each held alone against the others, these leave their range: none of them does" in text
+    said = "of the 3 ways to hold 1 of the default's 3 seeds against the other 2, as if with an"
+    assert f"{said} error, 0 raise one. The rule asks more" in text
     assert "What checks said" not in text
     run(seed=3, length=(29.0,) * 10)  # a default that is unlike the others
-    assert "these leave their range: seed 3 (response length)" in text_of("worse")
+    assert f"{said} error, 1 raise one (response length). The rule asks more" in text_of("worse")
+
+
+def test_false_alarms_are_counted_with_as_many_seeds_as_the_errors_have(places):
+    for seed in (4, 5, 6):
+        run(seed=seed, length=(30.0,) * 10)
+    # Of the 20 ways to take 3 seeds of 6, the 3 long ones and the 3 short ones stand apart. None
+    # of the six does alone, and an error has 3.
+    default = find_runs("tiny")[0]
+    assert [names for names in watched.false_alarms(default, 1) if names] == []
+    said = "of the 20 ways to hold 3 of the default's 6 seeds against the other 3, as if with an"
+    for error in ("worse", "stopped"):
+        assert f"{said} error, 2 raise one (response length)." in text_of(error)
+    shutil.rmtree(places / "tiny-planted-harmless/seed3")
+    said = "of the 15 ways to hold 2 of the default's 6 seeds against the other 4"
+    assert said in text_of("worse", "harmless")
+
+
+@pytest.mark.parametrize(
+    ("default", "floor", "own", "outside"),
+    [
+        ((20, 24), 1.0, (26.1, 27), True),  # the range of 4 is widened by 2 on either side
+        ((20, 24), 1.0, (26, 27), False),
+        ((20, 24), 1.0, (17.9, 17), True),
+        ((20, 24), 1.0, (17.9, 26.1), False),  # not on one side
+        ((20, 24), 3.0, (26.9, 28), False),  # the floor is more than half the width
+        ((20, 24), 3.0, (27.1, 28), True),
+        ((20,), 1.0, (21.5, 22), True),
+    ],
+)
+def test_the_range_is_widened_by_half_its_width_or_by_the_floor(default, floor, own, outside):
+    def twice(value):
+        return {1: value, 2: value}
+
+    signal = watched.Signal(name="x", series=twice, floor=floor)
+    seen = watched.betrayal(signal, own, default)
+    assert (seen is not None) == outside
 
 
 def test_the_processors_of_the_runs_with_errors_are_named_too(places):
