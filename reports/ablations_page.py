@@ -15,12 +15,14 @@ from typing import Any
 
 from reports.parts import page, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, critics_of, there
+from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.paired import over_seeds
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
+from reports.sections.made_with import where
 from stages.settings.presets import ABLATIONS
 
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -44,12 +46,17 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
     """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
     names = (there(name) or list(ABLATIONS)) if ablations is None else ablations
     default, others, left_out = collect(name, names, judge)
-    compared = (run for ablation in others if ablation.pair for run in ablation.pair.runs)
     made = blocks(name, default, others, left_out)
     title = f"Ablations of run {name}"
-    records = [*default.runs, *compared]
+    records = compared(default, others)
     path = write_about_runs(f"ablations-{name}", title, made, [name], records)
     return page.for_terminal([summary(others), *map(sentence, others)], path)
+
+
+def compared(default: SeedsOfRun, others: list[AblatedRun]) -> list[Record]:
+    """All runs that the page compares."""
+    turned = (run for ablation in others if ablation.pair for run in ablation.pair.runs)
+    return [*default.runs, *turned]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -71,6 +78,7 @@ def blocks(
         Details("Each seed", [seeds_table(default.rows, others)]),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(name, default, others)),
+        Text(where(compared(default, others))),
     ]
 
 

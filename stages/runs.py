@@ -43,6 +43,7 @@ from stages.running.machine import (
     library_versions,
     peak_gpu_gib,
     peak_memory_gib,
+    processor,
 )
 from stages.running.progress import progress
 from stages.settings import config as settings
@@ -182,6 +183,7 @@ class Run:
             "peak_memory_gib": peak_memory_gib(),
             "peak_gpu_gib": peak_gpu_gib(),
             "device": device_name(),
+            "processor": processor(),
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }

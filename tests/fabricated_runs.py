@@ -99,6 +99,7 @@ CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjud
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
 MADE: dict[str, Any] = {"code_version": "508a0d9", "versions": {"python": "3.11.7"}}
 MADE |= {"code": {"module": "", "files": {}, "bytes": bytes_of([])}}
+MADE |= {"processor": {"model": "AMD EPYC", "instructions": "AVX2"}}
 MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
 
 

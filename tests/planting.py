@@ -167,7 +167,7 @@ def make_planted(
         return maker.stopped or max(codes)
     name_failed([*default, *todo], codes)
     config = default[0].config
-    path = settings.RUNS / "reports" / "planted-errors.json"
+    path = settings.RUNS / config.name / "planted-errors.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(
         path, {name: {"stage": PLANTED[name].stage, "what": PLANTED[name].what} for name in names}

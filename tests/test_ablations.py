@@ -340,3 +340,12 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
     )
     distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
     assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))
+
+
+def test_the_processors_of_all_runs_that_are_compared_are_named(places):
+    default_runs()
+    ablate("dropout", (1, 2, 3))
+    path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"
+    path.write_text(path.read_text().replace("AVX2", "AVX512"))
+    named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
+    assert named in text_of("dropout")

@@ -215,7 +215,6 @@ def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int
     if "eval" not in cells[0].goals or not names:
         return max(codes)
     page = [sys.executable, "-m", "reports.scaling_page", "--names", *dict.fromkeys(names)]
-    page += ["--title", request.name] if request.name else []
     return max(*codes, maker.call([*page, "--judge", cells[0].config.judge.folder]))
 
 
