@@ -147,10 +147,10 @@ COUNTS = {2: 0.1, 3: 0.8, 4: 0.1}
 # it write summaries of the same lengths.
 WRITERS = {
     "ref": Writer(counts={2: 0.1, 3: 0.6, 5: 0.17, 6: 0.13}, garble=0.06, taste=2.5),
-    "sup_small": Writer(counts=COUNTS, garble=0.06, taste=0.7),
-    "sup_large": Writer(counts=COUNTS, garble=0.03, taste=2.0),
-    "best_of_n": Writer(counts=COUNTS, garble=0.03, taste=8.0),
-    "off_topic": Writer(counts=COUNTS, garble=0.03, taste=0.2),
+    "sup_small": Writer(counts=COUNTS, garble=0.06, taste=0.5),
+    "sup_large": Writer(counts=COUNTS, garble=0.03, taste=3.0),
+    "best_of_n": Writer(counts=COUNTS, garble=0.03, taste=16.0),
+    "off_topic": Writer(counts=COUNTS, garble=0.03, taste=0.08),
 }
 
 
@@ -247,7 +247,7 @@ def make_comparison(row: dict[str, str], key: str, split: str) -> dict[str, Any]
     pair = rng.sample(list(WRITERS), k=2)
     texts = [write_as(policy, rng, row) for policy in pair]
     worker = rng.randrange(5)
-    temper = 0.2 + 0.075 * worker
+    temper = 0.15 + 0.05 * worker
     facts = facts_of(row["id"])
     scores = [score_summary(text, facts) for text in texts]
     noise = temper * math.log(1 / rng.uniform(1e-9, 1 - 1e-9) - 1)  # logistic

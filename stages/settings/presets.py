@@ -74,11 +74,11 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         base=base,
         data=Data(
             source=TOY,
-            max_query_tokens=96,
-            max_summary_tokens=23,
-            max_query_summary_tokens=119,
-            max_comparison_tokens=36,
-            max_query_comparison_tokens=132,
+            max_query_tokens=80,
+            max_summary_tokens=20,
+            max_query_summary_tokens=100,
+            max_comparison_tokens=32,
+            max_query_comparison_tokens=112,
         ),
         # The weights are new, not pretrained: they need larger steps, and more of them. The posts
         # are mostly noise, so only the summary is learned.
@@ -96,7 +96,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
             samples_every=5,
         ),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
-        eval=Eval(dpo_summary_tokens=23),
+        eval=Eval(dpo_summary_tokens=20),
         judge=JudgeSettings(kind="facts"),
         memory=Memory(
             microbatch_size=64, forward_batch_size=128, mixed_precision="no", cpu_threads=2

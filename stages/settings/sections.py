@@ -56,7 +56,7 @@ class World:
     """Posts with a reference, for SFT and PPO."""
     validation_posts: int = 600
     """Held-out posts with a reference."""
-    train_comparisons: int = 6000
+    train_comparisons: int = 8000
     """Pairs of summaries, for the reward model and DPO."""
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""
