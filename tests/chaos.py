@@ -34,7 +34,8 @@ GOALS = ("sft", "rm", "ppo", "dpo", "eval")
 SMALL = """
     base.hidden_size=32 base.num_layers=2 world.train_posts=320 world.validation_posts=10
     world.train_comparisons=96 world.validation_comparisons=20
-    ppo.total_episodes=96 ppo.batch_size=16 memory.cpu_threads=1 checks.control_posts=3
+    ppo.total_episodes=96 ppo.batch_size=16 ppo.critic_updates=1
+    memory.cpu_threads=1 checks.control_posts=3
 """.split()
 # How many of every 30 kills fall into each stage, and how many of these into a save.
 SHARES = {

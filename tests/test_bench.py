@@ -62,6 +62,11 @@ def place(tmp_path, monkeypatch):
 # -- what is measured ------------------------------------------------------------------------------
 
 
+def test_the_update_that_is_measured_is_one_of_policy_and_critic():
+    assert not make_config(CASE.preset).ppo.policy_learns(0)
+    assert config_of(REQUEST).ppo.policy_learns(0)
+
+
 def test_a_whole_update_is_measured_with_its_steps_peak_and_tokens(update, prepared):
     queries = json.loads((prepared / "queries.json").read_text("utf-8"))
     lengths = [len(one) for one in queries]

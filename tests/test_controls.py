@@ -12,7 +12,7 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import facts_of, make_post, read_summary, score_summary
+from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -23,6 +23,10 @@ QUERY = "SUBREDDIT: r/x\n\nTITLE: A title\n\nPOST: First. Then\nmore.\n\nTL;DR:"
 SHORT_OR_OFF_TOPIC = ("truncated", "first_sentence", "title", "other_post")
 LONG_AND_ON_TOPIC = ("repeated", "padded", "contradicted", "swapped", "wrong_emphasis")
 NOT_THE_REFERENCE = (*SHORT_OR_OFF_TOPIC, *LONG_AND_ON_TOPIC)
+
+
+def words(text):
+    return len(text.split())
 
 
 def post(name, reference, query=QUERY):
@@ -103,23 +107,27 @@ def test_a_summary_of_the_wrong_emphasis_is_longer_true_and_misses_the_reference
 
 
 def test_in_the_built_in_world_no_new_control_beats_a_right_reference():
-    """The facts are the generator's, so the truth does not come from the texts' own module."""
+    """The facts are the generator's, so the truth does not come from the texts' own module.
+
+    A right reference tells nothing wrong, and with the event at least as much as two wanted facts
+    and two others; else even a bad text may tell more.
+    """
     rows = [make_post(f"toy3-validation-{k}") for k in range(200)]
     posts = [post(row["id"], row["summary"], format_post(row)) for row in rows]
-    better = dict.fromkeys(LONG_AND_ON_TOPIC, 0)
+    better, fair = dict.fromkeys(LONG_AND_ON_TOPIC, 0), 0
     for at, one in enumerate(posts):
         facts = facts_of(one["id"])
         texts = control_texts(one, posts[at + 1 :] + posts[:at])
-        for name in (one for one in LONG_AND_ON_TOPIC if texts[one]):
-            better[name] += score_summary(texts[name], facts) > score_summary(
-                one["reference"], facts
-            )
+        worth = score_summary(one["reference"], facts)
+        if not read_summary(one["reference"], facts)[1] and worth >= 3 + 2 - 2 * UNWANTED_COST:
+            fair += 1
+            for name in LONG_AND_ON_TOPIC:
+                better[name] += score_summary(texts[name], facts) >= worth
         right, wrong = read_summary(texts["swapped"], facts)
         assert "who" not in right
         assert "who" in {slot for slot, _ in wrong}
-    # A reference has each fact wrong in 6 % of the posts: then even a bad text may tell more.
-    assert max(better["contradicted"], better["wrong_emphasis"]) <= 0.03 * len(posts)
-    assert better["repeated"] == better["padded"] == better["swapped"] == 0
+    assert fair > 0.3 * len(posts)
+    assert set(better.values()) == {0}
 
 
 class TopicThenLength(protocol.Judge):
@@ -218,8 +226,8 @@ def test_the_built_in_judge_passes_every_control(runs):
     [
         (lambda first, second: "A", NOT_THE_REFERENCE),  # the first shown
         (lambda first, second: "tie", NOT_THE_REFERENCE),
-        (lambda first, second: "A" if len(first) < len(second) else "B", ["truncated", "title"]),
-        (lambda first, second: "A" if len(first) > len(second) else "B", LONG_AND_ON_TOPIC),
+        (lambda one, two: "A" if words(one) < words(two) else "B", ["truncated", "title"]),
+        (lambda one, two: "A" if words(one) > words(two) else "B", LONG_AND_ON_TOPIC),
         (lambda first, second: None, NOT_THE_REFERENCE),  # never a usable reply
     ],
 )

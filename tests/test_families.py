@@ -52,7 +52,7 @@ SETTINGS = """
     data.max_query_tokens=140 data.max_summary_tokens=110 data.max_query_summary_tokens=250
     data.max_comparison_tokens=200 data.max_query_comparison_tokens=340
     sft.loss_on_query=true sft.batch_size=8 sft.evaluations=1 rm.batch_size=8 dpo.batch_size=8
-    ppo.total_episodes=16 ppo.batch_size=8 ppo.num_ppo_epochs=2
+    ppo.total_episodes=16 ppo.batch_size=8 ppo.num_ppo_epochs=2 ppo.critic_updates=0
     memory.microbatch_size=8 memory.forward_batch_size=16 memory.cpu_threads=1
 """.split()
 

@@ -58,7 +58,7 @@ AT_STAGES_LEVEL = """
 """.split()
 WITHOUT_TORCH = """
     stages.settings.* stages.run* stages.driving.* stages.pipeline stages.finished
-    stages.posts.toy stages.posts.kinds stages.posts.readers eval.judge eval.win_rate eval.rates.*
+    stages.posts.toy stages.posts.readers eval.judge eval.win_rate eval.rates.*
     eval.judges.openai.* reports.*_page reports.parts.* reports.sections.* reports.scaling.*
     reports.sharing.* reports.needs.plan
 """.split()

@@ -11,7 +11,7 @@ from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder
-from stages.posts.toy import facts_of, make_post
+from stages.posts.toy import OPTIONAL, facts_of, make_post
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -76,17 +76,18 @@ def test_identical_texts_tie_without_a_question():
     assert "identical" in judged["reply"]
 
 
-def test_the_facts_judge_prefers_more_right_facts_fewer_wrong_ones_and_no_rambling():
+def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long():
     judge, facts = FactsJudge(), facts_of(POST)
-    liar = "uncle" if facts.who != "uncle" else "aunt"
+    liar = "uncle" if facts.told["who"] != "uncle" else "aunt"
     event, lie = told(POST, "event"), told(POST, "event", *NTH, who=liar)
-    better_to_worse = [COMPLETE, lie, event, "Nothing happened.", "word " * 30]
+    unwanted = told(POST, "event", next(slot for slot in OPTIONAL if slot not in facts.wanted))
+    better_to_worse = [COMPLETE, lie, event, unwanted, "Nothing happened.", "word " * 30]
     for better, worse in pairwise(better_to_worse):
         assert judge.reply(Comparison(POST, "", better, worse)).choice == "A"
         assert judge.reply(Comparison(POST, "", worse, better)).choice == "B"
     assert judge.reply(Comparison(POST, "", event, event + " Well.")).choice == "tie"
-    reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # six right; five right, one wrong
-    assert reply.text == "[facts judge, not an LLM] A 6.0, B 4.0"
+    reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # 7 right; 6 right, 1 wrong
+    assert reply.text == "[facts judge, not an LLM] A 7.0, B 5.0"
 
 
 def test_swapping_the_texts_swaps_the_facts_judges_verdict_on_real_posts():

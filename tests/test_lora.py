@@ -219,7 +219,7 @@ MINI = """
     world.train_posts=320 world.validation_posts=20
     world.train_comparisons=320 world.validation_comparisons=40
     ppo.total_episodes=64 ppo.batch_size=32 ppo.learning_rate=0.002
-    dpo.learning_rate=0.002
+    ppo.critic_updates=0 dpo.learning_rate=0.002
     lora.rank=3 lora.alpha=6
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]

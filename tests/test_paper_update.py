@@ -32,6 +32,7 @@ SETTINGS = (
     f"ppo.batch_size={len(QUERIES)}",
     f"ppo.total_episodes={len(QUERIES)}",
     "ppo.num_ppo_epochs=2",
+    "ppo.critic_updates=0",
     f"data.max_summary_tokens={LENGTH}",
     "memory.microbatch_size=2",
     "memory.forward_batch_size=3",

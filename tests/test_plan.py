@@ -288,6 +288,11 @@ def test_learning_of_ppo_is_four_epochs_of_three_passes_through_two_networks():
     assert works["learn policy"].flops == pytest.approx(critic + head)
 
 
+def test_a_policy_that_waits_for_its_critic_learns_in_fewer_updates():
+    tokens = {work.label: work.tokens for work in work_of(setting("tiny")) if work.stage == "ppo"}
+    assert tokens["learn policy"] / tokens["learn critic"] == pytest.approx((46 - 6) / 46)
+
+
 def test_hours_fall_with_cards_and_with_the_assumed_share():
     rate = Rate(gpu=GPUS["h100-80gb"])
     one, eight = (sum(hours_by_stage(setting(devices=n), rate).values()) for n in (1, 8))

@@ -24,7 +24,8 @@ ARGUMENTS = """
     --preset tiny --name pair --set base.hidden_size=32 base.num_layers=2
     world.train_posts=96 world.validation_posts=9
     world.train_comparisons=64 world.validation_comparisons=20
-    ppo.total_episodes=32 ppo.batch_size=16 memory.microbatch_size=6 memory.cpu_threads=1
+    ppo.total_episodes=32 ppo.batch_size=16 ppo.critic_updates=0
+    memory.microbatch_size=6 memory.cpu_threads=1
 """.split()
 # In the first of its two updates the critic learns alone.
 ADAPTED = [*ARGUMENTS, "lora.rank=4", "memory.gradient_checkpointing=true", "ppo.critic_updates=1"]

@@ -25,6 +25,7 @@ SMALL = """
     world.train_posts=96 world.validation_posts=8 memory.cpu_threads=1
     world.train_comparisons=64 world.validation_comparisons=32
     rloo.total_episodes=64 rloo.batch_size=32 ppo.total_episodes=32 ppo.batch_size=32
+    ppo.critic_updates=0
 """.split()
 QUERIES = [torch.tensor(tokens) for tokens in ([5, 6, 7], [8, 9], [3, 4, 5, 6])]
 NOISE = Noise(seed=1, purpose="rloo", length=6)

@@ -39,6 +39,7 @@ MINI = """
     world.train_comparisons=640 world.validation_comparisons=200
     sft.epochs=1 rm.learning_rate=0.002 memory.cpu_threads=1
     ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
+    ppo.critic_updates=0
     dpo.learning_rate=0.0005
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
@@ -352,7 +353,7 @@ def test_before_the_first_step_the_ratio_is_1_and_nothing_is_clipped(study):
 def test_at_the_start_the_critic_at_eos_is_the_score(study):
     learner, episodes = first_rollout(study)
     after_eos = episodes.response_mask.sum(dim=1)
-    ended = (episodes.responses == learner.networks.eos_id).any(dim=1) & (after_eos < 28)
+    ended = (episodes.responses == learner.networks.eos_id).any(dim=1) & (after_eos < LONGEST)
     assert ended.any()
     assert episodes.values is not None
     critic = episodes.values[ended].gather(1, after_eos[ended].unsqueeze(1)).squeeze(1)

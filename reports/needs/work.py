@@ -200,23 +200,27 @@ def _ppo(setting: Setting) -> list[Work]:
     """Sampling stops when every row has its EOS; planned are all tokens, as at its start."""
     ppo, lengths = setting.config.ppo, setting.lengths
     episodes = float(ppo.num_updates * ppo.batch_size)
+    of_policy = float((ppo.num_updates - ppo.critic_updates) * ppo.batch_size)
     response = float(lengths.longest_summary)
     length = lengths.query + response
     measured = _pass(setting, ("ppo", "measure"), 2 * episodes, length, response)
     scored = _pass(setting, ("ppo", "score"), 2 * episodes, length)
     learned = [
-        _train(setting, ("ppo", f"learn {network}"), ppo.num_ppo_epochs * episodes, length, logits)
-        for network, logits in (("policy", response), ("critic", 0.0))
+        _train(setting, ("ppo", f"learn {network}"), ppo.num_ppo_epochs * rows, length, logits)
+        for network, rows, logits in (("policy", of_policy, response), ("critic", episodes, 0.0))
     ]
     return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
 
 
 def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
     """Operations of one update of PPO that must be done, by its steps, for queries of so many
-    tokens each: counted row by row, so no padding is in it, and all tokens are sampled.
+    tokens each: counted row by row, so no padding is in it, and all tokens are sampled. Both
+    networks learn.
     """
     flops = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
-    ppo = replace(setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1)
+    ppo = replace(
+        setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1, critic_updates=0
+    )
     config = replace(setting.config, ppo=ppo)
     for tokens in queries:
         lengths = replace(setting.lengths, query=float(tokens))

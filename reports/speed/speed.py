@@ -63,6 +63,7 @@ class BenchRequest:
             f"memory.microbatch_size={case.microbatch}",
             f"memory.forward_batch_size={case.batch}",
             "memory.mixed_precision=no",
+            "ppo.critic_updates=0",  # the update that is measured is one of both networks
         )
         return Request(
             preset=case.preset,
