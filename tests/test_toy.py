@@ -363,8 +363,8 @@ def test_the_world_keeps_its_bytes(tmp_path):
     )
     write_world(tmp_path, world, lambda items, *_: iter(items))
     assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
-        "comparisons_train": "a663bd814338e340",
-        "comparisons_validation": "76c729f3db0b5f43",
-        "sft_train": "7940cdaf9ba45ff2",
-        "sft_validation": "b01eabf7f2dcdd52",
+        "comparisons_train": "f37305c9838fb56b",
+        "comparisons_validation": "62fd1c82c01c5376",
+        "sft_train": "efdcb60d93ebb4c9",
+        "sft_validation": "c04968670b9ed8a2",
     }
