@@ -1,7 +1,7 @@
 """Makes runs with known errors planted in them, and the page about what betrays each.
 
-    make planted PRESET=graded                              what calls this
-    python -m tests.planting --preset graded --seeds 1 2 3 --errors kl-rewarded swapped-pairs
+    make planted                                            what calls this
+    python -m tests.planting --preset tiny --seeds 1 2 3 --errors kl-rewarded swapped-pairs
 
 For each seed the run itself, then for each error a run `<name>-planted-<error>`. It takes the
 stages before the error's first one from the run: as from an upstream if the error is PPO's, else by

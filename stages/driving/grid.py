@@ -173,7 +173,7 @@ def study_cells(
 ) -> list[Cell]:
     """A cell for each preset and seed, a whole row of sizes before the next seed.
 
-    With a name each run is called after its preset and that name, such as tiny-xs-hard.
+    With a name each run is called after its preset and that name, such as tiny-xs-other.
     Raises UserError for an unknown preset, a setting without a name, and an upstream.
     """
     if request.upstream:
