@@ -213,7 +213,7 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
     An error is recorded beside what is half done. A UserError before that leaves no trace.
     Raises UserError if the stage is under way elsewhere, or belongs to the upstream.
     """
-    if config.upstream and STAGES[stage].shared:
+    if config.is_upstreams(stage):
         raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
     run = Run(config, stage, main)
     if not main:

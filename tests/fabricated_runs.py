@@ -12,7 +12,6 @@ from stages.running.code import bytes_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
-from stages.settings.stages import SHARED_STAGES
 from stages.settings.stages import STAGES as TABLE
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
@@ -214,7 +213,7 @@ def fabricate(
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()
-        if judged_before or (config.upstream and stage in SHARED_STAGES):
+        if judged_before or config.is_upstreams(stage):
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))

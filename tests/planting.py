@@ -5,8 +5,8 @@
 
 For each seed the run itself, then for each error a run `<name>-planted-<error>`. It takes the
 stages before the error's first one from the run: as from an upstream if the error is PPO's, else by
-hard links, because an upstream supplies SFT and reward model or neither. A run that a check refuses
-is done. A seed whose own run fails has no planted runs; the others go on.
+hard links, because an upstream supplies all stages of its settings, and an error is no setting. A
+run that a check refuses is done. A seed whose own run fails has no planted runs; the others go on.
 """
 
 import argparse

@@ -324,6 +324,9 @@ def test_the_command_for_an_upstream_stage_makes_the_upstream_run(runs):
     ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
     assert typed(make_command(ablation, "sft")) == ("sft", TINY)
     assert typed(make_command(ablation, "ppo")) == ("ppo", ablation)
+    of_rm = make_config("tiny", name="mine", upstream="tiny", overrides=("rm.epochs=3",))
+    assert typed(make_command(of_rm, "sft")) == ("sft", TINY)
+    assert typed(make_command(of_rm, "rm")) == ("rm", of_rm)
 
 
 # -- files and progress ----------------------------------------------------------------------------

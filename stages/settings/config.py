@@ -37,7 +37,7 @@ from stages.settings.sections import (
     Sft,
     World,
 )
-from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of
+from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
 
 # Other packages import settings from here.
 __all__ = [
@@ -88,6 +88,9 @@ class Config:
     """Seed of all randomness but the built-in world's."""
     upstream: str = ""
     """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
+    own_from: str = ""
+    """The first of these stages that an override changes: the run makes it and those after it
+    itself. Empty: none."""
     overrides: tuple[str, ...] = ()
     """What --set changed, so that a `make` command can repeat it."""
     base: Base = field(default_factory=Base)
@@ -114,6 +117,10 @@ class Config:
         require(one_folder, "name", "be a folder name")
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
+
+    def is_upstreams(self, stage: str) -> bool:
+        """Whether the upstream supplies a stage."""
+        return bool(self.upstream) and stage in shared_before(self.own_from)
 
     @property
     def kind(self) -> str:

@@ -232,8 +232,12 @@ class Ablation:
     what: str
 
 
-# The first five are asked about most. `no-` takes away what follows in the name.
+# The first six are asked about most. `no-` takes away what follows in the name.
 ABLATIONS = {
+    "read-before-eos": Ablation(
+        settings="rm.read_at=before_eos",
+        what="scores are read at the last token before EOS, and learned there (details 11 and 12)",
+    ),
     "no-eos-trick": Ablation(
         settings="ppo.eos_trick=off", what="a missing EOS costs nothing (detail 23)"
     ),
