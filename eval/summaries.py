@@ -121,7 +121,7 @@ def score_all(
     posts: TokenizedSplit,
     texts: Mapping[str, list[list[int]]],
 ) -> dict[str, list[float | None]]:
-    """The normalised reward of each writer's texts, read at their last token, by the writer's name;
+    """The normalised reward of each writer's texts, by the writer's name;
     None without a model. A post is read once for all of its texts.
     """
     if reward_model is None:

@@ -4,8 +4,8 @@
 
 takes the finished seeds of run `tiny` and of runs `tiny-critic-sft`, ... and writes
 runs/reports/ablations-tiny.md and .html. An ablation is compared with the run on the same
-posts and from the same SFT and reward model, seed by seed. Each switch gets one verdict
-(`reports.parts.verdicts`).
+posts and from the same SFT and reward model, seed by seed; where the switch is the reward model's,
+from the same SFT model. Each switch gets one verdict (`reports.parts.verdicts`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,25 @@ from statistics import fmean
 from typing import Any
 
 from reports.parts import page, words
-from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, critics_of, there
+from reports.parts.ablated import (
+    POLICY,
+    AblatedRun,
+    SeedsOfRun,
+    collect,
+    critics_of,
+    taken_stages,
+    there,
+)
+from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
 from reports.parts.paired import over_seeds
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
+from reports.sections.made_with import where
 from stages.settings.presets import ABLATIONS
+from stages.settings.stages import SHARED_STAGES
 
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("ppo/win_rate", "win rate", percent),
@@ -44,12 +55,17 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
     """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
     names = (there(name) or list(ABLATIONS)) if ablations is None else ablations
     default, others, left_out = collect(name, names, judge)
-    compared = (run for ablation in others if ablation.pair for run in ablation.pair.runs)
     made = blocks(name, default, others, left_out)
     title = f"Ablations of run {name}"
-    records = [*default.runs, *compared]
+    records = compared(default, others)
     path = write_about_runs(f"ablations-{name}", title, made, [name], records)
     return page.for_terminal([summary(others), *map(sentence, others)], path)
+
+
+def compared(default: SeedsOfRun, others: list[AblatedRun]) -> list[Record]:
+    """All runs that the page compares."""
+    turned = (run for ablation in others if ablation.pair for run in ablation.pair.runs)
+    return [*default.runs, *turned]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -71,6 +87,7 @@ def blocks(
         Details("Each seed", [seeds_table(default.rows, others)]),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(name, default, others)),
+        Text(where(compared(default, others))),
     ]
 
 
@@ -97,13 +114,15 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             changed = percent(ablation.changed / pair.written)
         means = _means(ablation.rows)
         rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
+    own = [ablation.name for ablation in others if own_stages(ablation)]
+    but_for = f" ({', '.join(own)}: a reward model of its own)" if own else ""
     caption = (
         "In brackets 95% intervals (Student's t over the seeds; shares cut at 0 and 100%), none"
         " where all seeds give one number. From default: points of win rate, on the same posts and"
-        " from the same SFT and reward model; its interval over seeds, and over posts with the"
-        " seeds held fixed. Failed: seeds whose PPO ended in an error or is not above its own SFT"
-        " by the interval over posts. Changed: held-out summaries that are not the default's, word"
-        " for word. EOS sampled, and KL: in the last 5% of PPO's updates."
+        f" from the same SFT and reward model{but_for}; its interval over seeds, and over posts"
+        " with the seeds held fixed. Failed: seeds whose PPO ended in an error or is not above its"
+        " own SFT by the interval over posts. Changed: held-out summaries that are not the"
+        " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates."
     )
     return Table(header, rows, caption, strong=True)
 
@@ -193,6 +212,7 @@ def limits(name: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str
         f" {len(default.runs)} seeds. It shows no interaction of switches, and nothing about other"
         " learning rates.",
         eos_limit(default),
+        *(own_limit(default, ablation) for ablation in others if own_stages(ablation)),
     ]
     names = {ablation.name for ablation in others}
     if "no-normalization" in names and shift_cancels(default.runs[0].settings[POLICY]):
@@ -210,6 +230,30 @@ def limits(name: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str
             " other way round."
         )
     return sentences
+
+
+def own_stages(ablation: AblatedRun) -> list[str]:
+    """The stages before PPO that the runs of an ablation make themselves; none for PPO's own."""
+    taken = taken_stages(ablation.name)
+    return [stage for stage in SHARED_STAGES if stage not in taken]
+
+
+def own_limit(default: SeedsOfRun, ablation: AblatedRun) -> str:
+    """What a switch that begins before PPO shares with the default, and what it does not."""
+    made, taken = (" and ".join(x) for x in (own_stages(ablation), taken_stages(ablation.name)))
+    sharing = (
+        f"{ablation.name} shares {taken} with the default and makes {made} itself. So, unlike those"
+        " of other switches, its differences also hold what training another reward model changes"
+        " by chance."
+    )
+    if not ablation.rows:
+        return sharing
+    seeds = {row["seed"] for row in ablation.rows}
+    both = ablation.rows, [row for row in default.rows if row["seed"] in seeds]
+    own, theirs = (percent(fmean(row["accuracy"] for row in rows)) for rows in both)
+    return (
+        f"{sharing} Its reward models rank {own} of held-out pairs right, the default's {theirs}."
+    )
 
 
 def eos_limit(default: SeedsOfRun) -> str:

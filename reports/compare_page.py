@@ -14,7 +14,7 @@ from reports.parts import page, plots, sentences, words
 from reports.parts.collect import Record, judged_row
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside, read_entries
-from reports.parts.run_report import write_about_runs
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
     FAILING,
@@ -92,12 +92,12 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     first, *others = entries
     pairs = [beside(entry, first) for entry in others]
     labels = [entry.label for entry in entries]
-    stem = "-".join(["compare", *(name.replace("/", "-").replace(":", "-") for name in labels)])
     title = f"{first.label} beside {', '.join(labels[1:])}"
     made = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
     command = f'make compare RUNS="{" ".join(labels)}"'
+    stem = stem_about("compare", labels)
     path = write_about_runs(stem, title, made, names, records, {"command": command})
     if any(run.has_real_texts for run in records):
         page.write_public(path.parent, stem, title, made)

@@ -1,10 +1,10 @@
 """What betrays a known error that was planted in a run, over seeds.
 
-    python -m reports.planted_page --name graded --errors runs/reports/planted-errors.json
+    python -m reports.planted_page --name tiny --errors runs/tiny/planted-errors.json
 
-takes the finished seeds of run `graded` and of runs `graded-planted-<error>`, and writes
-runs/reports/planted.md and .html. The file says in plain words what each error is, and in which
-stage it begins. `make planted` makes the runs and the file, and calls this.
+takes the finished seeds of run `tiny` and of runs `tiny-planted-<error>`, and writes
+runs/reports/planted-tiny.md and .html. The file says in plain words what each error is, and in
+which stage it begins. `make planted` makes the runs and the file, and calls this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from reports.parts import page
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.paired import Entry, Paired, beside
-from reports.parts.run_report import write_about_runs
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import not_judged_alike, notes_of_judges
-from reports.parts.watched import POLICY, Betrayal, betrayals, rule
+from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
 from reports.sections.made_with import where
-from stages.running.files import read_json
+from stages.running.files import file_hash, read_json
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.stages import STAGES
@@ -83,10 +83,29 @@ def write_page(name: str, errors: Path, judge: str = "") -> str:
     """Write the page; its lines for the terminal."""
     default, planted, left_out = collect(name, read_json(errors) or {}, judge)
     made = blocks(default, planted, left_out)
-    records = [*default, *(run for wrong in planted if wrong.pair for run in wrong.pair.runs)]
+    records = [*default, *finished(planted)]
     title = f"Known errors, planted in run {name}"
-    path = write_about_runs("planted", title, made, [name], records)
+    stem = stem_about("planted", [name])
+    path = write_about_runs(stem, title, made, [name], records, behind(default[0], planted))
     return page.for_terminal([summary(planted), *map(sentence, planted)], path)
+
+
+def finished(planted: Sequence[PlantedRun]) -> list[Record]:
+    """The seeds with an error that no check refused."""
+    return [run for wrong in planted if wrong.pair for run in wrong.pair.runs]
+
+
+def behind(run: Record, planted: Sequence[PlantedRun]) -> dict[str, Any]:
+    """What the page rests on beside the stages of runs that finished, and what makes it again."""
+    files = [
+        f"{run.name}-planted-{wrong.name}/seed{seed}/{REFUSED}"
+        for wrong in planted
+        for seed in wrong.refused
+    ]
+    return {
+        "command": f"make planted PRESET={run.preset} NAME={run.name}",
+        "refusals": {name: file_hash(settings.RUNS / name) for name in files},
+    }
 
 
 # -- what the runs on disk show --------------------------------------------------------------------
@@ -177,14 +196,13 @@ def blocks(
     default: list[Record], planted: list[PlantedRun], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: the count, a row an error, what stopped runs, the rule, what it does not show."""
-    rows = [numbers_of(run) for run in default]
-    rows += [numbers_of(run) for wrong in planted if wrong.pair for run in wrong.pair.runs]
+    rows = [numbers_of(run) for run in (*default, *finished(planted))]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
     stopped = [Heading("What checks said"), refusals_table(planted)]
     return [
         Text(summary(planted), lead=True),
-        Text(whose(default)),
+        Text(f"{whose(default)} {where([*default, *finished(planted)])}"),
         *(Note(note) for note in notes),
         Heading("Each error"),
         errors_table(planted),
@@ -192,7 +210,7 @@ def blocks(
         Heading("Every number that betrays"),
         betrayals_table(planted),
         Heading("The rule"),
-        *(Text(text) for text in (rule(), alarms(default))),
+        *(Text(text) for text in (rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
         Text(limits(default)),
     ]
@@ -218,7 +236,7 @@ def sentence(wrong: PlantedRun) -> str:
 def whose(default: Sequence[Record]) -> str:
     """Whose runs these are."""
     run, seeds = default[0], ", ".join(str(record.seed) for record in default)
-    return f"Run {run.name}, preset {run.preset}, seeds {seeds}. {where(default)}"
+    return f"Run {run.name}, preset {run.preset}, seeds {seeds}."
 
 
 def win_rate_cells(wrong: PlantedRun) -> list[str]:
@@ -270,24 +288,22 @@ def betrayals_table(planted: Sequence[PlantedRun]) -> Table:
     return Table(("error", "number", "seen", "value", "default's"), rows or [[MISSING] * 5])
 
 
-def alarms(default: Sequence[Record]) -> str:
-    """How often the rule raises a false alarm, from the default's seeds."""
-    if len(default) < 3:
+def alarms(default: Sequence[Record], planted: Sequence[PlantedRun]) -> str:
+    """How often the rule raises a false alarm, as far as the default's seeds tell."""
+    seeds = len(default)
+    if seeds < 3:
         return "Too few seeds without an error to say how often the rule raises a false alarm."
-    by_seed = {
-        run.seed: betrayals([run], [other for other in default if other is not run])
-        for run in default
-    }
-    named = ", ".join(
-        f"seed {seed} ({', '.join(early.signal.name for early in seen)})"
-        for seed, seen in by_seed.items()
-        if seen
-    )
-    told = named or "none of them does"
+    tested = (wrong.pair.runs for wrong in planted if wrong.pair and not wrong.refused)
+    held = min([seeds // 2, *map(len, tested)])  # the fewest seeds are accused the most easily
+    tried = false_alarms(default, held)
+    raised = [names for names in tried if names]
+    named = ", ".join(dict.fromkeys(name for names in raised for name in names))
     return (
-        "False alarms: of the default's own seeds, each held alone against the others, these leave"
-        f" their range: {told}. One seed leaves the range of few more easily than all seeds of an"
-        " error leave that of the default on one side."
+        f"False alarms: of the {len(tried)} ways to hold {held} of the default's {seeds} seeds"
+        f" against the other {seeds - held}, as if with an error, {len(raised)} raise"
+        f" one{f' ({named})' if named else ''}. The rule asks more, that every seed of an error"
+        f" leaves the range of all {seeds}, on one side: it accuses an error that does no more than"
+        f" another seed less often than this, as far as {seeds} seeds tell."
     )
 
 

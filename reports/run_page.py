@@ -274,8 +274,12 @@ def _natural(name: str) -> tuple[str, int, str]:
 def _normalization(record: Record) -> Table:
     results = record.results("normalize")
     share = percent(results["padding_difference_over_0.01"])
-    keys = ("mean_before", "std", "minimum", "maximum", "mean_after")
-    header = "references|mean before|spread|lowest|highest|mean after|moved by padding|by over 0.01"
+    keys = ("mean_before", "std", "minimum", "maximum", "mean_after", "standard_error")
+    header = (
+        "references|mean before|spread|lowest|highest|mean after|standard error"
+        "|moved by padding|by over 0.01"
+    )
+    what = f"{results['references']:,} of the training posts"
     cells = [
         *(number(results[key], 3) for key in keys),
         f"{results['padding_difference_mean']:.1e}",
@@ -284,7 +288,7 @@ def _normalization(record: Record) -> Table:
         "Normalization: the mean score of the reference summaries is taken off, so that a summary"
         " as good as a person's scores about 0. Padding on the other side should move nothing."
     )
-    return Table(header.split("|"), [["of the training posts", *cells, share]], caption)
+    return Table(header.split("|"), [[what, *cells, share]], caption)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
     python -m reports.scaling_page --names tiny-s tiny tiny-l
 
-takes all finished seeds of these runs and writes runs/reports/scaling-<names>.md and .html. The
-first screen says at which sizes PPO beats the references and which seeds failed. The page checks,
-against what the runs recorded, that the sizes differ in nothing but the base model. The numbers
-are made in `reports/scaling`.
+takes all finished seeds of these runs and writes runs/reports/scaling-<names>.md and .html, called
+scaling-ladder where the runs are the built-in ladder of presets. The first screen says at which
+sizes PPO beats the references and which seeds failed. The page checks, against what the runs
+recorded, that the sizes differ in nothing but the base model. The numbers are made in
+`reports/scaling`.
 """
 
-import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -16,10 +16,11 @@ import pandas as pd
 from reports.parts import page, sentences
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
 from reports.parts.page import Block, Heading, Note, Text
-from reports.parts.run_report import write_about_runs
+from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
 from reports.scaling.measures import RULE, frame_of, rows_of, size_verdicts, sizes
 from reports.sections import made_with
+from stages.driving.grid import LADDER
 
 # What may differ between sizes: the base model itself, and how batches are cut.
 BASE = ("base.checkpoint", "base.hidden_size", "base.num_layers", "base.num_heads")
@@ -30,25 +31,31 @@ def main(argv: list[str] | None = None) -> None:
     """Write the comparison and print its verdict."""
     parser = page.arguments("compare model sizes")
     parser.add_argument("--names", nargs="+", required=True, help="runs, one a size")
-    parser.add_argument("--title", default="", help="names the page; default: the runs' names")
-    page.print_page(lambda args: write_page(args.names, args.title, args.judge), parser, argv)
+    page.print_page(lambda args: write_page(args.names, args.judge), parser, argv)
 
 
-def write_page(names: Sequence[str], title: str = "", judge: str = "") -> str:
+def write_page(names: Sequence[str], judge: str = "") -> str:
     """Write the page of some runs; its verdicts for the terminal."""
+    names = list(dict.fromkeys(names))
     records, left_out = collect(names, judge)
-    slug = re.sub(r"[^A-Za-z0-9.-]+", "-", (title or "-".join(names)).lower()).strip("-")
-    heading = f"Sizes side by side: {title or ', '.join(names)}"
-    made = blocks(records, left_out)
-    path = write_about_runs(f"scaling-{slug}", heading, made, names, records)
+    title = f"Sizes side by side: {', '.join(names)}"
+    stem = stem_about("scaling", ladder_of(names) or names)
+    path = write_about_runs(stem, title, blocks(records, left_out), names, records)
     frame = frame_of(records)
     lines = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
     return page.for_terminal(lines, path)
 
 
+def ladder_of(names: Sequence[str]) -> list[str]:
+    """`ladder` and the name of its study, where runs are the built-in ladder in any order."""
+    smallest = min(LADDER, key=len)  # every other preset's name begins with it
+    study = min(names, key=len).removeprefix(smallest)
+    return [f"ladder{study}"] if {f"{preset}{study}" for preset in LADDER} == set(names) else []
+
+
 def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[str]]:
     """All finished seeds of the runs, and a line on each that is not."""
-    runs_of_names = [find_runs(name, judge) for name in dict.fromkeys(names)]
+    runs_of_names = [find_runs(name, judge) for name in names]
     return [run for runs, _ in runs_of_names for run in runs], [
         line for _, out in runs_of_names for line in out
     ]

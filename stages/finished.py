@@ -39,11 +39,10 @@ MISSING = Problem("is missing")
 
 
 def stage_folder(config: Config, stage: str) -> Path:
-    """The folder of a stage of this run; shared stages lie with the upstream, if there is one."""
-    row = STAGES[stage]
-    name = config.upstream if config.upstream and row.shared else config.name
+    """The folder of a stage of this run; what the upstream supplies lies there."""
+    name = config.upstream if config.is_upstreams(stage) else config.name
     folder = settings.RUNS / name / f"seed{config.seed}" / stage
-    return folder / config.judge.folder if row.per_judge else folder
+    return folder / config.judge.folder if STAGES[stage].per_judge else folder
 
 
 def gold_folder(config: Config) -> Path:
@@ -120,7 +119,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
     Empty if the stage belongs to the upstream: there its record decides.
     """
     manifest = read_manifest(stage_folder(config, stage))
-    if manifest is None or (config.upstream and STAGES[stage].shared):
+    if manifest is None or config.is_upstreams(stage):
         return []
     if manifest["settings_hash"] == settings_hash(config, stage):
         return []

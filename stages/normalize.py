@@ -1,7 +1,8 @@
 """Stage 3: the score of a human summary becomes 0 on average (Huang et al. 2024, detail 15).
 
-The mean score of the reference summaries over the SFT train split is subtracted from the head's
-bias; the scale stays as it is. The saved model is checked on some of them. PPO loads it twice: as
+The mean score of the reference summaries over the SFT train split, or over `normalize.posts` of
+them, is subtracted from the head's bias; the scale stays as it is. The saved model is checked on
+some of them. PPO loads it twice: as
 the reward model, and as the critic's starting point (detail 22).
 """
 
@@ -38,6 +39,8 @@ def normalize(config: Config) -> None:
     accelerator = make_accelerator(config)
     with open_stage(config, "normalize", accelerator.is_main_process) as run:
         train = load_split(run.require("base") / "data", "sft_train")
+        if config.normalize.posts:
+            train = rows_of(train, evenly(len(train), config.normalize.posts))
         rm = run.require("rm")
         tokenizer = load_tokenizer(rm / "model")
         reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
@@ -49,7 +52,7 @@ def normalize(config: Config) -> None:
             save_model(reward_model, tokenizer, run.partial / "model")
         accelerator.wait_for_everyone()
         saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
-        some = list(range(0, len(train), -(-len(train) // CHECKED_ROWS)))
+        some = evenly(len(train), CHECKED_ROWS)
         checked, expected = rows_of(train, some), (before - before.mean())[some]
         # Padded on the other side, so that one pass checks the saved model and the padding.
         score = partial(score_rows, accelerator, saved, checked, right_padded=True)
@@ -62,12 +65,19 @@ def normalize(config: Config) -> None:
         results = {
             "mean_before": before.mean().item(),
             "std": before.std().item(),
+            "standard_error": before.std().item() / len(before) ** 0.5,
             "minimum": before.min().item(),
             "maximum": before.max().item(),
+            "references": len(before),
             "mean_after": mean_after,
             "checked": len(checked),
         }
         run.finish(results | padding_difference(expected, after))
+
+
+def evenly(rows: int, count: int) -> list[int]:
+    """At most `count` of so many rows, equally far apart from the first on."""
+    return list(range(0, rows, -(-rows // count)))
 
 
 def check_mean(mean: float, tolerance: float) -> None:

@@ -291,7 +291,7 @@ def _shell_code(code: int) -> int:
 def _stages_of(cell: Cell) -> tuple[list[str], list[str]]:
     """The stages that a cell needs, and those of them that it makes itself."""
     stages = wanted_stages(cell.config, cell.goals)
-    return stages, [name for name in stages if not (cell.config.upstream and STAGES[name].shared)]
+    return stages, [name for name in stages if not cell.config.is_upstreams(name)]
 
 
 def _settle(config: Config, stages: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """Stage 2 (`make rm`): the reward model from pairwise comparisons.
 
 The backbone is the SFT model of the same seed, the scalar head is new. One update: chosen and
-rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS only,
-loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
+rejected summaries of a global batch of pairs in one forward pass, scores read at their EOS only
+(`rm.read_at`), loss -log sigmoid(chosen - rejected), one AdamW step, cosine schedule.
 Source: Huang et al. 2024, details 10 to 18.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stages.driving.start import run_stage
 from stages.functional import preference_loss
 from stages.learning.batches import batch_tensors, check_batch, chunks, local_share, stream
+from stages.learning.heads import read_scores_before
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
@@ -34,7 +35,7 @@ from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
 from stages.settings.config import Config
-from stages.settings.sections import CNNDM
+from stages.settings.sections import BEFORE_EOS, CNNDM
 
 
 def train_reward_model(config: Config) -> None:
@@ -47,6 +48,8 @@ def train_reward_model(config: Config) -> None:
         check_batch("rm", config.rm.batch_size, len(train), accelerator)
         generator = stream(config.seed, "reward head")
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
+        if config.rm.read_at == BEFORE_EOS:
+            read_scores_before(reward_model, tokenizer.eos_token_id)
         state = begin_supervised(run, accelerator, reward_model, len(train))
         for update in state.remaining("rm"):
             rate, rows = state.set_rate(config.rm.learning_rate), state.order.batch(update)
@@ -83,10 +86,7 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
 def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass.
-
-    Read at the last token, which is EOS (Huang et al. 2024, detail 12).
-    """
+    """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass."""
     queries, summaries = pair_tokens(split, rows)
     chosen, rejected = summary_scores(reward_model, queries, summaries, device).unbind(0)
     return chosen, alike(summaries, chosen, rejected)

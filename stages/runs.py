@@ -43,6 +43,7 @@ from stages.running.machine import (
     library_versions,
     peak_gpu_gib,
     peak_memory_gib,
+    processor,
 )
 from stages.running.progress import progress
 from stages.settings import config as settings
@@ -182,6 +183,7 @@ class Run:
             "peak_memory_gib": peak_memory_gib(),
             "peak_gpu_gib": peak_gpu_gib(),
             "device": device_name(),
+            "processor": processor(),
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
@@ -211,7 +213,7 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
     An error is recorded beside what is half done. A UserError before that leaves no trace.
     Raises UserError if the stage is under way elsewhere, or belongs to the upstream.
     """
-    if config.upstream and STAGES[stage].shared:
+    if config.is_upstreams(stage):
         raise UserError(f"stage {stage} belongs to {config.upstream}: leave out --upstream")
     run = Run(config, stage, main)
     if not main:

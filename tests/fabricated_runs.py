@@ -12,7 +12,6 @@ from stages.running.code import bytes_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings
-from stages.settings.stages import SHARED_STAGES
 from stages.settings.stages import STAGES as TABLE
 
 STAGES = ("base", "sft", "rm", "normalize", "ppo", "summaries", "judge", "controls", "win_rate")
@@ -80,6 +79,7 @@ RESULTS: dict[str, Any] = {
         "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
     },
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
+    | {"references": 2000, "standard_error": 0.011}
     | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
     "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
     | {"queries_from": "sft_train"}
@@ -98,6 +98,7 @@ CONTROL = {"what": "the post's title", "judgements": 100, "passed": True, "unjud
 CONTROL |= {"preferred": 0.081, "low": 0.03, "high": 0.19}
 MADE: dict[str, Any] = {"code_version": "508a0d9", "versions": {"python": "3.11.7"}}
 MADE |= {"code": {"module": "", "files": {}, "bytes": bytes_of([])}}
+MADE |= {"processor": {"model": "AMD EPYC", "instructions": "AVX2"}}
 MADE |= {"seconds": 83.0, "peak_memory_gib": 1.2, "device": "CPU, 2 cores", "finished": "2026"}
 
 
@@ -212,7 +213,7 @@ def fabricate(
     for stage in STAGES:
         folder = stage_folder(config, stage)
         judged_before = not TABLE[stage].per_judge and folder.exists()
-        if judged_before or (config.upstream and stage in SHARED_STAGES):
+        if judged_before or config.is_upstreams(stage):
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))

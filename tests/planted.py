@@ -1,10 +1,10 @@
 """Known errors of RLHF code, planted to see which number betrays them. The product has no switch.
 
-    python -m tests.planted swapped-pairs -m stages.driving.start stages.reward --preset graded
+    python -m tests.planted swapped-pairs -m stages.driving.start stages.reward --preset tiny
 
 starts a stage with one function replaced by a wrong one, and is what LAUNCH takes:
 
-    make rm ppo eval NAME=planted-swapped-pairs UPSTREAM=graded PRESET=graded \
+    make rm ppo eval NAME=planted-swapped-pairs UPSTREAM=tiny \
         LAUNCH="python -m tests.planted swapped-pairs"
 
 Each error was seen in somebody's code. PLANTED is the list, with the first stage that each changes.

@@ -1,12 +1,12 @@
 """Makes runs with known errors planted in them, and the page about what betrays each.
 
-    make planted PRESET=graded                              what calls this
-    python -m tests.planting --preset graded --seeds 1 2 3 --errors kl-rewarded swapped-pairs
+    make planted                                            what calls this
+    python -m tests.planting --preset tiny --seeds 1 2 3 --errors kl-rewarded swapped-pairs
 
 For each seed the run itself, then for each error a run `<name>-planted-<error>`. It takes the
 stages before the error's first one from the run: as from an upstream if the error is PPO's, else by
-hard links, because an upstream supplies SFT and reward model or neither. A run that a check refuses
-is done. A seed whose own run fails has no planted runs; the others go on.
+hard links, because an upstream supplies all stages of its settings, and an error is no setting. A
+run that a check refuses is done. A seed whose own run fails has no planted runs; the others go on.
 """
 
 import argparse
@@ -167,7 +167,7 @@ def make_planted(
         return maker.stopped or max(codes)
     name_failed([*default, *todo], codes)
     config = default[0].config
-    path = settings.RUNS / "reports" / "planted-errors.json"
+    path = settings.RUNS / config.name / "planted-errors.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(
         path, {name: {"stage": PLANTED[name].stage, "what": PLANTED[name].what} for name in names}

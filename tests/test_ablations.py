@@ -18,7 +18,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS
-from tests.fabricated_runs import ONLINE, fabricate
+from tests.fabricated_runs import OFFLINE, ONLINE, fabricate
 
 SEEDS = (1, 2, 3)
 T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
@@ -296,6 +296,39 @@ def test_a_run_that_turned_something_else_is_noted(places):
     assert "dropout, seed 2: its SFT or reward model is not the default's." in text
 
 
+def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(places):
+    default_runs()
+    ablate("read-before-eos", (5, 6, 7), accuracy=0.7)
+    ablate("dropout", (5, 6, 7))
+    of_switch = {path.name for path in (settings.RUNS / "tiny-read-before-eos/seed1").iterdir()}
+    assert {"rm", "normalize", "ppo"} <= of_switch
+    assert not {"base", "sft"} & of_switch
+    text = text_of("read-before-eos", "dropout")
+    assert "same SFT and reward model (read-before-eos: a reward model of its own);" in text
+    said = "read-before-eos shares base and sft with the default and makes rm and normalize itself."
+    assert said in text
+    assert "Its reward models rank 70.0% of held-out pairs right, the default's 78.1%." in text
+    assert "is not the default" not in text.replace("that are not the default", "")
+    assert "reward model is not the default's" not in text
+    assert "judged by its own" not in text
+    alone = text_of("dropout")
+    assert "of its own" not in alone
+    assert "held-out pairs" not in alone
+
+
+def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_noted(places):
+    default_runs()
+    ablate("read-before-eos", (5, 6, 7), judge=OFFLINE | {"kind": "reward_model"})
+    said = "read-before-eos, seed 1, is judged by its own reward model, no one else's."
+    assert said in text_of("read-before-eos")
+    default_runs(seeds=(4,))
+    switch = ("rm.read_at=before_eos",)
+    alone = make_config("tiny", seed=4, name="tiny-read-before-eos", overrides=switch)
+    fabricate(alone, scores=wins(5), found={"sft": {"loss/validation": 1.0}})
+    said = "read-before-eos, seed 4: its SFT model is not the default's."
+    assert said in text_of("read-before-eos")
+
+
 # -- what it cannot show ---------------------------------------------------------------------------
 
 
@@ -340,3 +373,12 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
     )
     distance = (after.advantages - before.advantages)[before.response_mask].abs().max()
     assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))
+
+
+def test_the_processors_of_all_runs_that_are_compared_are_named(places):
+    default_runs()
+    ablate("dropout", (1, 2, 3))
+    path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"
+    path.write_text(path.read_text().replace("AVX2", "AVX512"))
+    named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
+    assert named in text_of("dropout")

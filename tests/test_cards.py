@@ -54,6 +54,18 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
     assert list(finish("base").rglob(CARD)) == []  # it is somebody else's model, or none yet
 
 
+def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
+    at_eos = card(TINY, "rm", "model", MADE)
+    assert 'text = "SUBREDDIT' in at_eos
+    assert '" ..." + tokenizer.eos_token\n' in at_eos
+    assert "  # read at EOS\n" in at_eos
+    assert "A score means something at EOS only" in at_eos
+    before = card(replace(TINY, rm=replace(TINY.rm, read_at="before_eos")), "rm", "model", MADE)
+    assert '" ..."\n' in before
+    assert "eos_token" not in before
+    assert "  # read at the last token before EOS\n" in before
+
+
 def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,7 +1,6 @@
 """Settings: what a preset says, what the command line may change, and what is refused."""
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from stages.settings.config import (
 )
 from stages.settings.judge import WORDING
 from stages.settings.presets import PRESETS
-from stages.settings.stages import SHARED_SECTIONS, STAGES
+from stages.settings.stages import STAGES
 
 
 def override(*texts: str, preset: str = "tiny", upstream: str = "") -> Config:
@@ -253,41 +252,6 @@ def test_settings_cannot_be_changed_in_place():
             setattr(owner, name, 1)
     with pytest.raises(TypeError):
         replace(config.ppo, num_ppo_epoch=1)  # type: ignore[call-arg]
-
-
-def recorded(runs, config: Config) -> None:
-    """The settings that the stages of a run have left on disk."""
-    for stage in ("base", "sft", "rm", "normalize"):
-        folder = runs / config.name / f"seed{config.seed}" / stage
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-
-
-def test_upstream_needs_a_name_and_takes_no_override_of_what_it_supplies(runs):
-    recorded(runs, make_config("tiny"))
-    config = override("ppo.lam=0.5", "optimizer.adam_eps=1e-6", upstream="tiny")
-    assert (config.name, config.upstream) == ("mine", "tiny")
-    with pytest.raises(UserError, match="--name"):
-        make_config("tiny", upstream="tiny")
-    for text in ("sft.epochs=3", "rm.epochs=3", "base.hidden_size=64", "data.max_query_tokens=99"):
-        assert "has no effect" in refused(text, upstream="tiny")
-
-
-def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs):
-    texts = ("sft.epochs=3", "world.seed=7", "base.hidden_size=64", "rm.epochs=2", "ppo.lam=0.9")
-    theirs = make_config("tiny", name="theirs", overrides=texts)
-    recorded(runs, theirs)
-    config = override("ppo.lam=0.5", "sft.epochs=3", upstream="theirs")
-    for section in SHARED_SECTIONS:
-        assert getattr(config, section) == getattr(theirs, section), section
-    assert (config.ppo.lam, config.optimizer) == (0.5, make_config("tiny").optimizer)
-
-
-def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_command(runs):
-    recorded(runs, make_config("tiny"))
-    text = refused(upstream="tinny")
-    assert "did you mean tiny" in text
-    assert "`make rm PRESET=tiny SEED=44413 NAME=tinny`" in text
 
 
 # -- hashes ----------------------------------------------------------------------------------------

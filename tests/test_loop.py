@@ -1,7 +1,10 @@
 """What the training loops share: rows, rates, noise and sharing out, none of it by chance."""
 
 import ctypes
+import json
 import math
+import os
+import platform
 import random
 import subprocess
 import sys
@@ -36,7 +39,7 @@ from stages.learning.loop import (
 )
 from stages.learning.sampling import Sampling, respond, sampling_noise
 from stages.posts.ragged import Ragged, make_ragged
-from stages.running.machine import has_bf16_units
+from stages.running.machine import cpu_model, has_bf16_units
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, UserError
 from tests.conftest import ROOT
@@ -280,6 +283,28 @@ def test_a_process_computes_on_as_many_threads_as_the_settings_say(asked, given)
         assert torch.get_num_threads() == given
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_processor_is_told_with_the_instructions_that_torch_may_take():
+    code = """
+import json
+from stages.running.machine import processor
+before = processor()
+import torch
+print(json.dumps([before, processor()]))
+"""
+    words, environment = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment["ATEN_CPU_CAPABILITY"] = "default"
+    before, after = json.loads(subprocess.check_output(words, env=environment, text=True))
+    assert after == before | {"instructions": "DEFAULT"}
+    assert before == {"model": cpu_model()}
+
+
+def test_a_processor_is_called_as_the_system_calls_it(tmp_path):
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor\t: 0\nmodel name\t: Some Core @ 2.80GHz\nprocessor\t: 1\n")
+    assert cpu_model(told) == "Some Core @ 2.80GHz"
+    assert cpu_model(tmp_path / "missing") == platform.machine()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")

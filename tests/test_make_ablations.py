@@ -6,13 +6,14 @@ import pytest
 
 from reports.parts import ablated
 from stages.driving.grid import Cell, Execution, ablation_cells, distinct_ablations, make_ablations
-from stages.finished import why_not
+from stages.driving.status import LABEL, status
+from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
 from stages.settings.command_line import Request, config_of, make_config, override_of
 from stages.settings.config import UserError
 from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import SHARED_STAGES
-from tests.test_pipeline import EVALUATED, Recorder, make, typed
+from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed
 
 
 @pytest.mark.parametrize("preset", ["tiny", "pythia-1b"])
@@ -38,20 +39,22 @@ def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
 
 
 def test_the_papers_ablations_are_on_the_list():
-    """EOS trick off, critic from SFT, no normalization, whitened rewards, dropout, score at EOS."""
+    """Reading before EOS, EOS trick off, critic from SFT, no normalization, and the others."""
     found = {one.settings for one in ABLATIONS.values()}
     of_paper = "eos_trick=off critic_init=sft reward_normalization=false whiten_rewards=true"
     of_paper += " dropout=0.1 score_at=eos"
-    assert {f"ppo.{setting}" for setting in of_paper.split()} <= found
+    settings_named = {f"ppo.{setting}" for setting in of_paper.split()}
+    assert settings_named | {"rm.read_at=before_eos"} <= found
     assert not {f"tiny-{name}" for name in ABLATIONS} & set(PRESETS)
 
 
 def test_the_list_begins_with_what_is_asked_about_most_and_cites_details():
-    first = "no-eos-trick no-normalization critic-sft no-advantage-whitening dropout"
-    assert list(ABLATIONS)[:5] == first.split()
+    first = "read-before-eos no-eos-trick no-normalization critic-sft no-advantage-whitening"
+    first += " dropout"
+    assert list(ABLATIONS)[:6] == first.split()
     assert all(re.search(r"detail|details", each.what) for each in ABLATIONS.values())
     cited = [re.findall(r"\d+", ABLATIONS[name].what)[-1] for name in first.split()]
-    assert cited == ["23", "15", "22", "25", "7"]
+    assert cited == ["12", "23", "15", "22", "25", "7"]
 
 
 def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, capsys):
@@ -97,6 +100,67 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
     own = [stage for name, stage in maker.made if name == "mine-dropout"]
     assert own == 2 * [stage for stage in EVALUATED if stage not in SHARED_STAGES]
     assert maker.made[-1][1] == "reports.ablations_page"
+
+
+def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(runs, capsys):
+    """Of a run with settings of its own; beside a switch of PPO's; after a failure; status."""
+    mine = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=2", "ppo.lam=0.9"))
+    names = ["read-before-eos", "dropout"]
+    dry = Recorder(Execution(dry_run=True))
+    assert make_ablations(dry, mine, [1, 2], names) == 0
+    assert not runs.exists()
+    planned = capsys.readouterr().out
+    assert (
+        "mine-read-before-eos seed 1: would make rm and what follows, ppo.lam=0.9"
+        " rm.read_at=before_eos"
+    ) in planned
+    assert "mine-dropout seed 1: would make ppo and what follows" in planned
+
+    class Broken(Recorder):
+        def call(self, words, label="") -> int:
+            fails = words[0] == "mine-read-before-eos" and words[1:3] == ["2", "ppo"]
+            return 7 if fails else super().call(words)
+
+    maker = Broken(Execution())
+    assert make_ablations(maker, mine, [1, 2], names) == 7
+    again = Recorder()
+    assert make_ablations(again, mine, [1, 2], names) == 0
+    own = [stage for stage in EVALUATED if stage not in ("base", "sft")]
+    made = [stage for name, stage in maker.made if name == "mine-read-before-eos"]
+    assert made == [*own, "rm", "normalize"]
+    assert again.made[0] == ("mine-read-before-eos", "ppo")
+    assert {name for name, _ in again.made[:-1]} == {"mine-read-before-eos"}
+    assert again.made[-1][1] == "reports.ablations_page"
+    switch = ("ppo.lam=0.9", "rm.read_at=before_eos")
+    for seed in (1, 2):
+        asked = {"name": "mine-read-before-eos", "seed": seed, "upstream": "mine"}
+        one = make_config("tiny", **asked, overrides=switch)
+        assert (one.rm.read_at, one.rm.epochs, one.sft.epochs) == ("before_eos", 2, 3)
+        assert one.own_from == "rm"
+        assert all(why_not(one, stage) is None for stage in EVALUATED)
+        assert not stage_folder(one, "rm").samefile(runs / f"mine/seed{seed}/rm")
+        assert stage_folder(one, "sft").samefile(runs / f"mine/seed{seed}/sft")
+    (line, *_) = status("mine-read-before-eos")[1:]
+    assert line[LABEL:].split()[:5] == ["-", "-", "ok", "ok", "ok"]
+    # Another SFT of the default's is another one of the ablation's.
+    finish(make_config("tiny", name="mine", seed=1, overrides=mine.overrides), "sft", "other")
+    third = Recorder()
+    assert make_ablations(third, mine, [1], names) == 0
+    assert ("mine-read-before-eos", "rm") in third.made
+
+
+def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
+    make()
+    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=2", "sft.epochs=2"))
+    names = ["read-before-eos", "dropout"]
+    maker = Recorder()
+    assert make_ablations(maker, request, [44413], names) == 0
+    for name in ("hot", "hot-read-before-eos", "hot-dropout"):
+        made = [stage for whose, stage in maker.made if whose == name]
+        assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
+    _, turned = ablation_cells(request, [44413], names)
+    assert [cell.config.rm.epochs for cell in turned] == [2, 2]
+    assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 
 def test_an_ablation_of_a_run_that_starts_from_another_ones_models(runs):

@@ -1,13 +1,17 @@
 """The page about planted errors gives each the verdict that fabricated runs bear out."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from reports import planted_page
 from reports.parts import page, watched
 from reports.parts.collect import Record, find_runs
+from reports.sharing import publish
 from stages.finished import stage_folder
+from stages.running.files import file_hash
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -70,6 +74,12 @@ def collected(*names):
     return planted_page.collect("tiny", {name: ERRORS[name] for name in names or ERRORS})
 
 
+def write_page(places):
+    file = places / "tiny" / "planted-errors.json"
+    file.write_text(json.dumps(ERRORS))
+    planted_page.main(["--name", "tiny", "--errors", str(file)])
+
+
 def text_of(*names):
     return page.to_markdown("planted", "x", planted_page.blocks(*collected(*names)))
 
@@ -111,12 +121,57 @@ def test_a_row_says_the_difference_the_seeds_and_the_first_number_beside_the_def
 
 def test_the_page_says_whose_runs_the_rule_and_its_false_alarms(places):
     text = text_of("worse", "harmless")
-    assert "Run tiny, preset tiny, seeds 1, 2, 3. Computed on: CPU, 2 cores" in text
+    assert "Run tiny, preset tiny, seeds 1, 2, 3. Computed on: CPU, 2 cores (AMD EPYC, " in text
     assert "widened on either side by half its width or by a floor" in text
-    assert "each held alone against the others, these leave their range: none of them does" in text
+    said = "of the 3 ways to hold 1 of the default's 3 seeds against the other 2, as if with an"
+    assert f"{said} error, 0 raise one. The rule asks more" in text
     assert "What checks said" not in text
     run(seed=3, length=(29.0,) * 10)  # a default that is unlike the others
-    assert "these leave their range: seed 3 (response length)" in text_of("worse")
+    assert f"{said} error, 1 raise one (response length). The rule asks more" in text_of("worse")
+
+
+def test_false_alarms_are_counted_with_as_many_seeds_as_the_errors_have(places):
+    for seed in (4, 5, 6):
+        run(seed=seed, length=(30.0,) * 10)
+    # Of the 20 ways to take 3 seeds of 6, the 3 long ones and the 3 short ones stand apart. None
+    # of the six does alone, and an error has 3.
+    default = find_runs("tiny")[0]
+    assert [names for names in watched.false_alarms(default, 1) if names] == []
+    said = "of the 20 ways to hold 3 of the default's 6 seeds against the other 3, as if with an"
+    for error in ("worse", "stopped"):
+        assert f"{said} error, 2 raise one (response length)." in text_of(error)
+    shutil.rmtree(places / "tiny-planted-harmless/seed3")
+    said = "of the 15 ways to hold 2 of the default's 6 seeds against the other 4"
+    assert said in text_of("worse", "harmless")
+
+
+@pytest.mark.parametrize(
+    ("default", "floor", "own", "outside"),
+    [
+        ((20, 24), 1.0, (26.1, 27), True),  # the range of 4 is widened by 2 on either side
+        ((20, 24), 1.0, (26, 27), False),
+        ((20, 24), 1.0, (17.9, 17), True),
+        ((20, 24), 1.0, (17.9, 26.1), False),  # not on one side
+        ((20, 24), 3.0, (26.9, 28), False),  # the floor is more than half the width
+        ((20, 24), 3.0, (27.1, 28), True),
+        ((20,), 1.0, (21.5, 22), True),
+    ],
+)
+def test_the_range_is_widened_by_half_its_width_or_by_the_floor(default, floor, own, outside):
+    def twice(value):
+        return {1: value, 2: value}
+
+    signal = watched.Signal(name="x", series=twice, floor=floor)
+    seen = watched.betrayal(signal, own, default)
+    assert (seen is not None) == outside
+
+
+def test_the_processors_of_the_runs_with_errors_are_named_too(places):
+    path = places / "tiny-planted-worse/seed2/ppo/manifest.json"
+    path.write_text(path.read_text().replace("AVX2", "AVX512"))
+    named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
+    assert named in text_of("worse")
+    assert named not in text_of("harmless")
 
 
 def test_a_number_must_lie_outside_in_all_seeds_on_one_side_and_twice(places):
@@ -165,12 +220,45 @@ def test_what_is_missing_or_not_the_same_run_is_said(places):
 
 
 def test_the_command_writes_the_page_and_prints_its_sentences(places, capsys):
-    file = places / "reports" / "planted-errors.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(ERRORS))
-    planted_page.main(["--name", "tiny", "--errors", str(file)])
+    write_page(places)
     said = capsys.readouterr().out
     assert said.startswith("2 of 5 are found by the win rate or refused by a check;")
     assert "worse: found by the win rate (-35.0 points of win rate" in said
     written = {path.name for path in (settings.RUNS / "reports").iterdir()}
-    assert {"planted.html", "planted.md", "planted.json", "planted-numbers"} <= written
+    files = {f"planted-tiny{ending}" for ending in (".html", ".md", ".json", "-numbers")}
+    assert written == files
+
+
+def test_the_page_is_published_with_its_run_and_with_what_refused_an_error(
+    places, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write_page(places)
+    publish.main(["--kinds", "planted"])
+    (entry,) = json.loads((publish.GENERATED / publish.RECORD).read_text())["pages"].values()
+    assert (entry["kind"], entry["about"]) == ("planted", ["tiny"])
+    assert entry["runs"]["tiny-planted-stopped"] == list(SEEDS)
+    assert entry["runs"]["tiny-planted-unpaired"] == list(SEEDS)
+    for file, hash_ in entry["manifests"].items():
+        assert file_hash(places / file) == hash_
+    assert {Path(file).parts[0] for file in entry["files"]} == {
+        "planted-tiny.md",
+        "planted-tiny.html",
+        "planted-tiny-numbers",
+    }
+    refusal = places / "tiny-planted-stopped/seed2/refused.json"
+    before = refusal.read_text()
+    for change in (refusal.unlink, lambda: refusal.write_text(before.replace("0", "1"))):
+        change()
+        with pytest.raises(SystemExit):
+            publish.main(["--kinds", "planted"])
+        assert (
+            "planted-tiny was made from an earlier tiny-planted-stopped/seed2/refused.json:"
+            " run `make planted PRESET=tiny NAME=tiny`"
+        ) in capsys.readouterr().err
+    refusal.write_text(before)
+    manifest = places / "tiny-planted-worse/seed3/ppo/manifest.json"
+    manifest.write_text(f"{manifest.read_text()} ")
+    with pytest.raises(SystemExit):
+        publish.main(["--kinds", "planted"])
+    assert "made from an earlier tiny-planted-worse/seed3/ppo: run" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_an_error_makes_its_first_stage_and_what_follows_and_takes_the_others(ru
         assert path.samefile(swapped / "sft" / path.relative_to(runs / "tiny/seed2/sft"))
     assert not (runs / "tiny-planted-kl-rewarded/seed2/sft").exists()
     assert maker.made[-1][1] == "reports.planted_page"
-    written = json.loads((runs / "reports/planted-errors.json").read_text())
+    written = json.loads((runs / "tiny/planted-errors.json").read_text())
     assert list(written) == list(ERRORS)
     assert written["swapped-pairs"]["stage"] == "rm"
     assert "counts as chosen" in written["swapped-pairs"]["what"]

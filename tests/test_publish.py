@@ -98,7 +98,7 @@ def test_pages_of_every_kind_are_copied_with_true_hashes(place, capsys):
     one = pages["tiny-seed2"]
     assert (one["judge"], one["kind"]) == ("facts", "run")
     assert "508a0d9" in one["code_versions"]
-    assert one["devices"] == ["CPU, 2 cores"]
+    assert one["devices"] == ["CPU, 2 cores (AMD EPYC, AVX2)"]
     assert one["numbers"]["ppo/win_rate"] == 0.63
     assert "3.11.7" in one["versions"]["python"]
 
@@ -254,6 +254,21 @@ def test_code_that_was_not_committed_is_refused_unless_allowed(place, capsys, mo
     assert "508a0d9-dirty" in published()["tiny-seed1"]["code_versions"]
 
 
+def test_a_published_page_of_the_same_name_about_other_runs_is_not_replaced(place, capsys):
+    finished(1)
+    scaling_page.main(["--names", "tiny"])
+    publish.main([])
+    record = json.loads((GENERATED / RECORD).read_text())
+    record["pages"]["scaling-tiny"]["about"] = ["other"]
+    (GENERATED / RECORD).write_text(json.dumps(record))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        publish.main([])
+    said = "scaling-tiny in reports/generated is about other, not tiny: remove it from published"
+    assert said in capsys.readouterr().err
+    assert published() == record["pages"]
+
+
 def test_unknown_runs_runs_without_a_page_and_two_judges_are_refused(place, capsys):
     both = two_judges()
     assert "run tiny has no page: run `make eval`" in refused(capsys)
@@ -297,6 +312,7 @@ def test_a_readme_without_markers_or_of_another_run_stays(place):
 COMMITTED = ROOT / GENERATED / RECORD
 WITHOUT_NUMBERS = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|<!-- .*? -->")
 NUMBER = re.compile(r"(?<![\w.-])[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w-])")
+CORES = re.compile(r"\d+(?= cores)|(?<=threads: )\d+")  # not the numbers in a processor's name
 LEVEL = 95.0  # of every interval
 
 
@@ -347,7 +363,7 @@ def numbers_of(record):
         nested = [row["differences"], *(row[f"{one}/statistics"] for one in row["policies"])]
         parts = [row, *(one for each in nested for one in each.values() if isinstance(one, dict))]
         found |= {float(v) for part in parts for v in part.values() if isinstance(v, int | float)}
-        found |= {float(one) for text in entry["devices"] for one in re.findall(r"\d+", text)}
+        found |= {float(one) for text in entry["devices"] for one in CORES.findall(text)}
     return found
 
 

@@ -216,8 +216,12 @@ def test_replace_leaves_the_stages_of_an_upstream_alone(runs):
     make(ablation)
     assert make(ablation, *ALL_GOALS, replace="1") == AFTER_PPO
     assert not (runs / "tiny/seed44413/aside").exists()
-    with pytest.raises(UserError, match="REPLACE=sft: it belongs to tiny: leave out UPSTREAM="):
-        make(ablation, *ALL_GOALS, replace="sft")
+    of_rm = replaced(named("rm.epochs=3", upstream="tiny"), name="other")
+    for config in (ablation, of_rm):
+        make(config)
+        with pytest.raises(UserError, match="REPLACE=sft: it belongs to tiny: leave out UPSTREAM="):
+            make(config, *ALL_GOALS, replace="sft")
+    assert make(of_rm, replace="rm")[:3] == ["rm", "normalize", "ppo"]
 
 
 @pytest.mark.parametrize("replace", ["1", "sft"])

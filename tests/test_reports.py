@@ -368,7 +368,7 @@ def test_threads_precision_and_device_stand_on_the_page(made):
     assert "| memory.mixed_precision | no | no | bf16 |" in settings_that_differ
     assert "microbatch" not in settings_that_differ
     assert "change no result" not in markdown
-    assert "Computed on: CPU, 2 cores; memory.cpu_threads: 2" in markdown
+    assert "Computed on: CPU, 2 cores (AMD EPYC, AVX2); memory.cpu_threads: 2" in markdown
 
 
 def test_rows_that_are_odd_or_skipped_stand_on_the_page(made):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stages import runs as runs_module
-from stages.finished import read_manifest, stage_folder
+from stages.finished import read_manifest, stage_folder, why_not
 from stages.running import progress as progress_module
 from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
@@ -88,9 +88,13 @@ def test_the_manifest_is_written_after_every_other_file_and_hashes_them(runs, mo
     }
     assert (manifest["stage"], manifest["name"], manifest["seed"]) == ("sft", "tiny", 44413)
     assert manifest["results"] == {"accuracy": 0.5}
-    for key in "settings_hash code_version seconds peak_memory_gib device versions".split():
+    for (
+        key
+    ) in "settings_hash code_version seconds peak_memory_gib device processor versions".split():
         assert manifest[key] not in (None, ""), key
     assert manifest["versions"]["torch"]
+    monkeypatch.setattr(runs_module, "processor", lambda: {"model": "another one"})
+    assert why_not(TINY, "sft") is None
 
 
 def test_an_interrupted_stage_replaces_nothing_and_the_next_one_starts_afresh(runs):
@@ -320,6 +324,9 @@ def test_the_command_for_an_upstream_stage_makes_the_upstream_run(runs):
     ablation = make_config("tiny", name="mine", upstream="tiny", overrides=("ppo.lam=0.5",))
     assert typed(make_command(ablation, "sft")) == ("sft", TINY)
     assert typed(make_command(ablation, "ppo")) == ("ppo", ablation)
+    of_rm = make_config("tiny", name="mine", upstream="tiny", overrides=("rm.epochs=3",))
+    assert typed(make_command(of_rm, "sft")) == ("sft", TINY)
+    assert typed(make_command(of_rm, "rm")) == ("rm", of_rm)
 
 
 # -- files and progress ----------------------------------------------------------------------------

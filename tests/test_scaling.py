@@ -7,8 +7,10 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import collect, page
+from reports.parts.run_report import stem_about
 from reports.scaling import details
 from reports.scaling.measures import frame_of
+from reports.sections import made_with
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
@@ -111,7 +113,7 @@ def test_five_sizes_and_three_seeds_take_under_20_seconds_and_have_fits(runs):
     began = time.process_time()
     scaling_page.main(["--names", *names])
     assert time.process_time() - began < 20
-    markdown = (page.beside_the_runs() / f"scaling-{'-'.join(names)}.md").read_text()
+    markdown = (page.beside_the_runs() / "scaling-ladder.md").read_text()
     assert "| PPO win rate | +10.0 points [+10.0, +10.0] | 1.00 | 5 |" in markdown
     assert "PPO beats the references at tiny (10M)" not in markdown  # 50 %: inconclusive
 
@@ -126,6 +128,53 @@ def test_an_unfinished_seed_is_left_out_and_named(runs, capsys):
     *printed, path = capsys.readouterr().out.splitlines()
     assert max(map(len, printed)) <= 80
     assert path == str(page.beside_the_runs() / "scaling-tiny-s-tiny.html")
+
+
+@pytest.mark.parametrize(
+    ("names", "study"),
+    [
+        ("tiny-xs tiny-s tiny tiny-l tiny-xl", ["ladder"]),
+        ("tiny-hot tiny-xl-hot tiny-s-hot tiny-l-hot tiny-xs-hot", ["ladder-hot"]),
+        ("tiny-xs tiny-s tiny tiny-l", []),
+        ("tiny-xs tiny-s tiny tiny-l tiny-xl-hot", []),
+        ("tiny-xs tiny-s tiny tiny-l tiny-xl other", []),
+        ("tiny", []),
+    ],
+)
+def test_the_built_in_ladder_is_known_with_the_name_of_its_study(names, study):
+    assert scaling_page.ladder_of(names.split()) == study
+
+
+def test_a_page_is_called_after_its_runs_and_a_long_list_is_cut():
+    assert stem_about("scaling", ["tiny"]) == "scaling-tiny"
+    assert stem_about("scaling", ["pythia-1b", "pythia-6.9b"]) == "scaling-pythia-1b-pythia-6.9b"
+    assert stem_about("compare", ["tiny/1:ppo", "tiny:sft"]) == "compare-tiny-1-ppo-tiny-sft"
+    alone = "a-run-with-a-name-that-is-longer-than-any-list"
+    assert stem_about("scaling", [alone]) == f"scaling-{alone}"
+    many, others = [
+        ["first-run", *middle, "last-run"] for middle in ("abcdefghijkl", "bcdefghijklm")
+    ]
+    stems = [stem_about("scaling", names) for names in (many, others, many[::-1])]
+    assert stems[0][:-4] == stems[1][:-4] == "scaling-first-run-to-last-run-"
+    assert stems[2][:-4] == "scaling-last-run-to-first-run-"
+    assert stems[0] != stems[1]
+    assert stems[0] == stem_about("scaling", many)
+
+
+def test_a_page_about_other_runs_is_not_written_over(runs, capsys):
+    fabricate(make_config("tiny", name="tiny-s-tiny"))
+    four_runs()
+    scaling_page.main(["--names", "tiny-s-tiny"])
+    before = (page.beside_the_runs() / "scaling-tiny-s-tiny.md").read_text()
+    with pytest.raises(SystemExit):
+        scaling_page.main(["--names", "tiny-s", "tiny"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: page scaling-tiny-s-tiny in {page.beside_the_runs()} is about tiny-s-tiny, not"
+        " tiny-s, tiny: move it away first"
+    )
+    assert (page.beside_the_runs() / "scaling-tiny-s-tiny.md").read_text() == before
+    scaling_page.main(["--names", "tiny-s-tiny"])
 
 
 def test_a_run_that_is_not_there_is_refused_in_one_line(runs, capsys):
@@ -166,3 +215,17 @@ def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "memory.cpu_threads: 1 / 2" in text
     assert "Computed on: CPU, 2 cores" in text
+
+
+def test_every_processor_behind_the_numbers_is_named(runs):
+    records, _ = four_runs()
+    ppo = records[0].manifests["ppo"]
+    newer = ppo | {"processor": {"model": "Xeon", "instructions": "AVX512"}}
+    unknown = {key: value for key, value in ppo.items() if key != "processor"}
+    changed = [
+        replace(record, manifests=record.manifests | {"ppo": manifest})
+        for record, manifest in zip(records, (newer, unknown), strict=False)
+    ]
+    assert made_with.where([*changed, *records[2:]]).startswith(
+        "Computed on: CPU, 2 cores / CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (Xeon, AVX512);"
+    )

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from stages import functional, normalize
+from stages.learning.heads import read_scores_before
 from stages.learning.learner import NonFiniteError, refuse_non_finite
 from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
@@ -34,6 +35,10 @@ def networks(policy, reward_model, tokenizer):
 @pytest.fixture
 def start(before_ppo):
     """A rollout before the first update, where everything holds."""
+    return started(before_ppo)
+
+
+def started(before_ppo):
     eos_id, pad_id = before_ppo.eos_id, before_ppo.pad_id
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
@@ -96,6 +101,14 @@ def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
     other = replace(start, values=start.values + 0.5)
     with pytest.raises(UserError, match=r"critic.*0\.5.*Stage at fault: normalize"):
         start_checks.check_critic(other, networks[2], BOUNDS)
+
+
+def test_the_critic_is_compared_where_the_reward_model_is_read(before_ppo):
+    read_scores_before(before_ppo.reward_model, before_ppo.eos_id)
+    start = started(before_ppo)
+    start_checks.check_critic(start, before_ppo.eos_id, BOUNDS, before_eos=True)
+    with pytest.raises(UserError, match="critic differs"):
+        start_checks.check_critic(start, before_ppo.eos_id, BOUNDS)
 
 
 def test_a_response_that_goes_on_after_its_eos_is_caught(networks, start):

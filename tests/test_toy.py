@@ -45,13 +45,12 @@ POSTS = [make_post(f"toy1-train-{n}") for n in range(400)]
 PAIRS = [make_comparison(POSTS[n % 400], str(n), "train") for n in range(3000)]
 TOLD = {
     **{"who": "boss", "deed": "sold", "thing": "bike", "when": "easter", "place": "camp"},
-    **{"reason": "money", "cost": "ten", "age": "twelve", "witness": "anna"},
-    **{"feeling": "sad", "ask": "wait"},
+    **{"age": "twelve", "witness": "anna", "feeling": "sad", "ask": "wait"},
 }  # of a post that nobody wrote
 FACTS = Facts(subreddit="tifu", told=TOLD)
 EVENT_TOLD = "My boss sold my bike"
-COMPLETE = f"{EVENT_TOLD}, on easter, at camp, feel sad, paid ten."
-ALL_WRONG = "My uncle lost my ring, on monday, at work, feel angry, paid forty."
+COMPLETE = f"{EVENT_TOLD}, on easter, at camp, told anna."
+ALL_WRONG = "My uncle lost my ring, on monday, at work, told tom."
 
 
 WRITE_WORLD = """
@@ -126,10 +125,10 @@ def test_a_post_holds_the_same_words_in_other_roles():
     assert mean(copied) < 0.3, "whoever copies a distractor has to be wrong"
 
 
-def test_each_subreddit_wants_half_and_is_used_to_half_of_that():
+def test_each_subreddit_wants_half_and_is_used_to_a_third_of_that():
     for subreddit, wanted in WANTED.items():
         assert len(set(wanted)) == len(set(HABITS[subreddit])) == len(OPTIONAL) // 2
-        assert len({*wanted} & {*HABITS[subreddit]}) == 2
+        assert len({*wanted} & {*HABITS[subreddit]}) == 1
     for choice in (WANTED, HABITS):  # no fact is better everywhere
         told = [slot for slots in choice.values() for slot in slots]
         assert {told.count(slot) for slot in OPTIONAL} == {len(WANTED) // 2}
@@ -157,31 +156,31 @@ def test_facts_vary_and_belong_to_the_id():
 @pytest.mark.parametrize(
     ("summary", "score"),
     [
-        (COMPLETE, 7),
-        (COMPLETE.lower(), 7),
-        (" " + COMPLETE, 7),
-        (f"{EVENT_TOLD}, paid ten, feel sad, at camp, on easter.", 7),
+        (COMPLETE, 6),
+        (COMPLETE.lower(), 6),
+        (" " + COMPLETE, 6),
+        (f"{EVENT_TOLD}, told anna, at camp, on easter.", 6),
         ("", 0),
         ("Something happened.", 0),
         (EVENT_TOLD, 3),
         (f"{EVENT_TOLD}, on easter", 4),
-        ("at camp, paid ten", 2),
-        (COMPLETE + " " + EVENT_TOLD.lower(), 7 - 5 * LONG_COST),  # told twice gains once
+        ("at camp, told anna", 2),
+        (COMPLETE + " " + EVENT_TOLD.lower(), 6 - 5 * LONG_COST),  # told twice gains once
         # Right, and not wanted there: at the same length and at a greater one.
-        (f"{EVENT_TOLD}, told anna", 3 - UNWANTED_COST),
-        (f"{EVENT_TOLD}, on easter, at camp, aged twelve, should wait.", 5 - 2 * UNWANTED_COST),
-        (COMPLETE + " told anna", 7 - UNWANTED_COST - 2 * LONG_COST),
+        (f"{EVENT_TOLD}, feel sad", 3 - UNWANTED_COST),
+        (f"{EVENT_TOLD}, on easter, aged twelve, should wait.", 4 - 2 * UNWANTED_COST),
+        (COMPLETE + " feel sad", 6 - UNWANTED_COST - 2 * LONG_COST),
         # Wrong, whether it would be wanted or not.
         ("My boss sold my ring", 2 - WRONG_COST),
         (f"{EVENT_TOLD}, on monday", 3 - WRONG_COST),
-        (f"{EVENT_TOLD}, told tom", 3 - WRONG_COST),
+        (f"{EVENT_TOLD}, feel angry", 3 - WRONG_COST),
         ("on easter, on monday", 1 - WRONG_COST),
-        (ALL_WRONG, -7 * WRONG_COST),
+        (ALL_WRONG, -6 * WRONG_COST),
         # The right words in no role, or in another's, say nothing.
-        ("boss sold bike easter camp sad ten", 0),
-        ("The boss has a bike. We were in camp for money.", 0),
+        ("boss sold bike easter camp sad", 0),
+        ("The boss has a bike. We were in camp with anna.", 0),
         # Words beyond a complete summary.
-        (COMPLETE + " It is so sad.", 7 - 4 * LONG_COST),
+        (COMPLETE + " It is so sad.", 6 - 4 * LONG_COST),
     ],
 )
 def test_a_summary_is_worth_what_it_tells_less_what_is_unwanted_wrong_or_too_long(summary, score):
@@ -364,8 +363,8 @@ def test_the_world_keeps_its_bytes(tmp_path):
     )
     write_world(tmp_path, world, lambda items, *_: iter(items))
     assert {path.stem: file_hash(path)[:16] for path in tmp_path.iterdir()} == {
-        "comparisons_train": "a663bd814338e340",
-        "comparisons_validation": "76c729f3db0b5f43",
-        "sft_train": "7940cdaf9ba45ff2",
-        "sft_validation": "b01eabf7f2dcdd52",
+        "comparisons_train": "f37305c9838fb56b",
+        "comparisons_validation": "62fd1c82c01c5376",
+        "sft_train": "efdcb60d93ebb4c9",
+        "sft_validation": "c04968670b9ed8a2",
     }

@@ -3,7 +3,7 @@
 from stages.posts.toy import CLAUSES, WANTED, facts_of
 
 # The facts of a post that are worth telling, besides its event.
-NTH = ("first", "second", "third", "fourth")
+NTH = ("first", "second", "third")
 
 
 def told(post: str, *clauses: str, **wrong: str) -> str:

@@ -191,6 +191,7 @@ def _articles(setting: Setting, stage: str) -> Work:
 def _normalize(setting: Setting) -> list[Work]:
     lengths = setting.lengths
     rows = lengths.rows["sft_train"]
+    rows = min(rows, setting.config.normalize.posts or rows)
     rows += min(rows, CHECKED_ROWS)  # again, on the saved model
     return [_pass(setting, ("normalize", "score"), rows, lengths.query + lengths.summary)]
 

@@ -20,7 +20,7 @@ from stages.settings.checks import UserError
 from stages.settings.command_line import override_of
 from stages.settings.config import SECTIONS
 from stages.settings.presets import ABLATIONS, settings_of_ablation
-from stages.settings.stages import SHARED_STAGES
+from stages.settings.stages import first_changed, shared_before
 
 POLICY = "ppo"  # what the switches turn
 
@@ -198,13 +198,23 @@ def oddities(name: str, run: Record, default: Record) -> list[str]:
         notes.append(
             f"{name}, seed {run.seed}, is not the default with this switch alone: {values}."
         )
+    taken = taken_stages(name)
     inputs = [
-        {stage: record.manifests[POLICY]["inputs"].get(stage) for stage in SHARED_STAGES}
+        {stage: record.manifests[POLICY]["inputs"].get(stage) for stage in taken}
         for record in (default, run)
     ]
+    shared = "SFT or reward" if "normalize" in taken else "SFT"
     if inputs[0] != inputs[1]:
-        notes.append(f"{name}, seed {run.seed}: its SFT or reward model is not the default's.")
+        notes.append(f"{name}, seed {run.seed}: its {shared} model is not the default's.")
+    if "normalize" not in taken and run.results("win_rate")["judge"]["kind"] == "reward_model":
+        notes.append(f"{name}, seed {run.seed}, is judged by its own reward model, no one else's.")
     return notes
+
+
+def taken_stages(name: str) -> tuple[str, ...]:
+    """The stages before PPO that the runs of an ablation take from the default."""
+    sections = {override_of(text)[0] for text in settings_of_ablation(name)}
+    return shared_before(first_changed(sections))
 
 
 def _value(run: Record, key: str) -> Any:

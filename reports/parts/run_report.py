@@ -3,6 +3,7 @@
 Which page it is, the page's own module says: a run, a released policy, or given summaries.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,14 @@ from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
 from stages.driving.start import run_stage
 from stages.finished import inputs_now
-from stages.running.files import file_hash, write_json, write_text
+from stages.running.files import file_hash, read_json, write_json, write_text
 from stages.running.machine import code_version
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.config import Config
+from stages.settings.checks import UserError
+from stages.settings.config import Config, hash_of
+
+SPELLED_OUT = 40  # characters of the names after which a page is called as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,17 @@ def hashes(record: Record) -> dict[str, str]:
     }
 
 
+def stem_about(kind: str, names: Sequence[str]) -> str:
+    """A page's file name without its ending: the kind of page, then what it is about.
+
+    A long list of names is given by its ends and four digits of a hash of all of them.
+    """
+    listed = "-".join(names)
+    if len(names) > 1 and len(listed) > SPELLED_OUT:
+        listed = f"{names[0]}-to-{names[-1]}-{hash_of(list(names))[:4]}"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{kind}-{listed}")
+
+
 def write_about_runs(
     stem: str,
     title: str,
@@ -106,8 +121,14 @@ def write_about_runs(
     """Write a page about several runs beside the runs, and what it was made from; its HTML's path.
 
     A stem begins with the kind of page. `names` are the runs that the page was made for, `more`
-    stands in `<page>.json` too.
+    stands in `<page>.json` too. Raises UserError where a page about other runs has this name.
     """
+    before = read_json(page.beside_the_runs() / f"{stem}.json") or {"names": names}
+    if set(before["names"]) != set(names):
+        raise UserError(
+            f"page {stem} in {page.beside_the_runs()} is about {', '.join(before['names'])}, not"
+            f" {', '.join(names)}: move it away first"
+        )
     path = page.write(page.beside_the_runs(), stem, title, blocks)
     judges = {record.folders["judge"].name for record in records}
     folders = [folder for record in records for folder in record.folders.values()]

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from statistics import fmean
 
 from reports.parts.collect import EXPLAINED, Record
@@ -106,6 +107,14 @@ def betrayals(runs: Sequence[Record], default: Sequence[Record]) -> list[Betraya
     """Every number that leaves the default's range, the earliest first."""
     seen = (betrayal(signal, runs, default) for signal in SIGNALS)
     return sorted((each for each in seen if each is not None), key=lambda each: each.update)
+
+
+def false_alarms(default: Sequence[Record], held: int) -> list[list[str]]:
+    """The numbers that would betray so many of the default's seeds beside the others, each way."""
+    return [
+        [seen.signal.name for seen in betrayals(part, [run for run in default if run not in part])]
+        for part in combinations(default, held)
+    ]
 
 
 def rule() -> str:

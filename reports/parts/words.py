@@ -146,6 +146,12 @@ def shown(name: str, value: Any) -> str:
     return value or "(empty)" if isinstance(value, str) else json.dumps(value)
 
 
+def device_of(manifest: Row) -> str:
+    """The device of a stage, with the processor and its instructions if the manifest has them."""
+    processor = ", ".join(manifest.get("processor", {}).values())
+    return f"{manifest['device']} ({processor})" if processor else str(manifest["device"])
+
+
 def judge(row: Row) -> str:
     """Who judged; says so if that is not a language model."""
     name: str = row["judge"]

@@ -6,7 +6,7 @@ from eval.judges.openai.budget import cost
 from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.sentences import too_many_unjudged
-from reports.parts.words import MISSING, Row, judge, rate, shown, whole
+from reports.parts.words import MISSING, Row, device_of, judge, rate, shown, whole
 from stages.running.code import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
 from stages.settings.judge import JudgeSettings
@@ -144,9 +144,9 @@ def _matters(settings: dict[str, Row], section: str) -> bool:
 
 
 def where(records: Sequence[Record]) -> str:
-    """The devices, threads and precision that runs were computed with, in two sentences."""
+    """The devices, processors, threads and precision that runs were computed with."""
     devices = {
-        manifest["device"]
+        device_of(manifest)
         for record in records
         for stage, manifest in record.manifests.items()
         if STAGES[stage].computes
@@ -159,7 +159,7 @@ def where(records: Sequence[Record]) -> str:
     return (
         f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
         f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
-        f" {' / '.join(sorted(precision))}. The device, the number of threads and the precision"
+        f" {' / '.join(sorted(precision))}. Device, instructions, number of threads and precision"
         " change rounding, and PPO amplifies it: treat another one like another seed."
     )
 

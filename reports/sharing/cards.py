@@ -14,6 +14,7 @@ from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
 from stages.settings.presets import SMOLLM2
 from stages.settings.prompt import format_post
+from stages.settings.sections import BEFORE_EOS, EOS
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
 POLICIES = tuple(stage for stage in POLICY_STAGES if stage != "released")
@@ -63,8 +64,10 @@ SCORER_CODE = """from transformers import AutoModelForTokenClassification, AutoT
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 scorer = AutoModelForTokenClassification.from_pretrained(folder)
-text = {query} + " ..." + tokenizer.eos_token
-score = scorer(**tokenizer(text, return_tensors="pt")).logits[0, -1, 0]  # read at EOS"""
+text = {query} + " ..."{end}
+score = scorer(**tokenizer(text, return_tensors="pt")).logits[0, -1, 0]  # read {where}"""
+# rm.read_at -> how the text goes on, up to where it is read, and that place in words.
+READ = {EOS: (" + tokenizer.eos_token", "at EOS"), BEFORE_EOS: ("", "at the last token before EOS")}
 
 
 class LaterResult(NamedTuple):
@@ -98,7 +101,9 @@ def card(
     is_policy = stage in POLICIES and folder == "model"
     query = format_post({"subreddit": "tifu", "title": "...", "post": "..."}, config.data.prompt)
     code = POLICY_CODE if is_policy else SCORER_CODE
+    end, where = READ[config.rm.read_at]
     code = code.replace("{length}", str(config.data.max_summary_tokens))
+    code = code.replace("{end}", end).replace("{where}", where)
     parts = [
         _head(config, stage, is_policy),
         f"# {config.name}, seed {config.seed}: {title}",
@@ -230,7 +235,8 @@ def _limits(config: Config, stage: str, is_policy: bool) -> str:
         "- Trained on English posts of one form, for summaries of "
         f"{config.data.max_summary_tokens} tokens at most."
         if is_policy
-        else "- A score means something at EOS only, and only beside scores of the same post.",
+        else f"- A score means something {READ[config.rm.read_at][1]} only, and only beside scores"
+        " of the same post.",
     ]
     if config.data.source == TOY:
         lines.append("- It knows generated posts and nothing else: a mechanism to look at.")

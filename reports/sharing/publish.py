@@ -19,6 +19,7 @@ from typing import Any
 
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
+from reports.parts.words import device_of
 from reports.sharing.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, write_json, write_text
@@ -48,6 +49,8 @@ class Page:
     judge: str
     sources: dict[str, str]
     """Stage folder below runs/ -> SHA-256 of its manifest."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """File below runs/ with the words of a check that stopped a run -> its SHA-256."""
     code: frozenset[str] = frozenset()
     """The code that made the page itself, if no manifest says so."""
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -207,7 +210,8 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             command = f"make {note['kind']} {shlex.quote(f'NAME={listed}')}"
         command = note.get("command", command)
         public = path.parent / PUBLIC
-        check_sources(path.stem, note["sources"], command)
+        refusals = note.get("refusals", {})
+        check_sources(path.stem, note["sources"] | refusals, command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
                 raise UserError(f"{path.stem} has changed on disk ({name}): run `{command}`")
@@ -218,16 +222,18 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             stem=path.stem,
             judge=", ".join(note["judges"]),
             sources=note["sources"],
+            refusals=refusals,
             code=frozenset({note["code_version"]}),
         )
 
 
 def check_sources(page: str, recorded: dict[str, str], command: str) -> None:
-    """Raise UserError if a stage that a page was made from has changed since."""
-    for folder, hash_ in recorded.items():
-        manifest = settings.RUNS / folder / "manifest.json"
-        if not manifest.exists() or file_hash(manifest) != hash_:
-            raise UserError(f"{page} was made from an earlier {folder}: run `{command}`")
+    """Raise UserError if a stage that a page was made from, or a refusal, has changed since."""
+    for name, hash_ in recorded.items():
+        source = settings.RUNS / name
+        file = source if source.suffix == ".json" else source / "manifest.json"
+        if not file.exists() or file_hash(file) != hash_:
+            raise UserError(f"{page} was made from an earlier {name}: run `{command}`")
 
 
 def check_seeds(pages: Sequence[Page]) -> None:
@@ -254,6 +260,18 @@ def check_clean(pages: Sequence[Page]) -> None:
             )
 
 
+def check_about(pages: Sequence[Page], published: dict[str, Any]) -> None:
+    """Raise UserError if a published page of the same name is about other runs."""
+    for page in pages:
+        about = published["pages"].get(page.stem, {"about": page.names})["about"]
+        # The page of all judges is called after no run.
+        if page.stem != page.kind and set(about) != set(page.names):
+            raise UserError(
+                f"page {page.stem} in {GENERATED} is about {', '.join(about)}, not"
+                f" {', '.join(page.names)}: remove it from {RECORD} first"
+            )
+
+
 # -- what is written -------------------------------------------------------------------------------
 
 
@@ -274,8 +292,9 @@ def publish(
     pages = [page for page in pages if page.kind in (kinds or there)]
     if not allow_dirty:
         check_clean(pages)
-    GENERATED.mkdir(parents=True, exist_ok=True)
     published = read_json(GENERATED / RECORD) or {"pages": {}}
+    check_about(pages, published)
+    GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
     published["pages"] = dict(sorted(published["pages"].items()))
@@ -301,6 +320,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         shutil.copyfile(page.folder / name, partial)
         partial.rename(target)
     manifests = page.manifests
+    hashes = {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()}
     versions: dict[str, set[str]] = {}
     for manifest in manifests:
         for library, version in manifest["versions"].items():
@@ -317,7 +337,7 @@ def replace_page(page: Page) -> dict[str, Any]:
             name: ", ".join(sorted(numbers)) for name, numbers in sorted(versions.items())
         },
         "files": {str(name): file_hash(GENERATED / name) for name in names},
-        "manifests": {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()},
+        "manifests": hashes | page.refusals,
         "numbers": page.numbers,
         "headline": page.headline,
     }
@@ -326,7 +346,7 @@ def replace_page(page: Page) -> dict[str, Any]:
 def runs_of(page: Page) -> dict[str, list[int]]:
     """Run -> its seeds, of every run that a page was made from."""
     seeds_of: dict[str, set[int]] = {}
-    for folder in page.sources:
+    for folder in (*page.sources, *page.refusals):
         name, seed = Path(folder).parts[:2]
         seeds_of.setdefault(name, set()).add(int(seed.removeprefix("seed")))
     seeds_of.pop(page.stem, None)  # a comparison of two policies has a folder of its own
@@ -336,7 +356,7 @@ def runs_of(page: Page) -> dict[str, list[int]]:
 def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
     """The devices of the stages that run models; of all stages, if a page has no such stage."""
     computing = [manifest for manifest in manifests if STAGES[manifest["stage"]].computes]
-    return sorted({manifest["device"] for manifest in computing or manifests})
+    return sorted({device_of(manifest) for manifest in computing or manifests})
 
 
 def not_recorded() -> list[str]:

@@ -87,7 +87,8 @@ def ablation_cells(
 ) -> tuple[list[Cell], list[Cell]]:
     """The runs to compare with, one per seed, and each of them with one switch turned.
 
-    An ablation is compared with a run, and takes the stages before PPO and their settings from it.
+    An ablation is compared with a run, and takes the stages before the first one that its switch
+    changes from it, or from its upstream.
     Raises UserError for an unknown ablation.
     """
     switches = {name: settings_of_ablation(name) for name in names}
@@ -96,7 +97,8 @@ def ablation_cells(
         base = replace(request, seed=seed)
         config = config_of(base)
         default.append(Cell(request=base, config=config, goals=("eval",)))
-        own = [text for text in request.overrides if text.split(".")[0] not in SHARED_SECTIONS]
+        # What the run itself changes in shared stages it has on record; its upstream has not.
+        own = request.overrides if request.upstream else _not_shared(request.overrides)
         for name, switch in switches.items():
             turn = replace(
                 base,
@@ -104,8 +106,13 @@ def ablation_cells(
                 upstream=request.upstream or config.name,
                 overrides=(*own, *switch),
             )
-            turned.append(Cell(request=turn, config=config_of(turn, config), goals=("eval",)))
+            made = config_of(turn, None if request.upstream else config)
+            turned.append(Cell(request=turn, config=made, goals=("eval",)))
     return default, turned
+
+
+def _not_shared(overrides: Sequence[str]) -> list[str]:
+    return [text for text in overrides if text.split(".")[0] not in SHARED_SECTIONS]
 
 
 def distinct_ablations(
@@ -134,7 +141,7 @@ def distinct_ablations(
 
 def _settings_alone(config: Config) -> Config:
     """A config without what names it."""
-    return replace(config, name="run", upstream="", overrides=())
+    return replace(config, name="run", upstream="", own_from="", overrides=())
 
 
 def make_ablations(
@@ -151,7 +158,8 @@ def make_ablations(
     if maker.execution.dry_run:
         for cell in turned:
             what = " ".join(cell.request.overrides)
-            print(f"{cell.label}: would make ppo and what follows, {what}")
+            first = cell.config.own_from or "ppo"
+            print(f"{cell.label}: would make {first} and what follows, {what}")
         return max(codes)
     there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
     todo = [cell for cell in turned if cell.config.seed in there]
@@ -173,7 +181,7 @@ def study_cells(
 ) -> list[Cell]:
     """A cell for each preset and seed, a whole row of sizes before the next seed.
 
-    With a name each run is called after its preset and that name, such as tiny-xs-hard.
+    With a name each run is called after its preset and that name, such as tiny-xs-other.
     Raises UserError for an unknown preset, a setting without a name, and an upstream.
     """
     if request.upstream:
@@ -215,7 +223,6 @@ def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int
     if "eval" not in cells[0].goals or not names:
         return max(codes)
     page = [sys.executable, "-m", "reports.scaling_page", "--names", *dict.fromkeys(names)]
-    page += ["--title", request.name] if request.name else []
     return max(*codes, maker.call([*page, "--judge", cells[0].config.judge.folder]))
 
 

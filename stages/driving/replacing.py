@@ -2,7 +2,7 @@
 
 REPLACE=1 makes anew the stages of the goals that were asked for, and of the stages that they need
 those made with other settings or other code. REPLACE=ppo makes that stage anew and what follows
-from it. The stages of an upstream stay as they are.
+from it. What an upstream supplies stays as it is.
 
 The old stages move to `aside/` first. Then `replacing.json`, beside the stages, names them. As long
 as one of them is not made again, the same REPLACE goes on: it keeps what has been made since then,
@@ -125,7 +125,7 @@ def _following(config: Config, stage: str, own: Sequence[str]) -> list[str]:
     """A stage of the run and those made from it, directly or not."""
     if stage not in STAGES:
         raise unknown("stage", stage, STAGES)
-    if config.upstream and STAGES[stage].shared:
+    if config.is_upstreams(stage):
         raise UserError(f"REPLACE={stage}: it belongs to {config.upstream}: leave out UPSTREAM=")
     if stage not in own:
         raise UserError(f"REPLACE={stage}: no goal here needs it: add {STAGES[stage].goal}")

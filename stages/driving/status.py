@@ -96,8 +96,7 @@ VARIABLES = {
     "PYTHON, VENV": "interpreter; VENV= (empty) uses it without installing",
 }
 PRESET_LINES = {
-    "tiny": "0.07 to 4 M parameters on the built-in world: minutes on 2 cores",
-    "graded": "the size of tiny on a world where content counts, not length",
+    "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
     "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): hours",
     "outputs": "summaries in your own files (INPUT): nothing is trained",

@@ -67,6 +67,19 @@ def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
         head.bias.zero_()
 
 
+def read_scores_before(model: PreTrainedModel, token_id: int) -> None:
+    """Let a reward model's scores be read before this token, EOS; its config.json will say so."""
+    model.config.score_before_token = token_id
+
+
+def token_read_before(model: nn.Module) -> int | None:
+    """The token before which a model's scores are read; None where they are read at the last one,
+    as from any model whose config.json does not say otherwise.
+    """
+    config = getattr(getattr(model, "module", model), "config", None)
+    return getattr(config, "score_before_token", None)
+
+
 def zero_head(model: nn.Module) -> None:
     """Weights and bias 0, so that the model says 0 of every text until it learns."""
     head = head_of(model)

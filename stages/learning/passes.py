@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.functional import entropy, first_true_index, token_logprobs
+from stages.learning.heads import token_read_before
 from stages.learning.vocabulary import (
     LEARNED,
     LogitStatistics,
@@ -119,7 +120,7 @@ def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """The same for padded rows: [B, L] -> [B, L]. Only at EOS is it a score."""
+    """The same for padded rows: [B, L] -> [B, L]. Only in `score_columns` is it a score."""
     return head_scalars(reward_model, model_inputs(tokens, attention_mask))
 
 
@@ -131,15 +132,30 @@ def response_values(
     return scalars[:, -response_length - 1 : -1]
 
 
+def score_columns(reward_model: nn.Module, tokens: Tensor, last: Tensor, before: Tensor) -> Tensor:
+    """The column of each row in which its score is read.
+
+    It is the response's last token, which is its EOS if it has one. From a model that is read
+    before EOS (`rm.read_at`) it is the token before an EOS.
+    Shapes: tokens [B, L]; last, the column of a response's last token, and before, that of the
+    token before it, [B] -> [B].
+    Source: Huang et al. 2024, detail 12, reads at EOS.
+    """
+    eos_id = token_read_before(reward_model)
+    if eos_id is None:
+        return last
+    return torch.where(tokens.gather(1, last.unsqueeze(1)).squeeze(1) == eos_id, before, last)
+
+
 def score_responses(
     reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
 ) -> Tensor:
-    """Scores read at the last real token of each response, which is its EOS if it has one.
+    """The score of each response, read in its `score_columns`.
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
-    Source: Huang et al. 2024, detail 12.
     """
     query_responses = torch.cat([queries, responses], dim=1)
     scalars = token_scalars(reward_model, query_responses, query_responses != pad_id)
     last = queries.shape[1] + first_true_index(responses == pad_id) - 1
-    return scalars.gather(1, last.unsqueeze(1)).squeeze(1)
+    columns = score_columns(reward_model, query_responses, last, last - 1)
+    return scalars.gather(1, columns.unsqueeze(1)).squeeze(1)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.functional import sequence_logprobs
-from stages.learning.passes import head_scalars, model_inputs, read_logits
+from stages.learning.passes import head_scalars, model_inputs, read_logits, score_columns
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.settings.families import SHARING
@@ -55,14 +55,20 @@ def summary_scores(
     summaries: Sequence[Sequence[Tensor]],
     device: torch.device,
 ) -> Tensor:
-    """The reward model's scalar at the last token of each summary, its EOS: [K, B], reward units.
+    """The score of each summary, read in its `score_columns`: [K, B], reward units.
 
     Shapes: B queries; K lists of B summaries.
     Source: Huang et al. 2024, details 10 and 12.
     """
     rows = _rows_for(reward_model, queries, summaries, device)
     scalars = head_scalars(reward_model, rows.inputs)
-    scores = [scalars.gather(1, end.unsqueeze(1) - 1).squeeze(1) for end in rows.ends]
+    query_end, scores = rows.starts[0] - 1, []
+    for start, end in zip(rows.starts, rows.ends, strict=True):
+        last = end - 1
+        # Before a summary's first token stands the query's last one.
+        before = torch.where(last > start, last - 1, query_end)
+        columns = score_columns(reward_model, rows.tokens, last, before)
+        scores.append(scalars.gather(1, columns.unsqueeze(1)).squeeze(1))
     return torch.cat(scores).view(len(summaries), len(queries))
 
 

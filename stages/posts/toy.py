@@ -1,11 +1,11 @@
 """The built-in TL;DR world: posts, imperfect reference summaries and noisy preferences.
 
-A post states an event (who, deed, thing) and eight more facts among distracting sentences that use
-the same words in other roles. A summary tells the event and some of the eight, in any order. The
-labellers of each subreddit want four of them. Its writers are used to another four, of which two
-are wanted; they get a fact wrong now and then, and some do not know where to stop. So length is no
-cue, an SFT model tells what its subreddit is used to tell, and better summaries differ from worse
-ones in many small choices.
+A post states an event (who, deed, thing) and six more facts among distracting sentences that use
+the same words in other roles. A summary tells the event and some of the six, in any order. The
+labellers of a subreddit want three of them. Its writers are used to another three, one of which is
+wanted; they get a fact wrong now and then, and some do not know where to stop. So length is no cue,
+an SFT model tells what its subreddit is used to tell, and better summaries differ from worse ones
+in several small choices.
 
 Comparisons pair summaries of several named policies; a labeller with a temper prefers the one that
 is worth more (`score_summary`), and is sometimes mistaken.
@@ -46,8 +46,6 @@ WORDS: Mapping[str, Sequence[str]] = {
     "garden tent".split(),
     "when": "monday tuesday wednesday thursday friday saturday christmas easter".split(),
     "place": "work school church college home sea court camp".split(),
-    "reason": "money rent noise food trust pride politics football".split(),
-    "cost": "ten twenty thirty forty fifty sixty seventy eighty".split(),
     "age": "twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split(),
     "witness": "anna tom maria peter lucy frank emma oscar".split(),
     "feeling": "angry sad guilty happy nervous jealous proud lonely".split(),
@@ -62,8 +60,6 @@ EVENTS = ("My {who} {deed} my {thing}.", "So my {who} {deed} my {thing}.")
 STATEMENTS: Mapping[str, str] = {
     "when": "It was on {when}.",
     "place": "We were at {place}.",
-    "reason": "We fought over {reason}.",
-    "cost": "It cost {cost}.",
     "age": "I am {age}.",
     "witness": "I told {witness}.",
     "feeling": "I feel {feeling}.",
@@ -75,7 +71,6 @@ DISTRACTORS = [
     "He is never {feeling} on {when}.",
     "She went to {place} with {witness}.",
     "They are {age} and {feeling}.",
-    "Nobody has {cost} for {reason}.",
     "Some {who} would {ask}.",
 ]
 NUM_DISTRACTORS = (1, 2)
@@ -85,8 +80,6 @@ CLAUSES: Mapping[str, str] = {
     "event": "My {who} {deed} my {thing}",
     "when": "on {when}",
     "place": "at {place}",
-    "reason": "over {reason}",
-    "cost": "paid {cost}",
     "age": "aged {age}",
     "witness": "told {witness}",
     "feeling": "feel {feeling}",
@@ -106,24 +99,20 @@ READERS = {
 
 # What the labellers of a subreddit want to know: half of the optional facts.
 WANTED: Mapping[str, Sequence[str]] = {
-    "relationships": ("age", "feeling", "ask", "when"),
-    "AskReddit": ("place", "reason", "witness", "cost"),
-    "relationship_advice": ("age", "reason", "ask", "witness"),
-    "tifu": ("when", "place", "feeling", "cost"),
-    "personalfinance": ("cost", "ask", "reason", "age"),
-    "legaladvice": ("when", "place", "witness", "feeling"),
+    "relationships": ("age", "feeling", "ask"),
+    "AskReddit": ("when", "place", "witness"),
+    "tifu": ("when", "place", "witness"),
+    "relationship_advice": ("age", "feeling", "ask"),
 }
-# What its writers are used to tell, wanted or not: half of it is wanted.
+# What its writers are used to tell, wanted or not: a third of it is wanted.
 HABITS: Mapping[str, Sequence[str]] = {
-    "relationships": ("age", "when", "reason", "place"),
-    "AskReddit": ("cost", "witness", "ask", "feeling"),
-    "relationship_advice": ("reason", "ask", "cost", "when"),
-    "tifu": ("feeling", "when", "reason", "witness"),
-    "personalfinance": ("age", "cost", "place", "witness"),
-    "legaladvice": ("place", "feeling", "ask", "age"),
+    "relationships": ("age", "when", "place"),
+    "AskReddit": ("witness", "feeling", "ask"),
+    "tifu": ("witness", "feeling", "ask"),
+    "relationship_advice": ("age", "when", "place"),
 }
 HABIT = 3.0  # a fact of the habit is told so many times as often as another
-COMPLETE_WORDS = 13  # of the event and four other facts
+COMPLETE_WORDS = 11  # of the event and three other facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +142,15 @@ class Writer:
     """A wanted fact is told so many times as often as another one."""
 
 
-COUNTS = {3: 0.1, 4: 0.8, 5: 0.1}
+COUNTS = {2: 0.1, 3: 0.8, 4: 0.1}
 # Named producers of summaries, as in the real comparisons: `ref` is the human reference. All but
 # it write summaries of the same lengths.
 WRITERS = {
-    "ref": Writer(counts={3: 0.1, 4: 0.6, 6: 0.17, 7: 0.13}, garble=0.06, taste=1.5),
-    "sup_small": Writer(counts=COUNTS, garble=0.06, taste=0.3),
-    "sup_large": Writer(counts=COUNTS, garble=0.03, taste=4.0),
-    "best_of_n": Writer(counts=COUNTS, garble=0.03, taste=50.0),
-    "off_topic": Writer(counts=COUNTS, garble=0.03, taste=0.03),
+    "ref": Writer(counts={2: 0.1, 3: 0.6, 5: 0.17, 6: 0.13}, garble=0.06, taste=2.5),
+    "sup_small": Writer(counts=COUNTS, garble=0.06, taste=0.5),
+    "sup_large": Writer(counts=COUNTS, garble=0.03, taste=3.0),
+    "best_of_n": Writer(counts=COUNTS, garble=0.03, taste=16.0),
+    "off_topic": Writer(counts=COUNTS, garble=0.03, taste=0.08),
 }
 
 
@@ -180,8 +169,8 @@ def score_summary(summary: str, facts: Facts) -> float:
     """What a labeller thinks of a summary.
 
     A right fact gains 1 if it is wanted or of the event, and costs UNWANTED_COST otherwise; a wrong
-    one costs WRONG_COST, a word beyond COMPLETE_WORDS LONG_COST. Range: 7 for the event with the
-    four wanted facts, 0 for a text that says nothing, negative where it is wrong or rambles.
+    one costs WRONG_COST, a word beyond COMPLETE_WORDS LONG_COST. Range: 6 for the event with the
+    three wanted facts, 0 for a text that says nothing, negative where it is wrong or rambles.
     """
     right, wrong = read_summary(summary, facts)
     unwanted = right & (set(OPTIONAL) - facts.wanted)

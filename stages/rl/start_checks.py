@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from stages.learning.heads import token_read_before
 from stages.learning.passes import score_responses
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
@@ -92,7 +93,8 @@ def check_start(
         learner.trained.train(mode=not settings.dropout)
         check_ratio(learner.trained, some, settings.temperature, pad_id, bounds)
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
-            check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds)
+            before_eos = token_read_before(networks.reward_model) is not None
+            check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
 
 def check_ratio(
@@ -123,14 +125,18 @@ def check_kl(rollout: Rollout, bounds: Bounds) -> None:
     )
 
 
-def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds) -> None:
-    """The critic at the EOS token must say what the reward model says there."""
+def check_critic(rollout: Rollout, eos_id: int, bounds: Bounds, before_eos: bool = False) -> None:
+    """The critic at the EOS token, or at the one before, where the reward model is read there, must
+    say what the reward model says.
+    """
     after_eos = rollout.response_mask.sum(dim=1)
     last = rollout.responses.gather(1, (after_eos - 1).unsqueeze(1)).squeeze(1)
     ended = (last == eos_id) & (after_eos < rollout.responses.shape[1])
     if rollout.values is None:
         raise ValueError("these episodes have no critic's values")
-    values = rollout.values.gather(1, after_eos.clamp(max=rollout.values.shape[1] - 1)[:, None])
+    # A value stands where the next token is predicted: that at EOS, one column after it.
+    read = after_eos.clamp(max=rollout.values.shape[1] - 1) - int(before_eos)
+    values = rollout.values.gather(1, read[:, None])
     _require_small(
         (values.squeeze(1) - rollout.scores)[ended],
         bounds,
@@ -171,7 +177,7 @@ def check_padding(
 
 
 def check_scores_at_eos(rollout: Rollout, eos_id: int) -> None:
-    """If a response has an EOS, that is its last real token, where the score is read."""
+    """If a response has an EOS, that is its last real token, at or before which it is scored."""
     last = rollout.response_mask.sum(dim=1, keepdim=True) - 1
     read = rollout.responses.gather(1, last).squeeze(1)
     contains = (rollout.responses == eos_id).any(dim=1)

@@ -49,6 +49,16 @@ def device_name() -> str:
     return f"CPU, {os.cpu_count()} cores{threads}"
 
 
+def processor() -> dict[str, str]:
+    """The processor's model and, where torch is loaded, the instructions that torch takes.
+
+    `ATEN_CPU_CAPABILITY` bounds these, whatever the processor has.
+    """
+    torch = sys.modules.get("torch")
+    taken = {"instructions": torch.backends.cpu.get_cpu_capability()} if torch else {}
+    return {"model": cpu_model(), **taken}
+
+
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the CPU multiplies bf16 numbers itself; True where the system does not say."""
     try:

@@ -25,6 +25,7 @@ from stages.settings.stages import (
     SHARED_STAGES,
     STAGES,
     TRAINED,
+    first_changed,
 )
 
 # An override of these sections needs no name of its own: another judge is another opinion of the
@@ -54,7 +55,7 @@ class Request:
     tokenizer: str = ""
     """Folder or hub id; empty: the preset's."""
     upstream: str = ""
-    """Run that supplies base, SFT and reward model; empty: none."""
+    """Run that supplies the stages before PPO whose settings no override changes; empty: none."""
     overrides: tuple[str, ...] = ()
     """Changed settings, like `ppo.kl_coef=0.1`."""
 
@@ -76,8 +77,9 @@ def make_config(preset: str, **changes: Any) -> Config:
 def config_of(request: Request, upstream: Config | None = None) -> Config:
     """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
-    If the run has an upstream, the sections of the shared stages come from the upstream's record
-    on disk, or from `upstream`, the config of an upstream that is not made yet.
+    If the run has an upstream, the sections of the shared stages are those of the upstream's record
+    on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
+    From the first stage on that these change, the stages are the run's own (`Config.own_from`).
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
@@ -166,20 +168,25 @@ def _check_name(request: Request, texts: Sequence[str]) -> None:
 def _shared(
     config: Config, request: Request, changes: dict[str, dict[str, Any]], upstream: Config | None
 ) -> Config:
-    """The config with the shared sections as the upstream has them."""
-    if upstream is None:
-        sections = recorded_sections(request)
-    else:
-        sections = {name: getattr(upstream, name) for name in SHARED_SECTIONS}
-    for name in SHARED_SECTIONS:
-        theirs = sections.get(name, getattr(PRESETS[request.preset](), name))
-        for field, value in changes.get(name, {}).items():
-            if getattr(theirs, field) != value:
-                raise UserError(
-                    f"{name}.{field}={value} has no effect: --upstream {request.upstream} supplies "
-                    f"that stage, made with {getattr(theirs, field)}"
-                )
-    return replace(config, **sections)
+    """The config with the shared sections as the upstream has them, and then as overrides say."""
+    recorded = {} if upstream else recorded_sections(request)
+    preset = upstream or PRESETS[request.preset]()
+    sections = {name: recorded.get(name, getattr(preset, name)) for name in SHARED_SECTIONS}
+    other = {
+        f"{name}.{field}": getattr(theirs, field)
+        for name, theirs in sections.items()
+        for field, value in changes.get(name, {}).items()
+        if getattr(theirs, field) != value
+    }
+    first = first_changed({key.split(".")[0] for key in other})
+    if first == SHARED_STAGES[0]:
+        key, value = next(iter(other.items()))
+        raise UserError(
+            f"{key}: {request.upstream} has {value}, and no stage can be taken from a run with "
+            f"another {first}: leave it out, or UPSTREAM="
+        )
+    own = {name: replace(theirs, **changes.get(name, {})) for name, theirs in sections.items()}
+    return replace(config, own_from=first, **own)
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
@@ -201,8 +208,9 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     sections = {}
     for stage in SHARED_STAGES:
         path = folder / stage / "config.json"
-        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) if path.exists() else ():
-            sections[name] = section_from(name, json.loads(path.read_text(encoding="utf-8"))[name])
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
+            sections[name] = section_from(name, saved[name])
     return sections
 
 
@@ -215,6 +223,7 @@ def recorded_config(folder: Path) -> Config | None:
         saved = json.loads(path.read_text(encoding="utf-8"))
         plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
         sections = {name: section_from(name, saved[name]) for name in SECTIONS}
+        plain["own_from"] = saved.get("own_from", "")  # runs from before it have none
         return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -285,7 +294,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
     parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
-    parser.add_argument("--upstream", default="", help="run to take sft and reward model from")
+    parser.add_argument("--upstream", default="", help="run to take equal stages from")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
 
 
@@ -305,7 +314,7 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
 def make_command(config: Config, stage: str) -> str:
     """The `make` command that makes a stage of this run."""
     words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
-    elsewhere = config.upstream and STAGES[stage].shared
+    elsewhere = config.is_upstreams(stage)
     name = config.upstream if elsewhere else config.name
     if name != config.preset:
         words.append(f"NAME={name}")

@@ -31,12 +31,13 @@ from stages.settings.sections import (
     Eval,
     Lora,
     Memory,
+    Normalize,
     Optimizer,
     Rm,
     Sft,
     World,
 )
-from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of
+from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
 
 # Other packages import settings from here.
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "JudgeSettings",
     "Lora",
     "Memory",
+    "Normalize",
     "Optimizer",
     "Outputs",
     "Ppo",
@@ -86,6 +88,9 @@ class Config:
     """Seed of all randomness but the built-in world's."""
     upstream: str = ""
     """Run whose base, sft, rm and normalize stages this one starts from; empty: its own."""
+    own_from: str = ""
+    """The first of these stages that an override changes: the run makes it and those after it
+    itself. Empty: none."""
     overrides: tuple[str, ...] = ()
     """What --set changed, so that a `make` command can repeat it."""
     base: Base = field(default_factory=Base)
@@ -94,6 +99,7 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     sft: Sft = field(default_factory=Sft)
     rm: Rm = field(default_factory=Rm)
+    normalize: Normalize = field(default_factory=Normalize)
     ppo: Ppo = field(default_factory=Ppo)
     rloo: Rloo = field(default_factory=Rloo)
     dpo: Dpo = field(default_factory=Dpo)
@@ -111,6 +117,10 @@ class Config:
         require(one_folder, "name", "be a folder name")
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
+
+    def is_upstreams(self, stage: str) -> bool:
+        """Whether the upstream supplies a stage."""
+        return bool(self.upstream) and stage in shared_before(self.own_from)
 
     @property
     def kind(self) -> str:

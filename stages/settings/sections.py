@@ -15,6 +15,7 @@ RANDOM = "random"
 TOY = "toy"
 HUB = "hub"
 ALL_PAIRS = "all"
+EOS, BEFORE_EOS = "eos", "before_eos"
 # The splits of the data, by their names.
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
@@ -56,7 +57,7 @@ class World:
     """Posts with a reference, for SFT and PPO."""
     validation_posts: int = 600
     """Held-out posts with a reference."""
-    train_comparisons: int = 6000
+    train_comparisons: int = 8000
     """Pairs of summaries, for the reward model and DPO."""
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""
@@ -184,11 +185,27 @@ class Rm:
     pairs: str = ALL_PAIRS
     """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
     `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
+    read_at: str = EOS
+    """Where its scalar is read wherever it scores, as the saved model says too: `eos`, or
+    `before_eos`, the text's last token. Without an EOS it is the last token in both."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
         in_range(self, "rm", "dropout", 0, 0.9)
         one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
+        one_of(self, "rm", "read_at", (EOS, BEFORE_EOS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize:
+    """Reward normalization (Huang et al. 2024, detail 15)."""
+
+    posts: int = 0
+    """References, evenly spaced over the SFT train split, whose mean score becomes 0; 0: all. The
+    page shows the standard error of that mean."""
+
+    def __post_init__(self) -> None:
+        at_least_0(self, "normalize", "posts")
 
 
 @dataclass(frozen=True, kw_only=True)

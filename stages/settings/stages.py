@@ -4,6 +4,7 @@ Settings, runs, reports and the pipeline read it, so that a new stage is one mor
 order of the rows is the order in which stages run.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 CARD = "README.md"  # of a model, in its folder; no output of the stage
@@ -28,7 +29,7 @@ class Stage:
     joined_by: tuple[str, ...] = ()
     """Optional stages whose outputs it reads too, if they are there."""
     shared: bool = False
-    """Whether a run with an upstream takes it from there."""
+    """Whether a run with an upstream takes it from there, unless its settings are others."""
     optional: bool = False
     """Whether a run may finish without it."""
     models: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ ROWS = {
         head="norm",
         module="stages.normalize",
         goal="rm",
+        sections=("normalize",),
         inputs=("base", "rm"),
         models=("model",),
         shared=True,
@@ -236,9 +238,20 @@ SHARED_STAGES = tuple(name for name, stage in STAGES.items() if stage.shared)
 POLICY_STAGES = tuple(name for name, stage in STAGES.items() if stage.makes_policy)
 POLICY_GRADIENT_STAGES = tuple(name for name, stage in STAGES.items() if stage.policy_gradient)
 LORA_STAGES = tuple(name for name, stage in STAGES.items() if "lora" in stage.sections)
-# A run with an upstream takes these sections from it. Later stages depend on them only through the
-# outputs of the shared stages.
-SHARED_SECTIONS = ("base", "world", "data", "sft", "rm")
+# A run with an upstream has these sections as the upstream has them, but for its overrides. Later
+# stages depend on them only through the outputs of the shared stages.
+SHARED_SECTIONS = ("base", "world", "data", "sft", "rm", "normalize")
+
+
+def shared_before(stage: str) -> tuple[str, ...]:
+    """The shared stages before one of them; all of them if none is named."""
+    return SHARED_STAGES[: SHARED_STAGES.index(stage)] if stage else SHARED_STAGES
+
+
+def first_changed(sections: Set[str]) -> str:
+    """The first shared stage that reads one of some shared sections; empty if none does."""
+    changed = sections & set(SHARED_SECTIONS)
+    return next((name for name in SHARED_STAGES if changed & set(STAGES[name].sections)), "")
 
 
 # What kind of run it is: it trains its policies, judges one that others trained (POLICY=), or

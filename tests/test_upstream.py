@@ -1,0 +1,77 @@
+"""What a run takes from its upstream: the stages before the first one with other settings."""
+
+import dataclasses
+import json
+
+import pytest
+
+from stages.settings.command_line import make_config, recorded_config
+from stages.settings.config import Config, UserError
+from stages.settings.stages import SHARED_SECTIONS, STAGES
+from tests.test_config import override, refused
+
+
+def recorded(runs, config: Config) -> None:
+    """The settings that the stages of a run have left on disk."""
+    for stage in ("base", "sft", "rm", "normalize"):
+        folder = runs / config.name / f"seed{config.seed}" / stage
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+
+
+def test_upstream_needs_a_name_and_the_same_posts_and_checkpoint(runs):
+    recorded(runs, make_config("tiny"))
+    config = override("ppo.lam=0.5", "optimizer.adam_eps=1e-6", upstream="tiny")
+    assert (config.name, config.upstream) == ("mine", "tiny")
+    with pytest.raises(UserError, match="--name"):
+        make_config("tiny", upstream="tiny")
+    for text in ("base.hidden_size=64", "data.max_query_tokens=99"):
+        assert "no stage can be taken from a run with another base" in refused(
+            text, upstream="tiny"
+        )
+
+
+def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs):
+    texts = ("sft.epochs=3", "world.seed=7", "base.hidden_size=64", "rm.epochs=2", "ppo.lam=0.9")
+    theirs = make_config("tiny", name="theirs", overrides=texts)
+    recorded(runs, theirs)
+    config = override("ppo.lam=0.5", "sft.epochs=3", upstream="theirs")
+    for section in SHARED_SECTIONS:
+        assert getattr(config, section) == getattr(theirs, section), section
+    assert (config.ppo.lam, config.optimizer) == (0.5, make_config("tiny").optimizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "taken"),
+    [
+        ("ppo.lam=0.5", "", ["base", "sft", "rm", "normalize"]),
+        ("rm.epochs=1", "", ["base", "sft", "rm", "normalize"]),  # as it is there
+        ("normalize.posts=7", "normalize", ["base", "sft", "rm"]),
+        ("rm.learning_rate=0.1", "rm", ["base", "sft"]),
+        ("sft.epochs=3", "sft", ["base"]),
+    ],
+)
+def test_an_upstream_supplies_what_comes_before_the_first_stage_of_other_settings(
+    runs, text, first, taken
+):
+    recorded(runs, make_config("tiny", name="theirs", overrides=("rm.batch_size=4",)))
+    config = override(text, upstream="theirs")
+    assert config.own_from == first
+    assert [stage for stage in STAGES if config.is_upstreams(stage)] == taken
+    assert config.rm.batch_size == 4  # what the override leaves alone is the upstream's
+    recorded(runs, config)
+    assert recorded_config(runs / "mine/seed44413/rm") == config
+    path = runs / "mine/seed44413/sft/config.json"
+    saved = json.loads(path.read_text())
+    del saved["own_from"]  # as before there was such a field
+    path.write_text(json.dumps(saved))
+    old = recorded_config(path.parent)
+    assert old is not None
+    assert old.own_from == ""
+
+
+def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_command(runs):
+    recorded(runs, make_config("tiny"))
+    text = refused(upstream="tinny")
+    assert "did you mean tiny" in text
+    assert "`make rm PRESET=tiny SEED=44413 NAME=tinny`" in text
