@@ -17,6 +17,7 @@ SETTINGS = """
     sft.dropout=0.1 rm.dropout=0.1 ppo.kl_target=3 ppo.samples_every=2 ppo.num_ppo_epochs=2
     ppo.total_episodes=96 ppo.batch_size=16 memory.microbatch_size=6 memory.forward_batch_size=8
     ppo.critic_updates=1 memory.cpu_threads=1
+    data.max_query_tokens=160 data.max_query_summary_tokens=183 data.max_query_comparison_tokens=196
 """.split()
 ARGUMENTS = [*NAMED, *SETTINGS]
 OFTEN = [*ARGUMENTS, "memory.save_minutes=0"]

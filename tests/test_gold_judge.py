@@ -193,7 +193,7 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
     tokens, _ = judge._tokens((query, "short"))
-    assert len(tokens) <= 112 < len(judge.encode([query])[0])
+    assert len(tokens) <= 160 < len(judge.encode([query])[0])
     assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
     asked = Comparison("p", query, "short", "word " * 3000)
     judge.prepare([asked])

@@ -217,9 +217,9 @@ def test_merging_a_plain_model_changes_nothing(policy):
 MINI = """
     base.hidden_size=32 base.num_layers=2 memory.cpu_threads=1
     world.train_posts=320 world.validation_posts=20
-    world.train_comparisons=320 world.validation_comparisons=40
+    world.train_comparisons=32 world.validation_comparisons=40
     ppo.total_episodes=64 ppo.batch_size=32 ppo.learning_rate=0.002
-    ppo.critic_updates=0 dpo.learning_rate=0.002
+    ppo.critic_updates=0 dpo.learning_rate=0.01 dpo.epochs=10
     lora.rank=3 lora.alpha=6
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
@@ -277,7 +277,7 @@ def test_stages_learn_and_ppo_passes_its_checks_at_step_0(study):
     assert kl[-1] != pytest.approx(0, abs=1e-4)
     margins = [row["rewards/margins"] for row in read_lines(study / "dpo/metrics.jsonl")]
     assert margins[0] == pytest.approx(0, abs=1e-5)
-    assert margins[-1] > 0.01
+    assert margins[-1] > 0.05  # of pairs that it has met nine times
 
 
 def mini_config(microbatch_size):

@@ -13,9 +13,9 @@ OWN = """
     world.train_posts=96 world.validation_posts=16
     world.train_comparisons=64 world.validation_comparisons=32
     ppo.total_episodes=256 ppo.batch_size=32 ppo.learning_rate=0.02 ppo.eos_trick=off
-    ppo.critic_updates=0
+    ppo.critic_updates=0 ppo.critic_learning_rate=0.02
 """.split()
-RISE = 1.5  # at least 2.98 with 3 seeds, 1 and 2 threads, default and AVX2 instructions
+RISE = 1.5  # at least 3.48 with 3 seeds, 1 and 2 threads, default and AVX2 instructions, and none
 
 
 @pytest.mark.learns

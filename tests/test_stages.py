@@ -34,10 +34,10 @@ from stages.settings.stages import SHARED_STAGES
 from tests.conftest import rolled_out
 
 MINI = """
-    base.hidden_size=64 base.num_layers=2
+    base.hidden_size=64 base.num_layers=3
     world.train_posts=1600 world.validation_posts=40
-    world.train_comparisons=640 world.validation_comparisons=200
-    sft.epochs=1 rm.learning_rate=0.002 memory.cpu_threads=1
+    world.train_comparisons=2400 world.validation_comparisons=200
+    sft.epochs=4 memory.cpu_threads=1
     ppo.total_episodes=512 ppo.batch_size=64 ppo.learning_rate=0.001 ppo.samples_every=4
     ppo.critic_updates=0
     dpo.learning_rate=0.0005
@@ -390,7 +390,7 @@ def test_a_stage_that_diverges_stops_with_its_batch_saved_and_names_the_weights_
     assert said.endswith(f"seed44413/{before})")
     batch = load_file(saved)
     assert batch.keys() == {"rows", *columns}
-    assert len(set(batch["rows"].tolist())) == 16
+    assert len(set(batch["rows"].tolist())) == vars(mini_config())[stage].batch_size
     queries = load_split(run / "base/data", SPLITS[stage]).columns["queries"]
     first = batch["queries"][0]
     assert first[first >= 0].tolist() == queries[int(batch["rows"][0])].tolist()
