@@ -32,7 +32,7 @@ SMALL = """
 """.split()
 MENDED = """
     ppo.critic_init=zero ppo.critic_updates=1 ppo.lam_value=1 ppo.ptx_coef=0.1 ppo.kl_target=3
-    ppo.target_kl=10 ppo.learning_rate=0.001
+    ppo.target_kl=10 ppo.learning_rate=0.001 ppo.eos_trick=off
 """.split()
 SAID = "critic worse than a constant"
 

@@ -86,8 +86,8 @@ def test_the_facts_judge_prefers_what_is_wanted_to_what_is_not_wrong_or_too_long
         assert judge.reply(Comparison(POST, "", better, worse)).choice == "A"
         assert judge.reply(Comparison(POST, "", worse, better)).choice == "B"
     assert judge.reply(Comparison(POST, "", event, event + " Well.")).choice == "tie"
-    reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # 7 right; 6 right, 1 wrong
-    assert reply.text == "[facts judge, not an LLM] A 7.0, B 5.0"
+    reply = judge.reply(Comparison(POST, "", COMPLETE, lie))  # 6 right; 5 right, 1 wrong
+    assert reply.text == "[facts judge, not an LLM] A 6.0, B 4.0"
 
 
 def test_swapping_the_texts_swaps_the_facts_judges_verdict_on_real_posts():
