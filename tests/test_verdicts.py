@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from eval.rates.seeds import fisher_exact, seeds_needed, within_margin
+from eval.rates.formulas import fisher_exact, seeds_needed, within_margin
 from eval.win_rate import PairedInterval
 from reports.parts import ablated, verdicts
 from reports.parts.ablated import AblatedRun, SeedsOfRun

@@ -1,7 +1,6 @@
 """What follows from verdicts.
 
-formulas        intervals of proportions, means over posts, paired tests, agreement, logistic models
-seeds           what seeds show: equivalence, seeds needed, Fisher's exact test
+formulas        intervals, means over posts and seeds, paired tests, agreement, logistic models
 reward_pairs    a reward model on held-out pairs: intervals, groups, beside the longer one
 correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length

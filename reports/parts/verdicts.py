@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from eval.rates.formulas import mean_of_seeds
-from eval.rates.seeds import fisher_exact, seeds_needed, within_margin
+from eval.rates.formulas import fisher_exact, mean_of_seeds, seeds_needed, within_margin
 from reports.parts.ablated import AblatedRun
 from reports.parts.paired import over_seeds
 from reports.parts.words import bounds_in_points, p_value, whole
