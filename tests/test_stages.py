@@ -45,9 +45,10 @@ MINI = """
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
 LONGEST = make_config("tiny").data.max_summary_tokens
 SPLITS = {"sft": "sft_train", "rm": "comparisons_train", "dpo": "comparisons_train"}
-# The margins of tests marked `learns` are wide. Seen with 2 seeds, default and AVX2 instructions:
-# SFT loss at most 1.29, ROUGE-L at least 0.36; reward model 0.75 right, loss at most 0.50; score up
-# by at least 1.01; DPO 0.73 right, loss at most 0.57, margin at least 0.39.
+# Three layers and four epochs, because smaller ones leave the reward model at chance for hundreds
+# of updates. Seen with 2 seeds, with AVX-512 and without any such instructions: SFT loss at most
+# 0.86, ROUGE-L at least 0.55; reward model 0.63 right, loss at most 0.65; score up by at least 0.51;
+# DPO 0.77 right, loss at most 0.51, margin at least 0.51.
 MAINS = (base, sft, reward, normalize, ppo, dpo, summaries, judge, controls, win_rate, run_page)
 
 
@@ -91,8 +92,8 @@ def test_sft_learns(study):
     losses = column(study, "sft", "loss/validation")
     assert losses[0] == pytest.approx(math.log(results(study, "base")["vocabulary"]), rel=0.2)
     assert all(later < earlier for earlier, later in pairwise(losses))
-    assert losses[-1] < 2
-    assert results(study, "sft")["rougeL"] > 0.25
+    assert losses[-1] < 1.3
+    assert results(study, "sft")["rougeL"] > 0.4
 
 
 @pytest.mark.learns
@@ -145,9 +146,9 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
     assert margins[0] == pytest.approx(0, abs=1e-5)
     assert sum(losses[-5:]) / 5 < math.log(2)
-    assert sum(margins[-5:]) / 5 > 0.05
+    assert sum(margins[-5:]) / 5 > 0.2
     found = results(study, "dpo")
-    assert found["accuracy"] > 0.55
+    assert found["accuracy"] > 0.65
     assert found["loss"] < math.log(2)
     assert found["margin"] == pytest.approx(found["rewards/chosen"] - found["rewards/rejected"])
     ours, theirs = (
