@@ -36,6 +36,17 @@ REWARD_MODEL ?=
 PYTHON ?= python3
 VENV ?= .venv
 
+A ?=
+B ?=
+
+# A variable that nothing reads would be ignored without a word.
+KNOWN := $(shell sed -n 's/^\([A-Z_]*\) [?]=.*/\1/p' $(lastword $(MAKEFILE_LIST))) SHELL
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
+MISSPELT := $(filter-out $(KNOWN) MAKE% -%,$(GIVEN))
+TELL := from stages.settings.checks import unknown; import sys; \
+	print(unknown("make variable", sys.argv[1], sys.argv[2:], "settings stand in SET, see make help"))
+$(if $(MISSPELT),$(error $(shell $(PYTHON) -B -c '$(TELL)' $(firstword $(MISSPELT)) $(KNOWN))))
+
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
 # What runs need comes first; tools for developers come with the goals that use them.
@@ -58,6 +69,9 @@ JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
+
+# Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
 OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \

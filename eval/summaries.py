@@ -19,9 +19,8 @@ from stages.finished import read_manifest, stage_folder
 from stages.learning.batches import gather_rows
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
-from stages.learning.passes import response_logprobs
+from stages.learning.passes import response_logprobs, summary_scores
 from stages.learning.sampling import Sampling, respond
-from stages.learning.shared_query import summary_scores
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures
 from stages.runs import Run, open_stage, write_rows

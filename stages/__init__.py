@@ -6,6 +6,7 @@ reward     a reward model from pairwise comparisons, read at the EOS token
 normalize  the reward of a human summary becomes 0; the critic is a copy of the result
 ppo        the policy learns to write what the reward model likes, held near the SFT model
 rloo       a rival of PPO that needs no critic
+grpo       another
 dpo        a second policy from the same comparisons, without a reward model
 released   a policy that others trained, in place of the six before
 eval       summaries of held-out posts, a judge's verdicts, win rates with intervals

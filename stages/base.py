@@ -40,8 +40,7 @@ from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.ragged import load_split, save_split
-from stages.posts.readers import Located, is_cnndm, read_source
-from stages.posts.subsample import subsample
+from stages.posts.readers import Located, is_cnndm, read_source, subsample
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     FAR_OVER,
@@ -51,8 +50,8 @@ from stages.posts.tokens import (
     tokenize_comparisons,
     tokenize_posts,
 )
-from stages.posts.toy import fresh_folder, put_folder, world_folder
-from stages.running.files import link_or_copy, read_lines
+from stages.posts.toy import world_folder
+from stages.running.files import HASHES, cached_folder, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
@@ -74,7 +73,7 @@ def make_base(config: Config) -> None:
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
         limits = split_limits(config.data, positions_of(model))
-        link_tokens(tokenizer, rows, limits, run.partial / "data")
+        copy_tokens(tokenizer, rows, limits, run.partial / "data")
         save_model(model, tokenizer, run.partial / "model")
         from_hub = [source.record for source in fetched]
         results = {
@@ -279,22 +278,22 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     )
 
 
-def link_tokens(
+def copy_tokens(
     tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, Limits], target: Path
 ) -> None:
     """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
-    cache = settings.RUNS / "cache" / f"tokens-{_tokens_key(tokenizer, rows, limits)}"
-    if not cache.exists():
-        partial = fresh_folder(cache)
+
+    def tokenize_all(folder: Path) -> None:
         for name, located in rows.located.items():
             tokenize = tokenize_comparisons if "comparisons" in name else tokenize_posts
-            save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), partial, name)
-        rows.bad.write(partial)
-        put_folder(partial, cache)
+            save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
+        rows.bad.write(folder)
+
+    key = _tokens_key(tokenizer, rows, limits)
+    cache = cached_folder(settings.RUNS / "cache" / f"tokens-{key}", tokenize_all)
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
-    target.mkdir()
-    for path in cache.iterdir():
-        link_or_copy(path, target / path.name)
+    # No links: what happens to a run's files must not happen to the next run's.
+    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
 
 
 def _tokens_key(

@@ -24,6 +24,7 @@ from stages.learning.batches import batch_tensors, check_batch, chunks, local_sh
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
+from stages.learning.passes import summary_logprobs
 from stages.learning.preferences import (
     alike,
     gap_rows,
@@ -33,7 +34,6 @@ from stages.learning.preferences import (
     summarize_gaps,
     training_pairs,
 )
-from stages.learning.shared_query import summary_logprobs
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows

@@ -2,9 +2,7 @@
 
 Tensors and floats in, tensors out; no config, tokenizer, model, device or randomness, and no
 argument is changed. A mask is True where a position counts. Detail numbers are those of Huang et
-al. 2024.
-
-Letters: B sequences, T response tokens, L any length, V vocabulary.
+al. 2024. Letters: B sequences, T response tokens, L any length, V vocabulary.
 """
 
 import torch
@@ -91,12 +89,11 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 def paper_token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """`token_logprobs` as the paper's code computes it: in bf16, with temperature + 1e-7.
 
-    log_softmax(logits / (temperature + 1e-7)) at each token. Each number keeps about three digits,
-    and so do KL and ratio.
+    log_softmax(logits / (temperature + 1e-7)) at each token, to about three digits.
 
     Shapes: logits [B, T, V], tokens [B, T] -> [B, T] float32, nats. temperature > 0.
     Raises ValueError for a temperature that is not positive.
-    Source: the code of Huang et al. 2024 (its ppo.py, rollout and update), run in bf16.
+    Source: the code of Huang et al. 2024, run in bf16.
     """
     _require_positive("temperature", temperature)
     scaled = logits.to(torch.bfloat16) / (temperature + 1e-7)
@@ -118,7 +115,6 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "k1") -> Ten
     """Per-token estimate of KL(policy, ref_policy) from samples of the policy.
 
     With d = logprobs - ref_logprobs: k1 = d; k2 = d^2 / 2; k3 = exp(-d) - 1 + d.
-    k1 is unbiased and may be negative; k3 is unbiased and never negative.
 
     Shapes: logprobs, ref_logprobs [B, T] -> [B, T], nats. Raises ValueError for another kind.
     Source: Huang et al. 2024 (k1); Schulman, "Approximating KL divergence" (k2, k3).
@@ -186,8 +182,7 @@ def weighted_sum(x: Tensor, weights: Tensor) -> Tensor:
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
     """x scaled to unit variance over the positions that count, and to mean 0 if shift_mean.
 
-    (x - mean) / sqrt(variance + 1e-8), with the biased variance; without shift_mean the mean is
-    added back. Positions that do not count become 0.
+    (x - mean) / sqrt(variance + 1e-8), with the biased variance; 0 where x does not count.
 
     Shapes: x [..], mask [..] bool -> [..].
     Source: Huang et al. 2024, details 24 (rewards, without shift) and 25 (advantages).
@@ -222,17 +217,26 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
     return advantages, advantages + values
 
 
+def minus_group_mean(rewards: Tensor, group_size: int) -> Tensor:
+    """Dr.GRPO's advantages: each reward minus its group's mean, not divided by a deviation.
+
+    Shapes: rewards [B], whole episodes, the group_size > 1 of one query are neighbours -> [B].
+    Raises ValueError for a smaller group. Source: Liu et al. 2025 (arXiv 2503.20783), section 3.2.
+    """
+    if group_size < 2:
+        raise ValueError(f"a group has at least 2 episodes, not {group_size}")
+    groups = rewards.view(-1, group_size)
+    return (groups - groups.mean(dim=1, keepdim=True)).flatten()
+
+
 def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
     """RLOO's advantages: each reward minus the mean of its group's others.
 
-    Shapes: rewards [B], whole episodes, the group_size > 1 of one query are neighbours -> [B].
-    Raises ValueError for a smaller group. Source: Ahmadian et al. 2024, section 3.2.
+    For groups of K it is K / (K - 1) times `minus_group_mean`, which says what is refused.
+
+    Shapes: rewards [B] -> [B]. Source: Ahmadian et al. 2024, section 3.2.
     """
-    if group_size < 2:
-        raise ValueError(f"leave_one_out: a group has at least 2 episodes, not {group_size}")
-    groups = rewards.view(-1, group_size)
-    others = (groups.sum(dim=1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).flatten()
+    return minus_group_mean(rewards, group_size) * group_size / (group_size - 1)
 
 
 def policy_losses(
@@ -280,8 +284,7 @@ def value_losses(
 
     0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2); an infinite c clips nothing.
 
-    Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count.
-    cliprange_value > 0, in reward units.
+    Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. c > 0.
     Source: Huang et al. 2024, inherited details and section B.3 (range 0.2; weight 0.1 not here).
     """
     new_values, values, returns = (
@@ -308,28 +311,27 @@ def value_loss(
 def loss_weights(mask: Tensor, mean: str) -> Tensor:
     """Weight of every token in a loss that is sum(weight * loss) / sum(weight) over a minibatch.
 
-    `tokens`: 1, every token counts alike; `sequences`: 1 / its sequence's tokens, every sequence
-    counts alike; `microbatches`: 1 / all tokens of this tensor, every call counts alike.
+    `tokens`: 1; `sequences`: 1 / its sequence's tokens; `microbatches`: 1 / all tokens of this
+    tensor. `episodes`: 1, for a sum over tokens that whoever asks divides by episodes instead.
 
     Shapes: mask [B, T] bool -> [B, T] float32, 0 where the mask does not count.
     Raises ValueError for another mean.
     Source: Huang et al. 2024, "Masking and GAE" (`microbatches`, as in its code).
     """
     counted = mask.float()
-    if mean == "tokens":
+    if mean in ("tokens", "episodes"):
         return counted
     if mean == "sequences":
         return counted / counted.sum(dim=-1, keepdim=True).clamp(min=1)
     if mean == "microbatches":
         return counted / counted.sum().clamp(min=1)
-    raise ValueError(f"loss_weights: mean is tokens, sequences or microbatches, not {mean!r}")
+    raise ValueError(f"loss_weights: no mean is called {mean!r}")
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Share of the returns' variance that the critic explains: 1 - Var(R - V) / Var(R).
 
-    1 is a perfect critic; 0 is a critic that says a constant; below 0 is worse than a constant.
-    The variance is the biased one, over the positions that count.
+    1 is a perfect critic, 0 one that says a constant. The variance is the biased one.
 
     Shapes: values, returns [..], mask [..] bool -> [].
     Source: a diagnostic of our own, not in Huang et al. 2024.
@@ -360,10 +362,7 @@ def sequence_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
-    """The rewards that a policy trained by DPO implies: beta * (logprobs - ref_logprobs).
-
-    They are right up to a constant that depends on the query alone; it cancels when two responses
-    to one query are compared.
+    """Rewards that DPO implies, up to a constant of the query: beta * (logprobs - ref_logprobs).
 
     Shapes: logprobs, ref_logprobs [B] nats, of whole responses -> [B]. beta > 0.
     Raises ValueError for a beta that is not positive. Source: Rafailov et al. 2023 section 4.

@@ -38,7 +38,7 @@ from stages.rl.networks import (
     score_shift,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_if_worse_than_a_constant
+from stages.rl.start_checks import check_start, say_if_not_ending_pays, say_if_worse_than_a_constant
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.running.files import read_lines
 from stages.runs import Run, open_stage
@@ -70,6 +70,7 @@ def train_ppo(config: Config) -> None:
             metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, ppo, config.memory)
+                say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], ppo)
             if update == ppo.critic_updates:  # the policy's first
                 say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
             ptx = pretraining(config, references, update)

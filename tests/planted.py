@@ -75,7 +75,12 @@ def swapped(right: Callable[..., Any], *args: Any) -> Any:
 
 
 def at_last_column(
-    right: Callable[..., Tensor], model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
+    right: Callable[..., Tensor],
+    model: nn.Module,
+    queries: Tensor,
+    responses: Tensor,
+    pad_id: int,
+    group: int = 1,
 ) -> Tensor:
     """The score is read at the last column, after padding that counts as text."""
     # Where padding is masked, its column repeats EOS: token, position and text before it are equal.

@@ -180,7 +180,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.lam_value=1.1", "ppo.lam_value must be -1 or lie in [0, 1]"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
-        ("base.num_heads=3", "base.hidden_size must divide"),
+        ("base.num_heads=5", "base.hidden_size must divide"),
         ("base.num_heads=0", "base.num_heads must be above 0"),
         ("data.max_query_tokens=0", "data.max_query_tokens must be above 0"),
         ("world.train_posts=0", "world.train_posts must be above 0"),
@@ -259,7 +259,7 @@ def test_settings_cannot_be_changed_in_place():
 
 def test_every_stage_that_trains_or_samples_counts_precision_and_threads():
     computing = {name for name, one in STAGES.items() if one.computes}
-    assert computing == {"sft", "rm", "normalize", "ppo", "rloo", "dpo", "summaries"}
+    assert computing == {"sft", "rm", "normalize", "ppo", "rloo", "grpo", "dpo", "summaries"}
 
 
 def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
@@ -302,7 +302,7 @@ def test_memory_knobs_change_no_settings_hash():
         ("rm.epochs=9", {"rm"}),
         ("ppo.kl_coef=0.01", {"ppo"}),
         ("dpo.beta=0.5", {"dpo"}),
-        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "dpo"}),
+        ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "grpo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
         ("judge.kind=openai", {"judge", "controls", "pairs", "calibration", "versus"}),
         ("judge.model=x", set()),  # the facts rule asks no model

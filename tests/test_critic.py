@@ -15,7 +15,7 @@ from stages.learning.heads import zero_head
 from stages.learning.models import load_reward_model
 from stages.rl.metrics import describe
 from stages.rl.networks import Origins, load_critic
-from stages.rl.start_checks import say_if_worse_than_a_constant
+from stages.rl.start_checks import say_if_not_ending_pays, say_if_worse_than_a_constant
 from stages.running.files import read_json, read_lines, write_json
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
@@ -122,6 +122,16 @@ def test_a_line_in_the_terminal_says_how_much_worse_and_what_to_do(before_ppo, c
     assert len(said) <= 81  # with the line's end
     for fine in (0.0, 0.3):
         say_if_worse_than_a_constant(accelerator, fine)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_in_the_terminal_says_where_not_ending_pays(before_ppo, capsys):
+    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
+    say_if_not_ending_pays(accelerator, 0.484, Ppo())
+    said = capsys.readouterr().err
+    assert said == "48% end and score below -1, what no EOS is given: eos_trick=subtract\n"
+    say_if_not_ending_pays(accelerator, 0.2, Ppo())
+    say_if_not_ending_pays(accelerator, 0.5, Ppo(eos_trick="subtract"))
     assert capsys.readouterr().err == ""
 
 

@@ -30,7 +30,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "adapt_kl_coef": (0.1, 3.0, 6.0, 64, 1000),
     **dict.fromkeys(("policy_loss", "policy_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
     **dict.fromkeys(("value_loss", "value_losses"), (X, X.flip(0), X.flip(1), MASK, 0.2)),
-    "leave_one_out": (X[:, 0], 2),
+    **dict.fromkeys(("leave_one_out", "minus_group_mean"), (X[:, 0], 2)),
     "loss_weights": (MASK, "sequences"),
     "weighted_sum": (X, X.abs()),
     "preference_loss": (X[:, 0], X[:, 1]),

@@ -23,8 +23,8 @@ from reports.run_page import write_report
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, stage_folder, why_not
+from stages.learning.passes import summary_scores
 from stages.learning.preferences import training_pairs
-from stages.learning.shared_query import summary_scores
 from stages.posts.bad_rows import in_half
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config

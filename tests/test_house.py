@@ -53,7 +53,7 @@ MARKED = {
 SIBLINGS = ("stages", "reports.sections", "reports")
 AT_STAGES_LEVEL = """
     __init__.py README.md functional.py pipeline.py runs.py finished.py settings running
-    driving posts learning rl base.py sft.py reward.py normalize.py ppo.py rloo.py dpo.py
+    driving posts learning rl base.py sft.py reward.py normalize.py ppo.py rloo.py grpo.py dpo.py
     released.py
 """.split()
 WITHOUT_TORCH = """
@@ -80,7 +80,7 @@ TOO_MANY_PARAMETERS = {
 EMPTY_NAMES = {"one", "found", "said", "asked", "mine"}
 DRAWERS = ("utils", "helpers", "common", "misc", "util", "helper")
 TOP_LEVEL = {"README.md", "pyproject.toml", "Makefile", "stages", "eval", "reports", "tests"}
-TOP_LEVEL |= {"LICENSE", "constraints.txt"}
+TOP_LEVEL |= {"LICENSE", "constraints.txt", "CITATION.cff", "CHANGELOG.md"}
 UNTRACKED = {"runs", "build", "__pycache__"}
 
 # Fixed by the design, because others check against them.

@@ -126,7 +126,7 @@ def test_a_missing_library_is_named_with_the_mend(policy, monkeypatch):
     [
         ("lora.rank=-1", "be at least 0"),
         ("lora.alpha=0", "lora.alpha"),
-        ("lora.stages=sft,judge", "be some of sft,rm,ppo,rloo,dpo"),
+        ("lora.stages=sft,judge", "be some of sft,rm,ppo,rloo,grpo,dpo"),
         ("lora.target_modules=", "be all-linear or names"),
     ],
 )

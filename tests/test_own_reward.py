@@ -20,7 +20,7 @@ RISE = 1.5  # at least 3.75 with 3 seeds
 
 @pytest.mark.learns
 def test_a_reward_of_ones_own_passes_the_start_checks_and_is_learned(runs, monkeypatch):
-    def even_tokens(model, queries, responses, pad_id):
+    def even_tokens(model, queries, responses, pad_id, group):
         return ((responses % 2 == 0) & (responses != pad_id)).sum(dim=1).to(torch.float32)
 
     for module in (base, sft, reward, normalize):

@@ -22,12 +22,12 @@ from tests.fabricated_runs import calibrated, fabricate, two_judges, write_manif
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2)
-MARKED = "before\n<!-- results -->\n<!-- /results -->\n<!-- headline -->\nold\n<!-- /headline -->\n"
+MARKED = "before\n<!-- results -->\nold\n<!-- /results -->\n"
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with runs, a README with both blocks, and no git; empty plots."""
+    """A folder with runs, a README with a place for its table, and no git; empty plots."""
     monkeypatch.chdir(tmp_path)
     for drawing in ("together", "alone"):  # what is drawn is test_reports' to look at
         monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
@@ -283,16 +283,13 @@ def test_unknown_runs_runs_without_a_page_and_two_judges_are_refused(place, caps
 # -- the README ------------------------------------------------------------------------------------
 
 
-def test_both_blocks_of_the_readme_are_written_and_a_second_time_changes_nothing(place):
+def test_the_table_of_the_readme_is_written_and_a_second_time_changes_nothing(place):
     finished(*SEEDS)
     publish.main([])
     text = README.read_text()
-    row = "| 1 | 78.1 [76.1, 80.1] | 41.2 [38.2, 44.2] | 63.0 [60.0, 66.0] | – |"
-    row += " +21.8 [17.8, 25.8] | 59.0 [56.0, 62.0] | 7.3 | 17.2 / 19.8 |"
-    assert row in text
-    assert "<!-- headline -->\n```\ntiny, seed 1: 600 held-out posts" in text
-    assert text.startswith("before\n<!-- results -->\n| seed |")
-    assert "report:\nruns/tiny/seed1/report/facts/tiny-seed1.html\n```\n<!-- /headline -->" in text
+    assert text.startswith(f"before\n<!-- results -->\n|  | win rate, mean of {len(SEEDS)} seeds |")
+    assert text.endswith("|\n<!-- /results -->\n")
+    assert "| PPO at equal length | 59.0% " in text
     publish.main([])
     assert README.read_text() == text
 
@@ -331,11 +328,10 @@ def test_every_published_file_is_recorded_with_its_hash():
     assert there == recorded
 
 
-def test_the_blocks_of_the_readme_are_those_of_the_published_numbers():
+def test_the_table_of_the_readme_is_that_of_the_published_numbers():
     text = readme()
-    for name in ("results", "headline"):
-        assert f"<!-- {name} -->\n" in text
-        assert f"<!-- /{name} -->" in text
+    assert "<!-- results -->\n" in text
+    assert "<!-- /results -->" in text
     assert in_readme(text, committed()) == text
 
 

@@ -15,8 +15,7 @@ from stages.learning.models import (
     load_tokenizer,
     save_model,
 )
-from stages.learning.passes import score_responses, token_scalars
-from stages.learning.shared_query import shares_query, summary_scores
+from stages.learning.passes import score_responses, shares_query, summary_scores, token_scalars
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.rl import start_checks
 from stages.running.files import read_json, read_lines

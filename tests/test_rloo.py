@@ -1,24 +1,36 @@
 """RLOO on the shared heart: its gradient by hand, its groups, and a run from SFT to the page."""
 
 import copy
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import AutoModelForCausalLM as CausalLM
+from transformers import AutoModelForTokenClassification as TokenClassification
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from eval import controls, judge, summaries, win_rate
 from reports import run_page
 from stages import base, normalize, ppo, reward, rloo, sft
-from stages.functional import token_logprobs
-from stages.learning.sampling import Noise
+from stages.functional import leave_one_out, minus_group_mean, token_logprobs
+from stages.learning import passes
+from stages.learning.models import with_dropout
+from stages.learning.passes import score_responses
+from stages.learning.sampling import Noise, sample
+from stages.rl.credit import credit as by_gae
 from stages.rl.credit import shape
+from stages.rl.episodes import Shaped
+from stages.rl.grouped import credit
 from stages.rl.rollout import measure, sample_responses, score, share_of_batch
 from stages.rl.update import optimize
 from stages.running.files import read_json, read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
+from stages.settings.ppo import Ppo
 from stages.settings.rloo import Rloo
-from tests.conftest import learner_of
+from tests.conftest import close, learner_of
+from tests.test_families import CONFIGS
 
 SMALL = """
     base.hidden_size=32 base.num_layers=1 eval.posts=8 checks.control_posts=4
@@ -32,16 +44,15 @@ NOISE = Noise(seed=1, purpose="rloo", length=6)
 
 
 def rolled_out(learner, settings):
-    sampled = sample_responses(learner, QUERIES, NOISE, settings, settings.samples_per_query)
+    sampled = sample_responses(learner, QUERIES, NOISE, settings)
     episodes = score(learner, measure(learner, sampled, settings), settings)
     shaped = shape(episodes, settings, learner.networks.pad_id, settings.kl_coef)
-    return rloo.credit(shaped, settings.samples_per_query)
+    return credit(shaped, settings, leave_one_out)
 
 
 def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(before_ppo):
     settings = Rloo(batch_size=12, eos_trick="off")
-    networks = copy.deepcopy(before_ppo)
-    object.__setattr__(networks, "critic", None)
+    networks = without_critic(before_ppo, torch.float32)
     start = copy.deepcopy(networks.policy)
     learner = learner_of(networks, make_config("tiny"))
     learner.optimizer = torch.optim.SGD(networks.policy.parameters(), lr=0.1)
@@ -61,7 +72,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
         baseline = (group.sum() - rollout.scores[row]) / 3
         advantage = rollout.scores[row] - baseline
         total = total - advantage * token_logprobs(logits, text[:, prompt:], 0.7).sum()
-    (total / rollout.response_mask.sum()).backward()
+    (total / len(tokens)).backward()
     for learned, before in zip(networks.policy.parameters(), start.parameters(), strict=True):
         expected = before - 0.1 * (0 if before.grad is None else before.grad)
         assert torch.allclose(learned, expected, atol=2e-6)
@@ -73,7 +84,7 @@ def test_one_step_is_the_gradient_of_reinforce_with_the_others_mean_as_baseline(
 
 def test_the_samples_of_a_query_are_neighbours_and_differ(before_ppo):
     learner = learner_of(before_ppo, make_config("tiny"))
-    sampled = sample_responses(learner, QUERIES, NOISE, Rloo(), 4)
+    sampled = sample_responses(learner, QUERIES, NOISE, Rloo())
     assert [row.tolist() for row in sampled.queries[::4]] == [
         row.tolist() for row in sampled.queries[3::4]
     ]
@@ -81,6 +92,100 @@ def test_the_samples_of_a_query_are_neighbours_and_differ(before_ppo):
     assert lengths == [2] * 4 + [3] * 4 + [4] * 4
     assert len({tuple(row) for row in sampled.responses[:4].tolist()}) > 1
     assert share_of_batch(Accelerator(cpu=True), QUERIES, 2) == [2, 3, 0, 1, 4, 5]
+
+
+def gradient(networks, settings, rollout):
+    """The policy's gradient of one optimizer step, as one vector."""
+    learner = learner_of(copy.deepcopy(networks), make_config("tiny"))
+    weights = list(learner.networks.policy.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    learner.optimizer = torch.optim.SGD(weights, lr=1.0)
+    optimize(learner, rollout, settings, 1, settings.kl_coef)
+    return torch.cat([(x - y).detach().flatten() for x, y in zip(before, weights, strict=True)])
+
+
+def without_critic(networks, dtype=torch.float64, **others):
+    """The same networks for a stage that has no critic, in an exact dtype."""
+    copied = copy.deepcopy(networks)
+    policy, reward_model = copied.policy.to(dtype), copied.reward_model.to(dtype)
+    given = {"policy": policy, "ref_policy": policy, "reward_model": reward_model, "critic": None}
+    return replace(copied, **given | others)
+
+
+def test_the_gradient_of_rloo_is_that_of_dr_grpo_times_k_over_k_minus_1(before_ppo):
+    networks, settings = without_critic(before_ppo), Rloo(batch_size=12, eos_trick="off")
+    rollout = rolled_out(learner_of(networks, make_config("tiny")), settings)
+    shaped = Shaped(**{field.name: getattr(rollout, field.name) for field in fields(Shaped)})
+    other = credit(shaped, settings, minus_group_mean)
+    ours, theirs = (gradient(networks, settings, each) for each in (rollout, other))
+    assert float(theirs.abs().max()) > 1e-3
+    close(ours, theirs * 4 / 3, 1e-12)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+@pytest.mark.parametrize("size", [64, 4, 1])
+def test_a_query_computed_once_changes_nothing(family, size, before_ppo, monkeypatch):
+    """Samples, log-probabilities, scores, values and gradients are those of rows of their own."""
+    config, vocabulary = CONFIGS[family], before_ppo.pad_id
+    monkeypatch.setattr(LlamaRMSNorm, "forward", in_float64)  # its own computes in float32
+    policy, scorer = (made(auto, config, vocabulary) for auto in (CausalLM, TokenClassification))
+    networks = without_critic(
+        before_ppo, policy=policy, ref_policy=policy, reward_model=scorer, critic=scorer
+    )
+    settings = Ppo(batch_size=12, total_episodes=12, samples_per_query=4, logprob_dtype="float32")
+    sizes = {"microbatch_size": size, "forward_batch_size": size}
+    found = []
+    for shares in (True, False):
+        if not shares:
+            monkeypatch.setattr(passes, "shares_query", lambda model: False)
+            monkeypatch.setattr("stages.rl.rollout.sample", apart(sample))
+        assert passes.shares_query(policy) == shares
+        learner = learner_of(copy.deepcopy(networks), make_config("tiny"), **sizes)
+        sampled = sample_responses(learner, QUERIES, NOISE, settings)
+        episodes = score(learner, measure(learner, sampled, settings), settings)
+        pad_id, kl_coef = networks.pad_id, settings.kl_coef
+        learned = by_gae(learner.accelerator, shape(episodes, settings, pad_id, kl_coef), settings)
+        weights = list(learner.trained.parameters())
+        learner.optimizer = torch.optim.SGD(weights, lr=1.0)
+        optimize(learner, learned, replace(settings, num_ppo_epochs=1), 1, kl_coef)
+        found.append((learned, torch.cat([weight.detach().flatten() for weight in weights])))
+    (shared, moved), (own, expected) = found
+    assert torch.equal(shared.responses, own.responses)
+    for name in ("sampled_logprobs", "logprobs", "values", "scores"):
+        close(getattr(shared, name), getattr(own, name), 1e-6)  # read in float32
+    close(moved, expected, 1e-12)
+
+
+def in_float64(norm, x):
+    return norm.weight * x * (x.square().mean(dim=-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+
+
+def apart(right):
+    """The sampler with each query computed for each of its samples."""
+    return lambda policy, queries, *rest: right(policy, queries.repeat_interleave(4, 0), *rest)
+
+
+def made(auto, family, vocabulary):
+    """A model of a family with new weights, in float64."""
+    config = with_dropout(copy.deepcopy(family), 0.0)
+    config.vocab_size, config.initializer_range, config.num_labels = vocabulary + 1, 0.3, 1
+    torch.manual_seed(5)
+    return auto.from_config(config, dtype=torch.float64).eval()
+
+
+def test_four_samples_of_a_query_take_its_tokens_once(before_ppo, monkeypatch):
+    seen = []
+    right = passes.model_inputs
+
+    def counting(tokens, real):
+        seen.append(int(real.sum()))
+        return right(tokens, real)
+
+    monkeypatch.setattr(passes, "model_inputs", counting)
+    queries, responses = torch.full((8, 30), 5), torch.full((8, 6), 7)
+    for group in (1, 4):
+        score_responses(before_ppo.reward_model, queries, responses, before_ppo.pad_id, group)
+    assert seen == [8 * 36, 2 * (30 + 4 * 6)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from stages.learning.shared_query import shared_rows, shares_query, summary_logprobs, summary_scores
+from stages.learning.passes import shared_rows, shares_query, summary_logprobs, summary_scores
 from tests.conftest import close
 from tests.test_families import CONFIGS, GROUPED
 

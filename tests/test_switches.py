@@ -73,6 +73,7 @@ def test_loss_weights_count_tokens_sequences_or_calls_alike():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     close(loss_weights(mask, "tokens"), [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     close(loss_weights(mask, "sequences"), [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    close(loss_weights(mask, "episodes"), loss_weights(mask, "tokens"))
     close(loss_weights(mask, "microbatches"), [[1 / 3, 1 / 3, 0.0], [1 / 3, 0.0, 0.0]])
 
 

@@ -22,7 +22,7 @@ from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
-from stages.learning.shared_query import summary_scores
+from stages.learning.passes import summary_scores
 from stages.posts.bad_rows import in_half
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.running.files import read_lines

@@ -276,6 +276,7 @@ def _policy_row(record: Record, policy: str) -> Row:
         **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
         "score": written["score"],
         "kl": distance(record, policy),
+        "below_penalty": below_penalty(record, policy),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
     }
 
@@ -286,6 +287,12 @@ def distance(record: Record, policy: str) -> float | None:
         kl: float = record.results(policy)["objective/kl"]
         return kl
     return 0.0 if policy == "sft" and policy in record.manifests else None
+
+
+def below_penalty(record: Record, policy: str) -> float | None:
+    """The first update's responses that end and score below what a missing EOS is given."""
+    first = record.rows(policy)[:1] if policy in record.gradient_stages else []
+    return first[0].get("policy/below_penalty") if first else None
 
 
 def explained_by_critic(ppo: Path | None) -> Row | None:

@@ -21,6 +21,7 @@ from reports.parts.words import (
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
+from stages.settings.ppo import MANY_BELOW
 
 NO_GUESS = 0.5  # what a coin would get
 
@@ -282,4 +283,10 @@ def _signs(row: Row) -> list[str]:
             f"Only {percent(row[f'{policy}/eos_rate'])} of {named(policy)}'s summaries end by"
             f" themselves; the others are cut at {row['max_tokens']} tokens."
         )
+        below = row.get(f"{policy}/below_penalty")
+        if below is not None and below > MANY_BELOW:
+            signs.append(
+                f"{percent(below)} of SFT's samples end and score below what a missing EOS is"
+                " given: for such posts the EOS trick rewards not to end."
+            )
     return signs

@@ -2,6 +2,6 @@
 
 cards          the README.md of a saved model
 publish        pages that are kept on purpose
-readme_blocks  the README's two blocks of numbers
+readme_blocks  the README's table of numbers
 push           models, cards and pages to the Hugging Face hub
 """

@@ -5,7 +5,7 @@
 takes every finished seed's page, the judge's calibration, comparisons of two policies, and pages
 about several runs, if all runs of such a page are named. For each page, published.json holds runs,
 judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a run's
-row of numbers. The README's two blocks of numbers are written from it. A page is refused if its run
+row of numbers. The README's table of numbers is written from it. A page is refused if its run
 is stale or was made with code that was not committed.
 """
 
@@ -54,7 +54,6 @@ class Page:
     code: frozenset[str] = frozenset()
     """The code that made the page itself, if no manifest says so."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    headline: str = ""
 
     @property
     def manifests(self) -> list[dict[str, Any]]:
@@ -128,7 +127,6 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
             load_run(config)  # refuses a stale stage
         for name in [*({"calibration"} & inputs.keys()), stage]:
             check_holds(config, name)
-        headline = folder / "headline.txt"
         yield Page(
             kind=KINDS[stage],
             names=(config.name,),
@@ -137,7 +135,6 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
             judge=folder.name,
             sources=hashes_of([folder, *(stage_folder(config, name) for name in inputs)]),
             numbers=read_json(folder / "numbers.json") or {},
-            headline=headline.read_text(encoding="utf-8") if headline.exists() else "",
         )
 
 
@@ -339,7 +336,6 @@ def replace_page(page: Page) -> dict[str, Any]:
         "files": {str(name): file_hash(GENERATED / name) for name in names},
         "manifests": hashes | page.refusals,
         "numbers": page.numbers,
-        "headline": page.headline,
     }
 
 

@@ -1,21 +1,19 @@
-"""The README's two blocks of numbers, from what `reports.sharing.publish` recorded.
+"""The README's block of numbers, from what `reports.sharing.publish` recorded.
 
-The result table stands between `<!-- results -->` and `<!-- /results -->`, what a terminal shows
-between `<!-- headline -->` and `<!-- /headline -->`. Nobody writes these by hand.
+The table stands between `<!-- results -->` and `<!-- /results -->`. Nobody writes it by hand.
 """
 
 import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from reports.parts.words import MISSING, at_equal_length, number
+from eval.rates.formulas import mean_of_seeds
+from reports.parts.words import MISSING, number, percent, share
 
 README_RUN = "tiny"
-COLUMNS = (
-    "seed|RM accuracy|SFT win rate|PPO win rate|DPO win rate|PPO less SFT, points"
-    "|PPO at equal length|KL, nats|tokens SFT / PPO"
-).split("|")
 Published = dict[str, Any]
+Row = dict[str, Any]
 
 
 def run_entries(published: Published) -> list[dict[str, Any]]:
@@ -26,48 +24,34 @@ def run_entries(published: Published) -> list[dict[str, Any]]:
 
 
 def in_readme(text: str, published: Published) -> str:
-    """The README with both blocks as they should be; a text without markers stays as it is."""
+    """The README with its block as it should be; a text without markers stays as it is."""
     entries = run_entries(published)
     if not entries:
         return text
-    headline = f"```\n{entries[0]['headline'].rstrip()}\n```"
+    marked = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
     table = results_table([entry["numbers"] for entry in entries])
-    return _put(_put(text, "results", table), "headline", headline)
+    return marked.sub(lambda marker: f"{marker[1]}{table}\n{marker[2]}", text)
 
 
-def _put(text: str, name: str, block: str) -> str:
-    marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    return marked.sub(lambda marker: f"{marker[1]}{block}\n{marker[2]}", text)
-
-
-def results_table(rows: list[dict[str, Any]]) -> str:
-    """One line a seed, in percent with 95% intervals."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(_cells(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    tokens = " / ".join(number(row[f"{policy}/tokens"], 1) for policy in ("sft", "ppo"))
-    length = row["ppo/statistics"]["length_controlled"]
-    given = None if row["ppo/win_rate"] is None else length["estimate"]
-    rates = [
-        _share([row.get(f"{policy}/{key}") for key in ("win_rate", "low", "high")])
-        for policy in ("sft", "ppo", "dpo")
+def results_table(rows: Sequence[Row]) -> str:
+    """SFT, PPO, and PPO at equal length: means over the seeds, with 95% t intervals over them."""
+    controlled = [row["ppo/statistics"]["length_controlled"]["estimate"] for row in rows]
+    cells = [
+        ["", f"win rate, mean of {len(rows)} seeds", "lowest and highest seed", "tokens"],
+        ["---"] * 4,
+        _cells("SFT", [row["sft/win_rate"] for row in rows], [row["sft/tokens"] for row in rows]),
+        _cells("PPO", [row["ppo/win_rate"] for row in rows], [row["ppo/tokens"] for row in rows]),
+        _cells("PPO at equal length", controlled, []),
     ]
-    return [
-        str(row["seed"]),
-        _share([row["accuracy"], row["accuracy_low"], row["accuracy_high"]]),
-        *rates,
-        _share([row["difference"], row["difference_low"], row["difference_high"]], "+"),
-        at_equal_length(None if given is None else length).replace("%", ""),
-        number(row["kl"], 1),
-        tokens,
-    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _share(bounds: Sequence[float | None], sign: str = "") -> str:
-    """A share and its interval in percent; a dash if it may not be given."""
-    value, low, high = bounds
-    if value is None or low is None or high is None:
-        return MISSING
-    return f"{100 * value:{sign}.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+def _cells(name: str, rates: Sequence[float | None], tokens: Sequence[float]) -> list[str]:
+    """A policy's row; dashes where a seed has no rate."""
+    given = [rate for rate in rates if rate is not None]
+    length = number(fmean(tokens), 1) if tokens else ""
+    if len(given) < len(rates):
+        return [name, MISSING, MISSING, length]
+    mean, bounds = fmean(given), mean_of_seeds(given)
+    rate = share(mean, *bounds) if bounds else percent(mean)
+    return [name, rate, f"{percent(min(given))}, {percent(max(given))}", length]

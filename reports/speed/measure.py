@@ -64,7 +64,7 @@ WARM_TOKENS = 2
 # Functions of a rollout -> the step that their time counts as.
 STEPS = {
     "sample": "sample",
-    "response_logprobs": "measure",
+    "response_statistics": "measure",
     "response_values": "score",  # a peer counts both scalar networks there
     "score_responses": "score",
 }

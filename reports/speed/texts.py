@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports.needs.shapes import Shape
-from stages.base import link_tokens, make_tokenizer, read_rows, split_limits
+from stages.base import copy_tokens, make_tokenizer, read_rows, split_limits
 from stages.posts.ragged import TokenizedSplit, make_ragged, save_split
 from stages.running.files import write_json
 from stages.settings.config import HUB, TOY, Config
@@ -32,7 +32,7 @@ def write_texts(config: Config, shape: Shape, folder: Path) -> str:
     if data.source not in (HUB, TOY):
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
-        link_tokens(tokenizer, rows, split_limits(data, shape.positions), folder / "data")
+        copy_tokens(tokenizer, rows, split_limits(data, shape.positions), folder / "data")
         ids = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
         write_json(folder / "ids.json", ids)
         return "real posts"

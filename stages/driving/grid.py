@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stages.finished import MISSING, read_manifest, stage_folder
+from stages.settings.checks import is_above_0
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import settings_of_ablation
@@ -51,6 +52,10 @@ class Execution:
     """Runs that are made at once."""
     dry_run: bool = False
     """Whether to print only what would be made."""
+
+    def __post_init__(self) -> None:
+        if self.max_cost and not is_above_0(self.max_cost):
+            raise UserError(f"MAX_COST={self.max_cost}: give dollars above 0, such as MAX_COST=20")
 
 
 Ended = Callable[[Cell, int], None]

@@ -33,6 +33,7 @@ GOAL_LINES = {
     "rm": "the reward model, and its normalization",
     "ppo": "PPO against the reward model",
     "rloo": "REINFORCE leave-one-out in its place: no critic",
+    "grpo": "Dr.GRPO in its place: no critic",
     "dpo": "DPO from the same comparisons, beside PPO",
     "eval": "summaries, verdicts, win rates and the page of the run",
     "judge": "the same for summaries that exist: INPUT=outputs.jsonl",

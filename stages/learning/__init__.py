@@ -13,6 +13,5 @@ vocabulary    log-probabilities without all logits at once
 heads         the scalar head of a reward model, in any family
 lora          small matrices beside frozen weights
 likelihood    the SFT loss
-shared_query  several summaries of one post in one row
 preferences   held-out comparisons, ranked
 """

@@ -89,6 +89,11 @@ class WithoutAdapter(nn.Module):
         with torch.no_grad(), adapter_off(self.model):
             return self.model(*args, **kwargs)
 
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
 
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Name and layer of every layer of a model that holds an adapter."""

@@ -145,7 +145,19 @@ def _load(
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model {source} does not load: {str(error).splitlines()[0]}") from None
+    _refuse_non_finite(source, model)
     return model, info
+
+
+def _refuse_non_finite(source: str | Path, model: PreTrainedModel) -> None:
+    """One such weight makes every token of a policy alike, and every score."""
+    # A sum is finite where all its terms are; an overflow is told apart by looking at each.
+    suspects = [name for name, x in model.state_dict().items() if not x.sum().isfinite()]
+    bad = [name for name in suspects if not model.state_dict()[name].isfinite().all()]
+    if bad:
+        raise UserError(
+            f"model {source} has weights that are not finite ({bad[0]}): make or fetch it anew"
+        )
 
 
 def quiet_loading() -> None:

@@ -1,17 +1,27 @@
-"""Forward passes: log-probabilities, values and scores of responses.
+"""Forward passes: log-probabilities, values and scores of responses and of summaries.
 
 [PAD] is never embedded: padded slots hold id 0 and are masked out of attention (Huang et al. 2024,
 detail 3). Position ids count real tokens only, so padding on either side changes rounding
 at most.
+
+Several responses to one query may share a row, so that the query is computed once: the query,
+left-padded, and then each response, right-padded. A response sees the query and itself, and its
+position ids go on from the query's. So every token gets what it would get in a row of its own, and
+scores, values, log-probabilities and gradients are equal up to rounding. It needs attention that
+takes a mask [B, 1, L, L] and positions from ids alone. `SHARING` names the families for which tests
+show it; in any other each response gets a row of its own.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stages.functional import entropy, first_true_index, token_logprobs
+from stages.functional import entropy, sequence_logprobs, token_logprobs
 from stages.learning.heads import token_read_before
 from stages.learning.vocabulary import (
     LEARNED,
@@ -20,6 +30,11 @@ from stages.learning.vocabulary import (
     reading,
     reading_head,
 )
+from stages.posts.ragged import pad_left, pad_right
+from stages.settings.families import SHARING
+
+EMPTY = -1
+QUERY = 0  # the number of a row's first block; the texts are 1, 2, ..
 
 
 class PolicyAndCritic(nn.Module):
@@ -61,15 +76,17 @@ def response_statistics(
     attention_mask: Tensor,
     response_length: int,
     statistics: LogitStatistics,
+    group: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each response token, and the entropy of what might have stood there.
 
-    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats.
+    Shapes: query_responses, attention_mask [B, Q+T] -> both [B, T] nats. `group` neighbours have
+    the same query; they share a row where the model can.
     """
-    length = query_responses.shape[1]
-    before = torch.arange(length - response_length, length, device=query_responses.device) - 1
-    inputs = model_inputs(query_responses, attention_mask)
-    return read_logits(policy, inputs, before, query_responses[:, -response_length:], statistics)
+    rows = _response_rows(policy, query_responses, attention_mask, response_length, group)
+    read = read_logits(policy, rows.inputs, rows.columns_before, rows.targets, statistics)
+    logprobs, entropies = (x.view(len(query_responses), response_length) for x in read)
+    return logprobs, entropies
 
 
 def response_logprobs(
@@ -82,9 +99,8 @@ def response_logprobs(
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
     statistics = LogitStatistics(temperature=temperature, formula=formula)
-    return response_statistics(
-        policy, query_responses, attention_mask, response_length, statistics
-    )[0]
+    row = query_responses, attention_mask, response_length
+    return response_statistics(policy, *row, statistics)[0]
 
 
 def read_logits(
@@ -125,37 +141,202 @@ def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tenso
 
 
 def response_values(
-    critic: nn.Module, query_responses: Tensor, attention_mask: Tensor, response_length: int
+    critic: nn.Module,
+    query_responses: Tensor,
+    attention_mask: Tensor,
+    response_length: int,
+    group: int = 1,
 ) -> Tensor:
     """The critic at the positions that predict each response token: [B, Q+T] -> [B, T]."""
-    scalars = token_scalars(critic, query_responses, attention_mask)
-    return scalars[:, -response_length - 1 : -1]
+    rows = _response_rows(critic, query_responses, attention_mask, response_length, group)
+    scalars = head_scalars(critic, rows.inputs).index_select(1, rows.columns_before)
+    return scalars.view(len(query_responses), response_length)
 
 
-def score_columns(reward_model: nn.Module, tokens: Tensor, last: Tensor, before: Tensor) -> Tensor:
-    """The column of each row in which its score is read.
+def score_columns(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
+    """The column in which each text's score is read, [R, K].
 
-    It is the response's last token, which is its EOS if it has one. From a model that is read
-    before EOS (`rm.read_at`) it is the token before an EOS.
-    Shapes: tokens [B, L]; last, the column of a response's last token, and before, that of the
-    token before it, [B] -> [B].
+    It is the text's last token, which is its EOS if it has one. From a model that is read before
+    EOS (`rm.read_at`) it is the token before an EOS.
     Source: Huang et al. 2024, detail 12, reads at EOS.
     """
-    eos_id = token_read_before(reward_model)
+    last, eos_id = rows.column_back(1), token_read_before(reward_model)
     if eos_id is None:
         return last
-    return torch.where(tokens.gather(1, last.unsqueeze(1)).squeeze(1) == eos_id, before, last)
+    return torch.where(rows.tokens.gather(1, last) == eos_id, rows.column_back(2), last)
 
 
 def score_responses(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, group: int = 1
 ) -> Tensor:
     """The score of each response, read in its `score_columns`.
 
     Shapes: queries [B, Q] left-padded, responses [B, T] right-padded -> [B], reward units.
     """
-    query_responses = torch.cat([queries, responses], dim=1)
-    scalars = token_scalars(reward_model, query_responses, query_responses != pad_id)
-    last = queries.shape[1] + first_true_index(responses == pad_id) - 1
-    columns = score_columns(reward_model, query_responses, last, last - 1)
-    return scalars.gather(1, columns.unsqueeze(1)).squeeze(1)
+    tokens = torch.cat([queries, responses], dim=1)
+    rows = _response_rows(reward_model, tokens, tokens != pad_id, responses.shape[1], group)
+    return _scores(reward_model, rows).flatten()
+
+
+def _scores(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
+    scalars = head_scalars(reward_model, rows.inputs)
+    return scalars.gather(1, score_columns(reward_model, rows))
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRows:
+    """Queries with their texts, padded. Shapes: R rows of L columns, K texts a row."""
+
+    inputs: dict[str, Tensor]
+    """Keyword arguments for a forward pass."""
+    tokens: Tensor
+    """[R, L], EMPTY where padded."""
+    starts: list[int]
+    """The first column of each text of a row."""
+    lengths: Tensor
+    """Tokens of each text, [R, K]."""
+
+    @property
+    def targets(self) -> Tensor:
+        """The tokens after the query, [R, columns of all texts], 0 where padded."""
+        return self.tokens[:, self.starts[0] :].clamp(min=0)
+
+    @property
+    def columns_before(self) -> Tensor:
+        """The column that predicts each target. Before a text's first token stands the query's
+        last one.
+        """
+        query_end, bounds = self.starts[0] - 1, pairwise([*self.starts, self.tokens.shape[1]])
+        before = [column for start, end in bounds for column in (query_end, *range(start, end - 1))]
+        return torch.tensor(before, device=self.tokens.device)
+
+    def column_back(self, steps: int) -> Tensor:
+        """The column of each text's last token (1) or of the one before it (2), [R, K]; where the
+        text has no such token, the query's last column.
+        """
+        starts = torch.tensor(self.starts, device=self.tokens.device)
+        inside = self.lengths >= steps
+        return torch.where(inside, starts + self.lengths - steps, self.starts[0] - 1)
+
+
+def shares_query(model: nn.Module) -> bool:
+    """Whether this model can hold several texts after one query in a row."""
+    config: Any = getattr(model, "module", model).config
+    layers = getattr(config, "layer_types", None) or []
+    plain = config._attn_implementation == "sdpa" and "sliding_attention" not in layers
+    return plain and config.model_type in SHARING
+
+
+def summary_scores(
+    reward_model: nn.Module,
+    queries: Sequence[Tensor],
+    summaries: Sequence[Sequence[Tensor]],
+    device: torch.device,
+) -> Tensor:
+    """The score of each summary, read in its `score_columns`: [K, B], reward units.
+
+    Shapes: B queries; K lists of B summaries.
+    Source: Huang et al. 2024, details 10 and 12.
+    """
+    rows = _rows_for(reward_model, queries, summaries, device)
+    return _scores(reward_model, rows).T.reshape(len(summaries), len(queries))
+
+
+def summary_logprobs(
+    policy: nn.Module,
+    queries: Sequence[Tensor],
+    summaries: Sequence[Sequence[Tensor]],
+    device: torch.device,
+) -> Tensor:
+    """Log-probability of each summary, the sum over its tokens and its EOS: [K, B], nats.
+
+    Shapes as in `summary_scores`. The temperature is 1.
+    """
+    rows = _rows_for(policy, queries, summaries, device)
+    columns, targets = rows.columns_before, rows.targets
+    logprobs, _ = read_logits(policy, rows.inputs, columns, targets, LogitStatistics())
+    real = rows.tokens[:, rows.starts[0] :] != EMPTY
+    widths = [end - start for start, end in pairwise([*rows.starts, rows.tokens.shape[1]])]
+    each = zip(torch.split(logprobs, widths, dim=1), torch.split(real, widths, dim=1), strict=True)
+    summed = [sequence_logprobs(logprobs, mask) for logprobs, mask in each]
+    return torch.cat(summed).view(len(summaries), len(queries))
+
+
+def _rows_for(
+    model: nn.Module,
+    queries: Sequence[Tensor],
+    summaries: Sequence[Sequence[Tensor]],
+    device: torch.device,
+) -> SharedRows:
+    """One row a query if the model can, else one row a summary, all first ones before all second
+    ones. So what is read from the rows, laid end to end, is in the same order either way.
+    """
+    if shares_query(model):
+        return shared_rows(queries, summaries, device)
+    each = [summary for column in summaries for summary in column]
+    return shared_rows(list(queries) * len(summaries), [each], device)
+
+
+def shared_rows(
+    queries: Sequence[Tensor], summaries: Sequence[Sequence[Tensor]], device: torch.device
+) -> SharedRows:
+    """Rows of queries, each with all its summaries.
+
+    Shapes: B queries; K lists of B summaries -> B rows.
+    """
+    blocks = [pad_left(list(queries), EMPTY)]
+    blocks += [pad_right(list(column), EMPTY) for column in summaries]
+    return _laid_out(torch.cat(blocks, dim=1).to(device), [block.shape[1] for block in blocks])
+
+
+def _response_rows(
+    model: nn.Module, query_responses: Tensor, mask: Tensor, response_length: int, group: int
+) -> SharedRows:
+    """Rows of padded queries with their responses; `group` neighbours share one if the model can.
+
+    Shapes: query_responses, mask [B, Q+T] -> B / group rows, or B.
+    """
+    tokens, query = query_responses.masked_fill(~mask, EMPTY), mask.shape[1] - response_length
+    together = group if group > 1 and shares_query(model) else 1
+    if together > 1:
+        texts = tokens[:, query:].reshape(-1, together * response_length)
+        tokens = torch.cat([tokens[::together, :query], texts], dim=1)
+    return _laid_out(tokens, [query] + [response_length] * together)
+
+
+def _laid_out(tokens: Tensor, widths: Sequence[int]) -> SharedRows:
+    """Rows of blocks, the query's first. With one text a row, a plain mask will do.
+
+    Shapes: tokens [R, L], EMPTY where padded; widths: columns of each block.
+    """
+    columns = torch.tensor(widths)
+    starts = columns.cumsum(0)[:-1].tolist()
+    real = tokens != EMPTY
+    inputs = model_inputs(tokens, real)
+    if len(starts) > 1:
+        block = torch.repeat_interleave(torch.arange(len(widths)), columns).to(tokens.device)
+        inputs |= _apart(real, block, inputs["position_ids"])
+    texts = torch.split(real, list(widths), dim=1)[1:]
+    lengths = torch.stack([text.sum(dim=1) for text in texts], dim=1)
+    return SharedRows(inputs=inputs, tokens=tokens, starts=starts, lengths=lengths)
+
+
+def _apart(real: Tensor, block: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """Mask and position ids that keep the texts of a row apart.
+
+    Shapes: real, positions [B, L]; block [L], the number of each column's block -> mask
+    [B, 1, L, L], True where a row's token (third axis) sees another (fourth axis).
+    """
+    columns = torch.arange(len(block), device=block.device)
+    causal = columns.unsqueeze(1) >= columns
+    together = (block == QUERY) | (block.unsqueeze(1) == block)
+    sees = causal & together & real.unsqueeze(1)
+    sees |= torch.eye(len(block), dtype=torch.bool, device=block.device)  # a softmax over nothing
+    lengths = (real & (block == QUERY)).sum(dim=1, keepdim=True)
+    first = torch.searchsorted(block, block)  # the first column of each column's block
+    own = (columns - first).expand_as(positions)
+    apart = torch.where(block == QUERY, positions, lengths + own)
+    return {"attention_mask": sees.unsqueeze(1), "position_ids": apart}

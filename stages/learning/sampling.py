@@ -102,30 +102,34 @@ def sample(
     Token t of row b is where the cumulative distribution passes uniforms[b, t]. So a row does not
     depend on the other rows of the batch, and a row that has its EOS need not be sampled further:
     the tokens up to EOS are the same as without stopping. Ids from [PAD] up are no tokens and are
-    never drawn.
+    never drawn. The keys and values of a query are computed once for its K responses.
 
-    Shapes: queries [B, Q] left-padded, uniforms [B, T] in [0, 1) -> responses [B, T] and their
-    log-probabilities in nats; [PAD] and 0 after a row's EOS.
+    Shapes: queries [R, Q] left-padded, uniforms [B, T] in [0, 1), B = K R, those of a query are
+    neighbours -> responses [B, T] and their log-probabilities in nats; [PAD] and 0 after EOS.
     Source: Huang et al. 2024, detail 23 (fixed length, no stopping).
     """
-    attention_mask = queries != pad_id
-    inputs = model_inputs(queries, attention_mask)
+    inputs = model_inputs(queries, queries != pad_id)
+    group = len(uniforms) // len(queries)
+    attention_mask = (queries != pad_id).repeat_interleave(group, dim=0)
     cache = sampler_cache(policy.config, uniforms.shape[1])
     responses = torch.full_like(uniforms, pad_id, dtype=torch.long)
     logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
-    rows = torch.arange(len(queries), device=queries.device)  # those that the cache holds
+    rows = torch.arange(len(uniforms), device=queries.device)  # those that the cache holds
     going = torch.ones_like(rows, dtype=torch.bool)
     for step in range(uniforms.shape[1]):
         output = policy(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        tokens = draw(output.logits[:, -1, :pad_id], uniforms[rows, step], temperature)
-        read = formula(output.logits, tokens.unsqueeze(1), temperature).squeeze(1)
+        logits, positions = output.logits, inputs["position_ids"][:, -1:] + 1
+        if step == 0 and group > 1:
+            cache.batch_repeat_interleave(group)
+            logits, positions = (x.repeat_interleave(group, dim=0) for x in (logits, positions))
+        tokens = draw(logits[:, -1, :pad_id], uniforms[rows, step], temperature)
+        read = formula(logits, tokens.unsqueeze(1), temperature).squeeze(1)
         responses[rows, step] = torch.where(going, tokens, pad_id)
         logprobs[rows, step] = torch.where(going, read, 0.0).float()
         going &= tokens != eos_id
         count = int(going.sum())
         if count == 0:
             break
-        positions = inputs["position_ids"][:, -1:] + 1
         if count <= len(rows) * (1 - ENDED_SHARE):
             cache.batch_select_indices(going.nonzero().squeeze(1))
             rows, tokens, positions, attention_mask = (
@@ -187,6 +191,12 @@ class ReservedLayer(DynamicLayer):
         """Keep these rows of the batch."""
         tokens = self.get_seq_length()
         self._whole = [whole[indices] for whole in self._whole]
+        self._show(tokens)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have each row of the batch so many times, one after the other."""
+        tokens = self.get_seq_length()
+        self._whole = [whole.repeat_interleave(repeats, dim=0) for whole in self._whole]
         self._show(tokens)
 
     def _show(self, tokens: int) -> None:

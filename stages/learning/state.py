@@ -330,13 +330,11 @@ def saving_a_broken_batch(
         ) from None
 
 
-def begin(
-    run: Run, learner: Learner, settings: PolicyGradient, rows: int, samples_per_query: int = 1
-) -> State:
+def begin(run: Run, learner: Learner, settings: PolicyGradient, rows: int) -> State:
     """The loop of a policy-gradient stage, where it was left; queries come from a split of `rows`
     rows.
     """
-    queries = settings.batch_size // samples_per_query
+    queries = settings.batch_size // settings.samples_per_query
     state = State(
         run=run,
         learner=learner,

@@ -6,6 +6,7 @@ come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub throug
 row is refused with file, line and field, or skipped. Source: Huang et al. 2024, detail 1.
 """
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,20 @@ def label_strength(row: dict[str, Any]) -> int | None:
 def is_cnndm(row: dict[str, Any]) -> bool:
     """Whether a comparison is about a news article: those batches are kept apart."""
     return row["batch"] in CNNDM_BATCHES
+
+
+def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
+    """The rows of each split that the settings use, in their order.
+
+    The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
+    Raises UserError if a split has fewer rows than are asked for.
+    """
+    drawn = dict(located)
+    for name, count in data.rows.items():
+        there = len(located.get(name, ()))
+        if count > there:
+            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
+        if count:
+            places = sorted(random.Random(name).sample(range(there), count))
+            drawn[name] = [located[name][place] for place in places]
+    return drawn

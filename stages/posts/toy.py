@@ -18,16 +18,15 @@ of a post by its id, and two machines get the same world. Rows have the schemas 
 import hashlib
 import json
 import math
-import os
 import random
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import file_hash
+from stages.running.files import cached_folder, file_hash
 from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.config import Config, World
@@ -295,24 +294,4 @@ def world_folder(config: Config) -> Path:
     # Another generator writes another world: its source is part of the name.
     key = json.dumps(asdict(config.world), sort_keys=True) + file_hash(Path(__file__))
     folder = settings.RUNS / "cache" / f"toy-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not folder.exists():
-        partial = fresh_folder(folder)
-        write_world(partial, config.world, show=progress)
-        put_folder(partial, folder)
-    return folder
-
-
-def fresh_folder(folder: Path) -> Path:
-    """An empty folder of this process's own, beside the one that it shall become."""
-    partial = folder.with_name(f"{folder.name}.partial{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
-
-
-def put_folder(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name, unless another run was faster."""
-    try:
-        partial.rename(folder)
-    except OSError:  # another run was faster with the same content
-        shutil.rmtree(partial)
+    return cached_folder(folder, partial(write_world, world=config.world, show=progress))

@@ -6,6 +6,7 @@ rollout       1. sample, 2. measure, 3. score
 credit        4. shape the rewards, 5. advantages by GAE, whitening
 loss          what the update descends
 update        6. learn: minibatches, optimizer steps
+grouped       the loop of RLOO and Dr.GRPO
 metrics       what is reported of an update
 start_checks  what must hold before the first update
 """

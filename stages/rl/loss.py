@@ -58,6 +58,8 @@ def count_divisors(
     masks = minibatch.response_mask, minibatch.value_mask
     if settings.loss_mean == "microbatches":
         weights: list[float | Tensor] = [microbatches, microbatches]
+    elif settings.loss_mean == "episodes":
+        weights = [len(minibatch.queries), len(minibatch.queries)]
     else:
         weights = [functional.loss_weights(mask, settings.loss_mean).sum() for mask in masks]
     counts = [mask.sum() for mask in masks]
@@ -70,18 +72,22 @@ def split_minibatch(
 ) -> list[tuple[list[int], tuple[int, int]]]:
     """Rows of each microbatch, and its longest query and response: no more columns count.
 
-    Neighbours in length, so that little of a pass is padding. If each microbatch's mean counts
-    alike, the order stays random, as in Huang et al. 2024.
+    Neighbours in length, so that little of a pass is padding; the samples of a query together. If
+    each microbatch's mean counts alike, the order stays random, as in Huang et al. 2024.
     """
     queries = (minibatch.queries != pad_id).sum(dim=1).tolist()
     responses = minibatch.response_mask.sum(dim=1).tolist()
     positions = minibatch.value_mask.sum(dim=1).tolist()
-    rows = list(range(len(queries)))
+    groups = chunks(range(len(queries)), settings.samples_per_query)
     if settings.loss_mean != "microbatches":
-        rows.sort(key=lambda row: queries[row] + responses[row])
+        groups.sort(key=lambda rows: queries[rows[0]] + max(responses[row] for row in rows))
+    parts = [
+        [row for rows in part for row in rows]
+        for part in chunks(groups, max(1, size // settings.samples_per_query))
+    ]
     return [
-        (list(part), (max(queries[row] for row in part), max(positions[row] for row in part)))
-        for part in chunks(rows, size)
+        (part, (max(queries[row] for row in part), max(positions[row] for row in part)))
+        for part in parts
     ]
 
 
@@ -103,16 +109,17 @@ def microbatch_losses(
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id
     row = query_responses.masked_fill(~real, 0), real, part.responses.shape[1]
+    group = settings.samples_per_query
     if settings.policy_learns(learner.update):
         statistics = LogitStatistics(
             temperature=settings.temperature,
             formula=logprob_formula(settings.logprob_dtype),
             entropy=LEARNED if settings.entropy_coef else MEASURED,
         )
-        new_logprobs, entropies = learner.trained("policy", *row, statistics)
+        new_logprobs, entropies = learner.trained("policy", *row, statistics, group)
         yield policy_loss((new_logprobs, entropies), part, divisors, settings, kl_coef)
     if part.returns is not None and isinstance(settings, Ppo):
-        yield value_loss(learner.trained("critic", *row), part, divisors, settings)
+        yield value_loss(learner.trained("critic", *row, group), part, divisors, settings)
 
 
 def policy_loss(

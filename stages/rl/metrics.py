@@ -40,6 +40,7 @@ def describe(
         return per_episode(functional.kl_estimate(rollout.logprobs, rollout.ref_logprobs, kind))
 
     trained_on = kl(settings.kl_estimator)
+    ended = (rollout.responses == learner.networks.eos_id).any(dim=1)
     in_reward = settings.kl_in == "reward"
     penalty = -kl_coef * trained_on if in_reward else torch.zeros_like(trained_on)
     columns = {
@@ -50,7 +51,8 @@ def describe(
         "objective/non_score_reward": penalty,
         "objective/rlhf_reward": rollout.scores + penalty,
         "objective/scores": rollout.scores,
-        "policy/eos_rate": (rollout.responses == learner.networks.eos_id).any(dim=1),
+        "policy/eos_rate": ended,
+        "policy/below_penalty": ended & (rollout.scores < settings.missing_eos_penalty),
         "policy/response_length": rollout.response_mask.sum(dim=1),
         "val/sampler_mismatch": rollout.sampler_gaps,
     }

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from stages import functional
 from stages.learning.batches import local_share
-from stages.learning.passes import response_logprobs, response_values, score_responses
+from stages.learning.passes import response_statistics, response_values, score_responses
 from stages.learning.sampling import Noise, sample
 from stages.learning.sharding import gathered
-from stages.learning.vocabulary import logprob_formula
+from stages.learning.vocabulary import LogitStatistics, logprob_formula
 from stages.posts.ragged import Ragged, load_split, pad_left
 from stages.rl.credit import eos_trick
 from stages.rl.episodes import Episodes, Measured, Sampled, concatenate, trim_left
@@ -37,11 +37,7 @@ def load_queries(data: Path) -> tuple[str, Ragged]:
 
 @torch.no_grad()
 def sample_responses(
-    learner: PolicyLearner,
-    queries: Sequence[Tensor],
-    noise: Noise,
-    settings: PolicyGradient,
-    samples_per_query: int = 1,
+    learner: PolicyLearner, queries: Sequence[Tensor], noise: Noise, settings: PolicyGradient
 ) -> Sampled:
     """Step 1: this process's share of responses to a global batch of queries, shortest query first.
 
@@ -49,30 +45,28 @@ def sample_responses(
     little of it is padding.
     """
     learner.trained.eval()
-    networks, accelerator = learner.networks, learner.accelerator
+    networks, accelerator, group = learner.networks, learner.accelerator, settings.samples_per_query
     eos_id, pad_id = networks.eos_id, networks.pad_id
-    places = share_of_batch(accelerator, queries, samples_per_query)
-    rows = [place // samples_per_query for place in places]
+    places = share_of_batch(accelerator, queries, group)
+    rows = [place // group for place in places]
     batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
-    numbers = noise.uniforms(len(queries) * samples_per_query)[places].to(accelerator.device)
-    uniforms = torch.split(numbers, learner.forward_batch_size)
+    numbers = noise.uniforms(len(queries) * group)[places].to(accelerator.device)
+    size = pass_size(learner, settings)
+    uniforms = torch.split(numbers, size)
     formula, parts = logprob_formula(settings.logprob_dtype), []
-    for some, uniform in zip(
-        passes_of(batch, pad_id, learner.forward_batch_size), uniforms, strict=True
-    ):
+    for some, uniform in zip(passes_of(batch, pad_id, size), uniforms, strict=True):
         # A network's processes stop sampling at different tokens. Each autocast gives the bf16
         # copies of weights back when it ends, so sampling's do not stand beside the others'.
         with gathered(networks.policy), accelerator.autocast():
-            responses, logprobs = sample(
-                networks.policy, some, uniform, settings.temperature, eos_id, pad_id, formula
-            )
+            row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
+            responses, logprobs = sample(networks.policy, *row)
         responses = functional.truncate_after(responses, eos_id, pad_id)
         parts.append(Sampled(queries=some, responses=responses, sampled_logprobs=logprobs))
     return concatenate(parts, batch)
 
 
 def share_of_batch(
-    accelerator: Accelerator, queries: Sequence[Tensor], samples_per_query: int = 1
+    accelerator: Accelerator, queries: Sequence[Tensor], group: int = 1
 ) -> list[int]:
     """This process's places in a global batch of responses, those of the shortest queries first.
 
@@ -80,7 +74,13 @@ def share_of_batch(
     """
     rows = local_share(range(len(queries)), accelerator)
     rows.sort(key=lambda row: len(queries[row]))
-    return [row * samples_per_query + sample for row in rows for sample in range(samples_per_query)]
+    return [row * group + sample for row in rows for sample in range(group)]
+
+
+def pass_size(learner: PolicyLearner, settings: PolicyGradient) -> int:
+    """Sequences of a forward pass: the samples of a query are in one."""
+    group = settings.samples_per_query
+    return max(group, learner.forward_batch_size // group * group)
 
 
 def passes_of(queries: Tensor, pad_id: int, size: int) -> Iterator[Tensor]:
@@ -97,22 +97,24 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
     """
     networks, parts = learner.networks, []
     formula, pad_id = logprob_formula(settings.logprob_dtype), networks.pad_id
-    chunks = torch.split(sampled.responses, learner.forward_batch_size)
-    drawn = torch.split(sampled.sampled_logprobs, learner.forward_batch_size)
+    statistics = LogitStatistics(temperature=settings.temperature, formula=formula)
+    size, group = pass_size(learner, settings), settings.samples_per_query
+    chunks = torch.split(sampled.responses, size)
+    drawn = torch.split(sampled.sampled_logprobs, size)
     for some, responses, before in zip(
-        passes_of(sampled.queries, pad_id, learner.forward_batch_size), chunks, drawn, strict=True
+        passes_of(sampled.queries, pad_id, size), chunks, drawn, strict=True
     ):
         query_responses = torch.cat([some, responses], dim=1)
         mask, length = query_responses != pad_id, responses.shape[1]
         tokens = query_responses.masked_fill(~mask, 0)
         with learner.accelerator.autocast():
-            logprobs, ref_logprobs = (
-                response_logprobs(policy, tokens, mask, length, settings.temperature, formula)
+            (logprobs, _), (ref_logprobs, _) = (
+                response_statistics(policy, tokens, mask, length, statistics, group)
                 for policy in (networks.policy, networks.ref_policy)
             )
             values = None
             if networks.critic is not None:
-                values = response_values(networks.critic, tokens, mask, length)
+                values = response_values(networks.critic, tokens, mask, length, group)
         gaps = torch.where(responses != pad_id, (logprobs - before).abs(), 0.0).sum(dim=1)
         part = Measured(
             queries=some,
@@ -131,10 +133,10 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
 def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) -> Episodes:
     """Step 3: the reward model's number for each whole response, and the EOS trick."""
     networks, parts = learner.networks, []
-    chunks = torch.split(measured.responses, learner.forward_batch_size)
-    batches = passes_of(measured.queries, networks.pad_id, learner.forward_batch_size)
-    for some, responses in zip(batches, chunks, strict=True):
+    size, group, pad_id = pass_size(learner, settings), settings.samples_per_query, networks.pad_id
+    chunks = torch.split(measured.responses, size)
+    for some, responses in zip(passes_of(measured.queries, pad_id, size), chunks, strict=True):
         with learner.accelerator.autocast():
-            parts.append(score_responses(networks.reward_model, some, responses, networks.pad_id))
+            parts.append(score_responses(networks.reward_model, some, responses, pad_id, group))
     scores = eos_trick(torch.cat(parts), measured.responses, networks.eos_id, settings)
     return Episodes(**vars(measured), scores=scores)

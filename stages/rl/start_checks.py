@@ -23,7 +23,7 @@ from stages.rl.episodes import Rollout
 from stages.rl.networks import Origins, PolicyLearner
 from stages.running.files import write_json
 from stages.settings.checks import UserError
-from stages.settings.ppo import PolicyGradient, Ppo
+from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
 from stages.settings.sections import Memory
 
 
@@ -156,6 +156,20 @@ def say_if_worse_than_a_constant(accelerator: Accelerator, explained: float) -> 
         line = f"critic worse than a constant ({explained:.2g}): "
         line += "ppo.critic_init=zero or critic_updates"
         print(line, file=sys.stderr, flush=True)
+
+
+def say_if_not_ending_pays(
+    accelerator: Accelerator, below: float, settings: PolicyGradient
+) -> None:
+    """One line on stderr if many responses end and score below what a missing EOS is given.
+
+    below: the rollout's `policy/below_penalty`. Pairs of summaries of one post leave that post's
+    scores free up to a constant, and normalization sets their overall mean alone. Where a post's
+    scores lie below missing_eos_penalty, the EOS trick rewards what does not end (detail 23).
+    """
+    if settings.eos_trick == "replace" and below > MANY_BELOW and accelerator.is_main_process:
+        line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, what no EOS is"
+        print(f"{line} given: eos_trick=subtract", file=sys.stderr, flush=True)
 
 
 def check_padding(

@@ -24,19 +24,17 @@ from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 
 
-def check_episodes(
-    section: str, settings: PolicyGradient, accelerator: Accelerator, samples_per_query: int = 1
-) -> None:
-    """Raise UserError if a process cannot deal its episodes into minibatches of equal size, or the
-    batch into whole groups of samples. `section` is how settings name it.
+def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelerator) -> None:
+    """Raise UserError if a process cannot deal its episodes, the samples of a query together, into
+    minibatches of equal size. `section` is how settings name it.
     """
     size, processes = settings.batch_size, accelerator.num_processes
-    if size % (processes * settings.num_minibatches) or size % (processes * samples_per_query):
-        samples = f" and {section}.samples_per_query={samples_per_query}"
+    group = settings.samples_per_query
+    if size % (processes * settings.num_minibatches * group):
+        samples = f" times {section}.samples_per_query={group}"
         raise UserError(
             f"{section}.batch_size is {size}: it must divide by {processes} processes times "
-            f"{section}.num_minibatches={settings.num_minibatches}"
-            + (samples if samples_per_query > 1 else "")
+            f"{section}.num_minibatches={settings.num_minibatches}" + (samples if group > 1 else "")
         )
 
 
@@ -81,8 +79,7 @@ def optimize(
     generator = torch.Generator().manual_seed(seed)
     history: list[dict[str, float]] = []
     for _ in range(settings.num_ppo_epochs):
-        order = torch.randperm(len(rollout.queries), generator=generator)
-        for rows in order.to(rollout.queries.device).chunk(settings.num_minibatches):
+        for rows in deal(rollout, settings, generator):
             minibatch, step = rollout.rows(rows), len(history)
             history.append(take_step(learner, minibatch, settings, kl_coef, ptx, step))
         epoch = mean_statistics(history[-settings.num_minibatches :])
@@ -90,6 +87,16 @@ def optimize(
             break
     epochs = len(history) / settings.num_minibatches
     return mean_statistics(history) | {"policy/epochs": epochs}
+
+
+def deal(
+    rollout: Rollout, settings: PolicyGradient, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The episodes of each minibatch, in random order; the samples of a query stay neighbours."""
+    group, device = settings.samples_per_query, rollout.queries.device
+    order = torch.randperm(len(rollout.queries) // group, generator=generator)
+    for queries in order.to(device).chunk(settings.num_minibatches):
+        yield (queries.unsqueeze(1) * group + torch.arange(group, device=device)).flatten()
 
 
 def take_step(
@@ -122,7 +129,7 @@ def take_step(
     def clip() -> dict[str, float]:
         return mixed | clip_gradients(accelerator.unwrap_model(learner.trained), settings)
 
-    return optimizer_step(learner, parts, losses, clip=clip)
+    return optimizer_step(learner, parts, losses, least=settings.samples_per_query, clip=clip)
 
 
 def mean_statistics(history: Sequence[dict[str, float]]) -> dict[str, float]:

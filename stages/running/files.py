@@ -5,9 +5,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+HASHES = "hashes.json"  # of the other files of a cached folder
 
 
 def file_hash(path: Path) -> str:
@@ -59,6 +62,27 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copy(source, target)
+
+
+def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` filled once. Its files' hashes lie in it, and are checked before use:
+    where they differ, one line says so and it is made anew.
+    """
+    if folder.exists():
+        if read_json(folder / HASHES) == hash_files(folder, [HASHES]):
+            return folder
+        print(f"note: {folder} is damaged or of an older version: it is made anew", file=sys.stderr)
+        shutil.rmtree(folder)
+    own = folder.with_name(f"{folder.name}.partial{os.getpid()}")
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    make(own)
+    write_json(own / HASHES, hash_files(own))
+    try:
+        own.rename(folder)
+    except OSError:  # another run was faster with the same content
+        shutil.rmtree(own)
+    return folder
 
 
 def read_json(path: Path) -> Any:

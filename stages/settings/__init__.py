@@ -5,7 +5,7 @@ stages        the one table of stages
 prompt        its check, how it is filled and read back
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
 ppo           PPO, and what its rivals share
-rloo          RLOO
+rloo          RLOO and Dr.GRPO
 judge         the judge
 judge_models  what its models cost, and when they end
 outputs       summaries that exist already, their columns, and a policy that others trained

@@ -1,6 +1,7 @@
 """The error for what a user can mend, in one line, and the checks that raise it."""
 
 import difflib
+import math
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -48,12 +49,20 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
     require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
 
 
+def is_above_0(text: str) -> bool:
+    """Whether a text is a finite number above 0."""
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
 def unknown(what: str, name: str, known: Iterable[str], where: str = "") -> UserError:
     """The error for a name that does not exist: it offers the nearest names, or else all names.
 
     `what` is the kind of name. `where` says how to see all names; if it is empty, they are listed.
     """
-    names = list(known)
+    names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     near = near or [whole for whole in names if name and name in whole][:3]
     if near:

@@ -17,7 +17,7 @@ from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs, Released
 from stages.settings.ppo import Ppo
-from stages.settings.rloo import Rloo
+from stages.settings.rloo import Grpo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -54,6 +54,7 @@ __all__ = [
     "Data",
     "Dpo",
     "Eval",
+    "Grpo",
     "JudgeSettings",
     "Lora",
     "Memory",
@@ -102,6 +103,7 @@ class Config:
     normalize: Normalize = field(default_factory=Normalize)
     ppo: Ppo = field(default_factory=Ppo)
     rloo: Rloo = field(default_factory=Rloo)
+    grpo: Grpo = field(default_factory=Grpo)
     dpo: Dpo = field(default_factory=Dpo)
     lora: Lora = field(default_factory=Lora)
     released: Released = field(default_factory=Released)

@@ -17,10 +17,12 @@ CHOICES = {
     "critic_init": ("reward_model", "zero", "sft"),
     "kl_in": ("reward", "loss"),
     "kl_estimator": ("k1", "k2", "k3"),
-    "loss_mean": ("tokens", "sequences", "microbatches"),
+    "loss_mean": ("tokens", "sequences", "episodes", "microbatches"),
     "logprobs": ("recomputed", "sampled"),
     "logprob_dtype": ("float32", "bf16"),
 }
+MANY_BELOW = 0.3
+"""A warning if more responses end and score below what a missing EOS is given."""
 PAPER_QUIRKS = {
     "whiten_over": "process",
     "loss_mean": "microbatches",
@@ -41,6 +43,9 @@ class PolicyGradient:
     """Episodes of the whole run."""
     batch_size: int = 512
     """Episodes per update, over all devices."""
+    samples_per_query: int = 1
+    """Episodes of each query. They stand in one minibatch and one row, so that their query is
+    computed once."""
     num_ppo_epochs: int = 4
     """Passes over the episodes of an update."""
     num_minibatches: int = 1
@@ -51,6 +56,7 @@ class PolicyGradient:
     0: never, as in Huang et al. 2024."""
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
+    `episodes`: over its sequences' sums, so that length divides nothing (RLOO, Dr.GRPO);
     `microbatches`: over its microbatches' means, as in Huang et al. 2024. With `microbatches` the
     result depends on memory.microbatch_size."""
 
@@ -97,6 +103,7 @@ class PolicyGradient:
             one_of(self, section, name, CHOICES[name])
         counts = "total_episodes batch_size num_ppo_epochs num_minibatches kl_horizon samples_every"
         positive(self, section, *counts.split(), "learning_rate", "temperature")
+        positive(self, section, "samples_per_query")
         at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
         at_least_0(self, section, "cliprange", "entropy_coef")
         in_range(self, section, "dropout", 0, 0.9)
@@ -110,6 +117,8 @@ class PolicyGradient:
         require(fills, f"{section}.total_episodes", "fill one batch")
         divides = self.batch_size % self.num_minibatches == 0
         require(divides, f"{section}.batch_size", "divide by minibatches")
+        whole = self.batch_size % self.samples_per_query == 0
+        require(whole, f"{section}.batch_size", f"divide by {section}.samples_per_query")
 
     @property
     def num_updates(self) -> int:

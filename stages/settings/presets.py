@@ -13,6 +13,7 @@ from stages.settings.config import (
     Data,
     Dpo,
     Eval,
+    Grpo,
     JudgeSettings,
     Lora,
     Memory,
@@ -42,8 +43,8 @@ def rivals(**settings: Any) -> dict[str, Any]:
     Each keeps its own number of passes over a batch, and PPO its critic's settings.
     """
     shared = {field.name for field in fields(Rloo)} - {"num_ppo_epochs"}
-    rloo = {name: value for name, value in settings.items() if name in shared}
-    return {"ppo": Ppo(**settings), "rloo": Rloo(**rloo)}
+    alike = {name: value for name, value in settings.items() if name in shared}
+    return {"ppo": Ppo(**settings), "rloo": Rloo(**alike), "grpo": Grpo(**alike)}
 
 
 # A rule of thumb for adapters, untested by us: ten times the rate of all weights.
@@ -187,8 +188,8 @@ def outputs() -> Config:
 PRESETS: dict[str, Callable[[], Config]] = {
     "tiny-xs": lambda: tiny("tiny-xs", hidden_size=32, num_layers=2),
     "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
-    "tiny": lambda: tiny("tiny", hidden_size=128, num_layers=4),
-    "tiny-l": lambda: tiny("tiny-l", hidden_size=160, num_layers=5),
+    "tiny": lambda: tiny("tiny", hidden_size=96, num_layers=3),
+    "tiny-l": lambda: tiny("tiny-l", hidden_size=128, num_layers=4),
     "tiny-xl": lambda: tiny("tiny-xl", hidden_size=192, num_layers=6),
     "posts": posts,
     "smollm2": smollm2,
@@ -275,6 +276,10 @@ ABLATIONS = {
     ),
     "lambda-1": Ablation(
         settings="ppo.lam=1", what="advantages are whole returns less values (GAE, detail 20)"
+    ),
+    "subtract-eos": Ablation(
+        settings="ppo.eos_trick=subtract",
+        what="a missing EOS costs 1 of the score, as in TRL (detail 23)",
     ),
     "score-at-eos": Ablation(
         settings="ppo.score_at=eos",

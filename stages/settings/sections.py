@@ -57,7 +57,7 @@ class World:
     """Posts with a reference, for SFT and PPO."""
     validation_posts: int = 600
     """Held-out posts with a reference."""
-    train_comparisons: int = 8000
+    train_comparisons: int = 12_000
     """Pairs of summaries, for the reward model and DPO."""
     validation_comparisons: int = 2000
     """Held-out pairs of summaries."""

@@ -116,6 +116,18 @@ ROWS = {
         makes_policy=True,
         policy_gradient=True,
     ),
+    "grpo": Stage(
+        what="Dr.GRPO against the reward model, beside PPO",
+        head="grpo",
+        module="stages.grpo",
+        goal="grpo",
+        sections=("optimizer", "grpo", "lora"),
+        inputs=("base", "sft", "normalize"),
+        models=("model",),
+        optional=True,
+        makes_policy=True,
+        policy_gradient=True,
+    ),
     "dpo": Stage(
         what="DPO from the same comparisons, beside PPO",
         head="dpo",

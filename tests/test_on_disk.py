@@ -1,9 +1,13 @@
-"""A tokenizer from elsewhere: what it kept of its last use must not touch our texts."""
+"""What lies on a disk and is not as it should be: tokenizers, weights, caches."""
+
+import math
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from stages.learning.models import load_tokenizer
+from stages import base
+from stages.learning.models import load_policy, load_reward_model, load_tokenizer
 from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
@@ -55,3 +59,42 @@ def test_a_tokenizer_without_a_fast_form_is_refused_in_one_line(monkeypatch, tmp
     )
     with pytest.raises(UserError, match=r"is no fast one: save it with a tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused_when_loaded(policy, reward_model, tmp_path, value):
+    for model, load in ((policy, load_policy), (reward_model, load_reward_model)):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        load(folder)
+        weights = load_file(folder / "model.safetensors")
+        name = sorted(weights)[-1]
+        weights[name].view(-1)[0] = value
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match="has weights that are not finite"):
+            load(folder)
+
+
+def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, capsys):
+    small = "world.train_posts=8 world.validation_posts=4 world.train_comparisons=8"
+    arguments = ["--preset", "tiny", "--set", *small.split(), "world.validation_comparisons=4"]
+
+    def made(name):
+        base.main([*arguments, "--name", name])
+        files = (runs / name / "seed44413/base/data").iterdir()
+        return {path.name: path.read_bytes() for path in files}, capsys.readouterr().err
+
+    whole, said = made("first")
+    assert "damaged" not in said
+    for path in (runs / "first/seed44413/base/data").iterdir():
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    again, said = made("second")
+    assert again == whole
+    assert "damaged" not in said
+    for cache in sorted((runs / "cache").iterdir()):
+        path = max(cache.iterdir(), key=lambda path: path.stat().st_size)
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        again, told = made(f"after-{cache.name}")
+        assert again == whole
+        assert f"{cache} is damaged or of an older version: it is made anew" in told
