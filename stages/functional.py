@@ -343,13 +343,14 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return 1 - variance(returns - values) / (variance(returns) + WHITEN_EPS)
 
 
-def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
-    """Negative log-likelihood of the labels: mean of -log sigmoid(chosen - rejected).
+def preference_loss(chosen_scores: Tensor, rejected_scores: Tensor, center: float = 0.0) -> Tensor:
+    """Mean of -log sigmoid(chosen - rejected) + center * (chosen + rejected)^2, nats.
 
-    Shapes: chosen_scores, rejected_scores [B] -> [], nats.
-    Source: Huang et al. 2024, detail 10; Stiennon et al. 2020, section 3.4.
+    Shapes: chosen_scores, rejected_scores [B] -> []. Source: Huang et al. 2024, detail 10 (center
+    0); Eisenstein et al. 2023, arXiv 2312.09244 (the second term, which sets a pair's mean to 0).
     """
-    return -F.logsigmoid(chosen_scores - rejected_scores).mean()
+    losses = -F.logsigmoid(chosen_scores - rejected_scores)
+    return (losses + center * (chosen_scores + rejected_scores).square()).mean()
 
 
 def sequence_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -70,12 +70,13 @@ def train_reward_model(config: Config) -> None:
 def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns its mean loss and accuracy."""
     learner, accelerator, reward_model = state.learner, state.accelerator, state.learner.trained
+    center = state.run.config.rm.center
     reward_model.train()
     share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
     def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
-        loss = preference_loss(chosen, rejected) * len(part)
+        loss = preference_loss(chosen, rejected, center) * len(part)
         yield loss / len(rows), {"loss/train": loss, "accuracy/train": (chosen > rejected).sum()}
 
     # A pair counts as two sequences.

@@ -188,10 +188,14 @@ class Rm:
     read_at: str = EOS
     """Where its scalar is read wherever it scores, as the saved model says too: `eos`, or
     `before_eos`, the text's last token. Without an EOS it is the last token in both."""
+    center: float = 0.0
+    """Weight of (chosen + rejected)^2 in the loss. Comparisons of one post leave its scores free up
+    to a constant, which this brings to 0; the paper has no such term (0)."""
 
     def __post_init__(self) -> None:
         positive(self, "rm", "learning_rate", "batch_size", "epochs")
         in_range(self, "rm", "dropout", 0, 0.9)
+        at_least_0(self, "rm", "center")
         one_of(self, "rm", "pairs", (ALL_PAIRS, "even", "odd"))
         one_of(self, "rm", "read_at", (EOS, BEFORE_EOS))
 
