@@ -348,6 +348,12 @@ def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
     close(preference_loss(torch.tensor([-500.0]), torch.tensor([500.0])), 1000.0)
 
 
+def test_centering_costs_the_square_of_a_pairs_sum_and_nothing_where_it_is_0():
+    pair = torch.tensor([LN3 + 1]), torch.tensor([1.0])
+    close(preference_loss(*pair, center=0.1), -math.log(3 / 4) + 0.1 * (LN3 + 2) ** 2)
+    close(preference_loss(torch.tensor([LN3 / 2]), torch.tensor([-LN3 / 2]), 9), -math.log(3 / 4))
+
+
 def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
     close(leave_one_out(torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), 3), [-3, -1.5, 4.5, 0, 0, 0])
     # k / (k - 1) times the distance from the group's own mean (Ahmadian et al. 2024, equation 9).

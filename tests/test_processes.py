@@ -33,17 +33,21 @@ ADAPTED[ADAPTED.index("pair")] = "adapted"
 ADAPTED[ADAPTED.index("world.validation_posts=9")] = "world.validation_posts=1"
 TRAIN = """
 from accelerate import PartialState
+from stages.driving.start import end_process
 from stages import dpo, normalize, ppo, reward, sft
 for arguments in {}:
     for stage in (sft, reward, normalize, ppo, dpo):
         stage.main(arguments)
         PartialState().wait_for_everyone()  # as if each stage had a launch of its own
+end_process()
 """
 SCRIPT, WHOLE_SCRIPT = (TRAIN.format(studies) for studies in ([ARGUMENTS, ADAPTED], [ARGUMENTS]))
 BASE = Path("runs/pair/seed44413/base")
 GOING_ON = """
 from stages import ppo
+from stages.driving.start import end_process
 ppo.main([*{!r}, "memory.save_minutes=0"])
+end_process()
 """
 # The second process dies when the first update is saved and the second one is over.
 DYING = (

@@ -90,16 +90,22 @@ def leave_cards(config: Config, stage: str) -> None:
 
 
 def leave(text: str, status: int = 2) -> NoReturn:
-    """Say why on stderr and end the process.
-
-    If there are others in this launch, it ends at once: an ordinary exit would wait in torch's
-    threads for them, while they wait for this process.
-    """
+    """Say why on stderr and end the process."""
     print(text, file=sys.stderr, flush=True)
-    if not has_others():
-        raise SystemExit(status)
-    sys.stdout.flush()
-    os._exit(status)
+    end_process(status)
+    raise SystemExit(status)
+
+
+def end_process(status: int = 0) -> None:
+    """End a process of a launch of several at once; return if there is only this one.
+
+    An ordinary exit may wait in torch's threads for the others, while they wait for this process,
+    and those threads may abort it (status 134): a finished stage would count as failed.
+    """
+    if has_others():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def has_others() -> bool:
@@ -132,6 +138,7 @@ def ended_by_signal(command: str) -> Iterator[None]:
             yield
     except Stopped as stopped:
         say_how_to_go_on(stopped.number, command)
+        end_process(128 + stopped.number)
         raise SystemExit(128 + stopped.number) from None
 
 
@@ -181,6 +188,7 @@ def main(argv: list[str] | None = None) -> None:
     """Load the module that the first argument names; run it with the other arguments."""
     module, *arguments = sys.argv[1:] if argv is None else argv
     load(module).main(arguments)
+    end_process()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ A forward pass of a sharded network is a collective call: all processes must mak
 their work differs (sampling, evaluation), the network is `gathered` first, and then runs alone.
 """
 
-import atexit
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -87,17 +86,7 @@ def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelera
         raise UserError(
             f"{processes} processes were started, but each of them is alone: start them by GPUS=.."
         )
-    if processes > 1:
-        atexit.unregister(_part)
-        atexit.register(_part)
     return accelerator
-
-
-def _part() -> None:
-    """End the process group before the interpreter ends: gloo's threads may abort a process whose
-    work is done (exit status 134). After an error a process leaves at once, past this."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def prepare(
