@@ -39,24 +39,25 @@ def record_of(seed=1, **changes):
 @pytest.mark.parametrize(
     ("ppo", "said"),
     [
-        (0.63, "PPO BEATS the references: preferred on 63.0% [60.0, 66.0] of the posts, SFT on 41"),
-        (0.52, "PPO against the references is INCONCLUSIVE: preferred on 52.0% [49.0, 55.0] of"),
-        (0.40, "PPO does NOT reach the references: preferred on 40.0% [37.0, 43.0] of the posts"),
+        (0.63, "PPO BEATS the references on 600 held-out posts: "),
+        (0.52, "PPO against the references is INCONCLUSIVE on 600 held-out posts: "),
+        (0.40, "PPO does NOT reach the references on 600 held-out posts: "),
     ],
 )
-def test_four_sentences_say_who_judged_who_won_at_what_length_and_what_to_mind(places, ppo, said):
-    judged, won, length, caveat = sentences.opening(collect.numbers_of(record_of(ppo=ppo)))
-    assert judged.startswith("The judge, facts rule (not an LLM), compared the summaries of 600")
-    assert said in won
+def test_sixty_words_say_who_won_beside_sft_at_equal_length_and_what_to_distrust(places, ppo, said):
+    row = collect.numbers_of(record_of(ppo=ppo))
+    won, length, caveat = sentences.opening(row)
+    counts = f"{row['ppo/wins']} won, {row['ppo/ties']} tied, {row['ppo/losses']} lost"
+    low, mean, high = 100 * ppo - 3, 100 * ppo, 100 * ppo + 3
+    rates = f"{counts}, win rate {mean:.1f}% [{low:.1f}, {high:.1f}]; SFT 41"
+    assert won.startswith(said + rates)
     equal = 100 * (ppo - 0.04)  # as it is fabricated
-    assert length == (
-        "PPO writes 19.8 tokens where the references have 18.6; at equal length it would be"
-        f" preferred on {equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]."
-    )
-    for mind in ("not an LLM", "never pretrained", "toy world", "this is one seed"):
+    at = f"{equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]"
+    assert length == f"At equal length: {at} (19.8 tokens; references 18.6)."
+    for mind in ("judge not an LLM: facts rule", "never pretrained", "toy world", "one seed"):
         assert mind in caveat
     assert "checks" not in caveat
-    assert all(one.endswith(".") for one in (judged, won, length, caveat))
+    assert len(" ".join([won, length, caveat]).split()) <= 60
 
 
 # -- curves ----------------------------------------------------------------------------------------

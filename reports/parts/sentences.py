@@ -1,4 +1,4 @@
-"""What a page says of a run: four sentences to open with, and what to hold against its numbers.
+"""What a page says of a run: a few sentences to open with, and what to hold against its numbers.
 
 They are made from a row of `reports.parts.collect` and nothing else. They say bad news as plainly
 as good news. `row["policy"]` is the policy that learned by policy gradient.
@@ -12,8 +12,8 @@ from reports.parts.words import (
     above_sft,
     accuracy,
     at_equal_length,
+    briefly,
     estimate,
-    judge,
     named,
     number,
     percent,
@@ -24,22 +24,21 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.ppo import MANY_BELOW
 
 NO_GUESS = 0.5  # what a coin would get
+COUNTS = {"wins": "won", "ties": "tied", "losses": "lost"}
 
 
 def opening(row: Row) -> list[str]:
-    """The four sentences: judge, win, length, caveat."""
-    judged = (
-        f"The judge, {judge(row)}, compared the summaries of {whole(row['posts'])} held-out posts"
-        f" with the references, in both orders."
-    )
-    return [judged, _won(row), _length(row), _caveat(row)]
+    """The sentences that a page begins with: who won, SFT beside, equal length, what to distrust."""
+    return [_won(row), _length(row), _caveat(row)]
 
 
 def _won(row: Row) -> str:
+    policy, posts = row["policy"], f"{whole(row['posts'])} held-out posts"
     if too_many_unjudged(row):
         return "Too many comparisons had no verdict for a conclusion; see below."
-    rates = f"preferred on {rate(row, row['policy'])} of the posts, SFT on {rate(row, 'sft')}"
-    return f"{_stands(row)}: {rates}; {beats_sft(row)}."
+    counts = (f"{whole(row[f'{policy}/{key}'])} {word}" for key, word in COUNTS.items())
+    rates = f"{', '.join(counts)}, win rate {rate(row, policy)}; SFT {rate(row, 'sft')}"
+    return f"{_stands(row)} on {posts}: {rates}. {beats_sft(row)}."
 
 
 def _stands(row: Row) -> str:
@@ -55,27 +54,26 @@ def _stands(row: Row) -> str:
 def _length(row: Row) -> str:
     policy = row["policy"]
     tokens, theirs = (number(row[f"{name}/tokens"], 1) for name in (policy, "reference"))
-    lengths = f"{named(policy)} writes {tokens} tokens where the references have {theirs}"
     at_length = row[f"{policy}/statistics"]["length_controlled"]
-    if too_many_unjudged(row) or at_length["estimate"] is None:
-        return f"{lengths}; no rate at equal length can be given."
-    return f"{lengths}; at equal length it would be preferred on {at_equal_length(at_length)}."
+    known = not too_many_unjudged(row) and at_length["estimate"] is not None
+    at = at_equal_length(at_length) if known else "not known"
+    return f"At equal length: {at} ({tokens} tokens; references {theirs})."
 
 
 def _caveat(row: Row) -> str:
     reasons = [
         (bool(row["judge_flags"]), "the judge failed its checks"),
-        (not row["is_llm"], "the judge is not an LLM"),
-        (not row["pretrained"], "the model was never pretrained"),
-        (not row["real_posts"], "the posts are those of the built-in toy world"),
+        (not row["is_llm"], f"judge not an LLM: {briefly(row['judge'])}"),
+        (row["is_llm"], f"judge {row['judge']}"),
+        (not row["pretrained"], "model never pretrained"),
+        (not row["real_posts"], "toy world"),
         (
             row["accuracy_low"] <= NO_GUESS,
-            f"the reward model is no better than chance ({percent(row['accuracy'])})",
+            f"reward model no better than chance ({percent(row['accuracy'])})",
         ),
     ]
     applying = [text for applies, text in reasons if applies]
-    applying.append("this is one seed, and another can differ by more than the intervals")
-    return f"Caveat: {'; '.join(applying)}."
+    return f"Caveats: {'; '.join([*applying, 'one seed'])}."
 
 
 def beats_sft(row: Row) -> str:
@@ -135,7 +133,7 @@ def judge_note(row: Row) -> str | None:
         return None
     note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
     if row["judge_note"]:
-        note += f" It is: {row['judge_note']}."
+        note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
     if row["judge_kind"] == "reward_model":
         name = named(row["policy"]) or "PPO"
         note += (
