@@ -28,7 +28,7 @@ COUNTS = {"wins": "won", "ties": "tied", "losses": "lost"}
 
 
 def opening(row: Row) -> list[str]:
-    """The sentences that a page begins with: who won, SFT beside, equal length, what to distrust."""
+    """The sentences that a page begins with: who won, SFT beside, equal length, what to mind."""
     return [_won(row), _length(row), _caveat(row)]
 
 
@@ -85,7 +85,7 @@ def beats_sft(row: Row) -> str:
         return f"{name} beats SFT: {above_sft(row)}"
     if row["difference_high"] < 0:
         return f"{name} is WORSE than SFT: {above_sft(row)}"
-    return f"{name} did not significantly beat SFT: {above_sft(row)}, which includes no change"
+    return f"{name} did not significantly beat SFT: {above_sft(row)}"
 
 
 def what_was_trained(row: Row) -> str:
