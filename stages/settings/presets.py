@@ -92,8 +92,8 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         **rivals(
             learning_rate=2e-4,
             critic_learning_rate=1e-3,
-            critic_updates=12,
-            total_episodes=3328,
+            critic_updates=16,
+            total_episodes=3584,
             batch_size=64,
             samples_every=5,
         ),
