@@ -1,11 +1,12 @@
-"""Summaries of held-out posts by the SFT policy, the PPO policy and, if there is one, DPO's; or by
-a released policy alone.
+"""Summaries of held-out posts by SFT, PPO, any rival that was trained, and best-of-n of SFT's
+samples; or by a released policy alone.
 
 There is one row per post. A summary is sampled at eval.temperature and cut after EOS; the run's own
 reward model scores it and the reference. A judge sees only what is written here.
 Source: Huang et al. 2024, section E.1.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,12 @@ from stages.learning.batches import gather_rows
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
 from stages.learning.passes import response_logprobs, summary_scores
-from stages.learning.sampling import Sampling, respond
+from stages.learning.sampling import Sampling, respond, respond_often
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError
+from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
 
 
@@ -38,10 +40,11 @@ def write_summaries(config: Config) -> None:
         texts = {"reference": references}
         for name in policies_of(config):
             texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
+        texts |= sample_best(run, accelerator, reward_model, posts, tokenizer)
         scores = score_all(run, accelerator, reward_model, posts, texts)
         results: dict[str, Any] = {"posts": len(posts), "policies": {}}
         results["reference_tokens"] = sum(map(len, references)) / len(references)
-        for name in policies_of(config):
+        for name in [name for name in texts if name != "reference"]:
             rows = make_rows(posts, texts, scores, name, tokenizer)
             distances = kl_from_sft(run, accelerator, name, posts, texts[name])
             rows = [row | {"kl": kl} for row, kl in zip(rows, distances, strict=True)]
@@ -71,6 +74,54 @@ def sample_summaries(
     require_room(policy, int(queries.lengths().max()), sampling.length, setting_of_longest(name))
     share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
+
+
+def sample_best(
+    run: Run,
+    accelerator: Accelerator,
+    reward_model: nn.Module | None,
+    posts: TokenizedSplit,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, list[list[int]]]:
+    """Best-of-n: of the first n of SFT's samples at ppo.temperature, what the reward model likes
+    best, by the policy's name (`best-of-4`). All n share their samples.
+    """
+    config, most = run.config, max(run.config.eval.numbers, default=0)
+    if not most:
+        return {}
+    policy = load_policy(run.require("sft") / "model").to(accelerator.device).eval()
+    sampling = Sampling(
+        seed=config.seed,
+        purpose=f"best of {most}",
+        length=longest(config, "sft"),
+        temperature=config.ppo.temperature,
+        forward_batch_size=config.memory.forward_batch_size,
+        samples=most,
+    )
+    share = respond_often(
+        accelerator, policy, posts.columns["queries"], tokenizer, sampling, run.resume
+    )
+    samples = gather_rows(accelerator, share)
+    columns = {str(place): [of[place] for of in samples] for place in range(most)}
+    scored = score_all(run, accelerator, reward_model, posts, columns, f"score {most} samples")
+    scores = list(zip(*scored.values(), strict=True))
+    return {
+        f"{BEST_OF}{n}": [of[place] for of, place in zip(samples, best_of(scores, n), strict=True)]
+        for n in config.eval.numbers
+    }
+
+
+def best_of(scores: Sequence[Sequence[float]], n: int) -> list[int]:
+    """The place of the highest of each post's first n scores; of equal ones the first."""
+    return [max(range(n), key=lambda place: of[place]) for of in scores]
+
+
+def best_of_bound(n: int) -> float:
+    """The most that best-of-n's KL from the policy it samples can be, nats: log n - (n - 1) / n.
+
+    Source: Stiennon et al. 2020, appendix G.3; Beirami et al. 2024, arXiv 2401.01879 (a bound).
+    """
+    return math.log(n) - (n - 1) / n
 
 
 def scorer_of(
@@ -119,6 +170,7 @@ def score_all(
     reward_model: nn.Module | None,
     posts: TokenizedSplit,
     texts: Mapping[str, list[list[int]]],
+    label: str = "score summaries",
 ) -> dict[str, list[float | None]]:
     """The normalised reward of each writer's texts, by the writer's name;
     None without a model. A post is read once for all of its texts.
@@ -136,7 +188,7 @@ def score_all(
 
     in_their_order = [0] * len(posts)
     size = max(1, run.config.memory.forward_batch_size // len(texts))
-    scores = over_rows(accelerator, in_their_order, size, "score summaries", score, run.resume)
+    scores = over_rows(accelerator, in_their_order, size, label, score, run.resume)
     return dict(zip(texts, map(list, zip(*scores, strict=True)), strict=True))
 
 
@@ -145,11 +197,13 @@ def kl_from_sft(
 ) -> Sequence[float | None]:
     """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
 
-    It is PPO's `objective/kl` of one summary, which was sampled at eval.temperature. None in a run
-    without SFT.
+    It is PPO's `objective/kl` of one summary, which was sampled at eval.temperature; of best-of-n
+    the bound. None in a run without SFT.
     """
     if name == "sft":
         return [0.0] * len(posts)
+    if name.startswith(BEST_OF):
+        return [best_of_bound(int(name.removeprefix(BEST_OF)))] * len(posts)
     if "sft" not in policies_of(run.config):
         return [None] * len(posts)
     own, sft = (

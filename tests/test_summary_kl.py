@@ -1,5 +1,6 @@
-"""The KL of a held-out summary: its log-ratio to SFT, beside plain transformers."""
+"""The KL of a held-out summary: its log-ratio to SFT, beside plain transformers; best-of-n."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
-from eval.summaries import kl_from_sft
+from eval.summaries import best_of, best_of_bound, kl_from_sft, sample_best, score_all
 from stages.learning.models import load_policy, save_model
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
+from stages.settings.config import UserError
 
 QUERIES = [[5, 6, 7, 8], [9, 10], [11]]
 RESPONSES = [[4, 3], [12, 13, 14, 0], [0]]
@@ -55,3 +57,53 @@ def test_summaries_of_a_run_without_sft_have_no_kl(run, runs):
     run.config = make_config("outputs", overrides=("outputs.file=x",))
     posts = TokenizedSplit(columns={"queries": make_ragged(QUERIES)}, rows=[{}] * len(QUERIES))
     assert kl_from_sft(run, Accelerator(cpu=True), "x", posts, RESPONSES) == [None] * 3
+
+
+def test_the_best_of_n_wins_n_times_in_n_plus_1_against_one_more_sample():
+    """By the score that chose it: the sample beside it is the best of n + 1 one time in n + 1."""
+    scores = torch.rand(20_000, 17, generator=torch.Generator().manual_seed(0)).tolist()
+    assert best_of(scores, 1) == [0] * 20_000
+    for n in (2, 4, 16):
+        chosen = best_of(scores, n)
+        assert all(0 <= place < n for place in chosen)
+        wins = sum(of[place] > of[16] for of, place in zip(scores, chosen, strict=True))
+        rate = n / (n + 1)
+        assert abs(wins / 20_000 - rate) < 4 * math.sqrt(rate * (1 - rate) / 20_000)
+
+
+def test_the_bound_on_the_kl_of_best_of_n_is_that_of_the_paper():
+    """Stiennon et al. 2020 give 1.2 for 8, 3.2 for 64 and 5.2 for 512."""
+    assert [round(best_of_bound(n), 1) for n in (1, 8, 64, 512)] == [0.0, 1.2, 3.2, 5.2]
+
+
+def test_best_of_n_is_the_best_scored_of_the_first_n_samples(
+    run, reward_model, tokenizer, tmp_path, monkeypatch
+):
+    run.config = make_config("tiny", name="many", overrides=("eval.best_of=4,1",))
+    process, queries = Accelerator(cpu=True), make_ragged(QUERIES)
+    posts = TokenizedSplit(columns={"queries": queries}, rows=[{}] * len(QUERIES))
+    scored = {}
+
+    def score(*given):
+        scored.update(texts=given[4], scores=score_all(*given))
+        return scored["scores"]
+
+    monkeypatch.setattr("eval.summaries.score_all", score)
+    found = sample_best(run, process, reward_model, posts, tokenizer)
+    assert list(found) == ["best-of-1", "best-of-4"]
+    assert len({tuple(of[0]) for of in scored["texts"].values()}) > 1
+    for row in range(len(QUERIES)):
+        samples = [(scored["scores"][name][row], of[row]) for name, of in scored["texts"].items()]
+        assert len(samples) == 4
+        assert found["best-of-1"][row] == samples[0][1]
+        assert found["best-of-4"][row] == max(samples, key=lambda pair: pair[0])[1]
+    (kl, *others) = kl_from_sft(run, process, "best-of-4", posts, found["best-of-4"])
+    assert [kl, *others] == [pytest.approx(math.log(4) - 3 / 4)] * 3
+
+
+@pytest.mark.parametrize("wrong", ["0", "4,x", "4,,8", "2000"])
+def test_numbers_of_best_of_n_are_checked(wrong):
+    with pytest.raises(UserError, match=r"eval\.best_of must be numbers from 1 to 1000"):
+        make_config("tiny", name="many", overrides=(f"eval.best_of={wrong}",))
+    with pytest.raises(UserError, match=r"eval\.best_of must be empty where no SFT is trained"):
+        make_config("outputs", overrides=("outputs.file=x", "eval.best_of=4"))

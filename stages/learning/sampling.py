@@ -51,6 +51,8 @@ class Sampling(Noise):
     temperature: float
     forward_batch_size: int
     """Sequences per forward pass: a memory knob."""
+    samples: int = 1
+    """Responses to each query."""
 
 
 @torch.no_grad()
@@ -62,25 +64,38 @@ def respond(
     sampling: Sampling,
     keep: Path | None = None,
 ) -> list[list[int]]:
-    """This process's responses to its share of the queries, each cut after its EOS.
+    """One response to each query of this process's share, cut after its EOS.
 
     Row order as `local_share`; `keep` as in `over_share`.
     """
-    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    purpose, length = sampling.purpose, sampling.length
-    noise = sampling_noise(sampling.seed, purpose, sampling.step, len(queries), length)
+    each = respond_often(accelerator, policy, queries, tokenizer, sampling, keep)
+    return [response for (response,) in each]
 
-    def answer(rows: list[int]) -> list[list[int]]:
+
+def respond_often(
+    accelerator: Accelerator,
+    policy: nn.Module,
+    queries: Ragged,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    keep: Path | None = None,
+) -> list[list[list[int]]]:
+    """`sampling.samples` responses to each query, which is read once for all of them."""
+    eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    purpose, each = sampling.purpose, sampling.samples
+    noise = sampling.uniforms(len(queries) * each).view(len(queries), each, -1)
+
+    def answer(rows: list[int]) -> list[list[list[int]]]:
         batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
         with accelerator.autocast():
-            uniforms = noise[rows].to(accelerator.device)
+            uniforms = noise[rows].flatten(0, 1).to(accelerator.device)
             drawn, _ = sample(policy, batch, uniforms, sampling.temperature, eos_id, pad_id)
         cut = truncate_after(drawn, eos_id, pad_id).tolist()
-        return [[token for token in response if token != pad_id] for response in cut]
+        ended = [[token for token in response if token != pad_id] for response in cut]
+        return [ended[first : first + each] for first in range(0, len(ended), each)]
 
-    lengths = queries.lengths().tolist()
-    size = sampling.forward_batch_size
-    return over_share(accelerator, lengths, size, purpose, answer, keep)
+    size = max(1, sampling.forward_batch_size // each)
+    return over_share(accelerator, queries.lengths().tolist(), size, purpose, answer, keep)
 
 
 # Rows that have ended leave the batch when they are this share of it: leaving copies the cache.

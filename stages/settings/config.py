@@ -119,6 +119,8 @@ class Config:
         require(one_folder, "name", "be a folder name")
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
+        alone = self.kind == TRAINED or not self.eval.best_of
+        require(alone, "eval.best_of", "be empty where no SFT is trained")
 
     def is_upstreams(self, stage: str) -> bool:
         """Whether the upstream supplies a stage."""

@@ -20,6 +20,7 @@ EOS, BEFORE_EOS = "eos", "before_eos"
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
 PPO_TRAIN = "ppo_train"  # optional: posts without a summary, for PPO's queries
+BEST_OF = "best-of-"  # begins the name of such a policy
 CNNDM = "comparisons_cnndm"  # pairs about news articles, kept apart
 
 
@@ -273,10 +274,21 @@ class Eval:
     dpo_summary_tokens: int = 128
     """Longest summary of the DPO policy, tokens; the others get data.max_summary_tokens (as in
     Huang et al. 2024)."""
+    best_of: str = ""
+    """Best-of-n beside the policies, with commas: of n samples of SFT at ppo.temperature the one
+    that the reward model likes best (Stiennon et al. 2020, appendix G.3). Empty: none."""
 
     def __post_init__(self) -> None:
         positive(self, "eval", "temperature", "dpo_summary_tokens")
         require(self.posts >= 0, "eval.posts", "be at least 0")
+        each = self.best_of.split(",") if self.best_of else []
+        known = all(n.isdecimal() and 1 <= int(n) <= 1000 for n in each)
+        require(known, "eval.best_of", "be numbers from 1 to 1000 with commas, such as 1,4,16")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of `best_of`, each once, the smallest first."""
+        return tuple(sorted({int(n) for n in self.best_of.split(",") if n}))
 
 
 @dataclass(frozen=True, kw_only=True)
