@@ -14,6 +14,7 @@ REPLACE ?=
 LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
+PENALTIES ?=
 ERRORS ?=
 JUDGE ?=
 PAGES ?=
@@ -68,6 +69,7 @@ ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE
 JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
 STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
+	$(call option,kl-coefs,$(PENALTIES)) \
 	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
 
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.

@@ -2,6 +2,7 @@
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
     python -m stages.pipeline ablations --preset tiny --seeds 1 2
+    python -m stages.pipeline rivals --preset tiny --seeds 1 2
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
     python -m stages.pipeline status | help | settings
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.driving.grid import (
+    KL_COEFS,
     LADDER,
     SEEDS,
     STUDY_GOALS,
@@ -30,6 +32,7 @@ from stages.driving.grid import (
     Ended,
     Execution,
     make_ablations,
+    make_rivals,
     make_study,
     study_cells,
 )
@@ -326,7 +329,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of the pipeline."""
     parser = argparse.ArgumentParser(description="make the stages of runs, or look at them")
     parser.add_argument(
-        "goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, study, or a stage"
+        "goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, rivals, study, or a stage"
     )
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
@@ -339,6 +342,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--presets", nargs="+", default=list(LADDER), help="sizes of a study")
     parser.add_argument("--job", nargs="+", default=list(STUDY_GOALS), help="goals of its cells")
     parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
+    parser.add_argument("--kl-coefs", nargs="+", default=list(KL_COEFS), help="of the rivals")
     return parser.parse_args(argv)
 
 
@@ -374,6 +378,8 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
             if (kind := config_of(request).kind) != TRAINED:
                 raise UserError(_no_part("ablations", kind))
             return make_ablations(maker, request, args.seeds, args.ablations)
+        if "rivals" in args.goals:
+            return make_rivals(maker, request, args.seeds, args.kl_coefs)
         cell = Cell(request=request, config=config_of(request), goals=tuple(args.goals))
         return maker.make(cell)
 

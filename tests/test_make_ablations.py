@@ -19,10 +19,13 @@ from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed
 @pytest.mark.parametrize("preset", ["tiny", "pythia-1b"])
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
-    critic_first = "ppo.critic_updates=1"  # else taking these updates away would change nothing
-    plain = make_config(preset, name="mine", overrides=(critic_first,))
+    there = (
+        "ppo.critic_updates=1",
+        "rm.center=0.001",
+    )  # else taking them away would change nothing
+    plain = make_config(preset, name="mine", overrides=there)
     changes = tuple(ABLATIONS[name].settings.split())
-    made = make_config(preset, name="mine", overrides=(critic_first, *changes))
+    made = make_config(preset, name="mine", overrides=(*there, *changes))
     before, after = (
         {
             f"{section}.{key}": value

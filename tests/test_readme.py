@@ -39,7 +39,7 @@ SETTINGS = {f"{name}.{field.name}" for name, kind in SECTIONS.items() for field 
 
 RULES = re.findall(r"^([a-z][\w -]*):(?!=)", MAKEFILE, re.MULTILINE)
 GOALS = {goal for rule in RULES for goal in rule.split()}
-GOALS |= {"judge", "ablations", "study", *(stage.goal for stage in STAGES.values())}
+GOALS |= {"judge", "ablations", "rivals", "study", *(stage.goal for stage in STAGES.values())}
 GOALS |= {*STAGES}
 VARIABLES = set(re.findall(r"^([A-Z]+[A-Z_]*) \?=", MAKEFILE, re.MULTILINE)) | {"A", "B"}
 VARIABLES |= {"JUDGE"}  # comes with the pages of several judges

@@ -1,6 +1,7 @@
 """The judges that are no LLM and say so in every row that they write."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
 from stages.posts.toy import facts_of, score_summary
@@ -29,6 +30,23 @@ class FactsJudge(Judge):
         scores = [score_summary(text, facts) for text in texts]
         text = f"[facts judge, not an LLM] A {scores[0]}, B {scores[1]}"
         return Reply(choice=higher(*scores), text=text)
+
+    def facts(self) -> dict[str, Any]:
+        """How pages name the scorer."""
+        return {"label": "the rule of the built-in world"}
+
+    def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
+        """The rule's score of each policy's summary and of the reference, one row a summary."""
+        return [
+            {
+                "policy": name,
+                "id": row["id"],
+                "score": score_summary(row["summary"], facts_of(row["id"])),
+                "reference_score": score_summary(row["reference"], facts_of(row["id"])),
+            }
+            for name, rows in policies.items()
+            for row in rows
+        ]
 
 
 class RewardModelJudge(Judge):

@@ -32,11 +32,12 @@ def blocks(record: Record) -> list[Block]:
 
 
 def _what(record: Record) -> str:
-    gold = record.results("judge")["gold"]
+    gold, kind = record.results("judge")["gold"]["label"], record.results("judge")["judge"]["kind"]
+    scorer = gold if kind == "facts" else f"the reward model {gold}"
     learner = named(record.policy) or "PPO"
     return (
         f"The proxy is the run's own reward model, which {learner} was trained to raise. The gold"
-        f" reward model is {gold['label']}, which no policy here was trained on:"
+        f" score is that of {scorer}, which no policy here was trained on:"
         f" {record.results('judge')['judge']['note']}. Each has its own unit, so compare signs and"
         " directions and not sizes. Proxy up and gold down is over-optimisation."
     )

@@ -1,4 +1,4 @@
-"""Grids of runs: ablations over seeds, and the study over presets and seeds. Standard library only.
+"""Grids of runs over seeds: ablations, rivals, and the study over presets. Standard library only.
 
 A cell is one run. Cells are made by the pipeline's maker, a failed one stops no other, and the end
 names what failed. `stages.pipeline` calls this.
@@ -22,6 +22,9 @@ from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED
 SEEDS = (44413, 55513, 66613)
 LADDER = ("tiny-xs", "tiny-s", "tiny", "tiny-l", "tiny-xl")
 STUDY_GOALS = ("ppo", "eval")
+RIVALS = ("ppo", "rloo", "grpo")
+KL_COEFS = ("0.02", "0.05", "0.1", "0.2")
+BEST_OF_N = "1,2,4,8,16,32,64"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +178,67 @@ def make_ablations(
     config = default[0].config
     page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
     code = maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
+    return max(*codes, code)
+
+
+# -- rivals ----------------------------------------------------------------------------------------
+
+
+def rival_cells(
+    request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
+) -> tuple[list[Cell], list[Cell]]:
+    """The runs that give SFT and reward model, one per seed; and from each, for every coefficient
+    of the KL penalty, one with all rivals. The first of these has best-of-n and DPO too, on which
+    the penalty has no effect. Summaries are sampled as PPO samples, which is what KL is of.
+
+    Raises UserError for coefficients that are no numbers, and for a run that trains nothing.
+    """
+    start, rivals = [], []
+    coefs = list(dict.fromkeys(kl_coefs))
+    for seed in dict.fromkeys(seeds):
+        base = replace(request, seed=seed)
+        config = config_of(base)
+        if config.kind != TRAINED:
+            raise UserError(f"rivals are trained, and {config.preset} trains nothing")
+        start.append(Cell(request=base, config=config, goals=("rm",)))
+        own = request.overrides if request.upstream else _not_shared(request.overrides)
+        for coef in coefs:
+            beside = [f"eval.best_of={BEST_OF_N}"] if coef == coefs[0] else []
+            hot = f"eval.temperature={config.ppo.temperature:g}"
+            turn = replace(
+                base,
+                name=f"{config.name}-kl{coef}",
+                upstream=request.upstream or config.name,
+                overrides=(*own, *(f"{rival}.kl_coef={coef}" for rival in RIVALS), hot, *beside),
+            )
+            goals = (*RIVALS, *(["dpo"] if beside else []), "eval")
+            made = config_of(turn, None if request.upstream else config)
+            rivals.append(Cell(request=turn, config=made, goals=goals))
+    return start, rivals
+
+
+def make_rivals(
+    maker: CellMaker, request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
+) -> int:
+    """Make the rivals of a run, then the page that compares them at equal KL.
+
+    A seed without SFT or reward model has no rivals; the others go on. The end names what failed.
+    """
+    start, rivals = rival_cells(request, seeds, kl_coefs)
+    codes = maker.make_all(start)
+    if maker.execution.dry_run:
+        for cell in rivals:
+            print(f"{cell.label}: would make {', '.join(cell.goals)}")
+        return max(codes)
+    there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
+    todo = [cell for cell in rivals if cell.config.seed in there]
+    codes += maker.make_all(todo)
+    if maker.stopped:
+        return maker.stopped
+    name_failed([*start, *todo], codes)
+    config = start[0].config
+    page = [sys.executable, "-m", "reports.rivals_page", "--name", config.name]
+    code = maker.call([*page, "--judge", config.judge.folder, "--kl-coefs", *kl_coefs])
     return max(*codes, code)
 
 

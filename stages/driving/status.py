@@ -40,6 +40,7 @@ GOAL_LINES = {
     "leaderboard": "a run's systems side by side, by JUDGES; DIRECT=1: in pairs",
     "study": "what is missing of PRESETS x SEEDS, then the pages",
     "ablations": "one switch at a time against a run, over SEEDS",
+    "rivals": "PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS",
     "judge-calibration": "the judge beside labelled comparisons",
     "judges": "all calibrated judges beside the same labels, on one page",
     "annotate": "PAIRS=100 for people to judge: A=tiny:ppo, or DATA=folder",
@@ -68,12 +69,13 @@ GOAL_LINES = {
 }
 VARIABLES = {
     "PRESET": "which study; see below",
-    "SEED": "one seed (44413); SEEDS='1 2 3' for study, ablations",
+    "SEED": "one seed (44413); SEEDS='1 2 3' for several runs",
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
     "JUDGE": "for power, versus, scaling, ...: which of several judges",
     "PAGES": "for publish: kinds of page: run, scaling, ...; else all",
+    "PENALTIES": "kl_coef of the rivals: PENALTIES='0.02 0.1'",
     "NAMES, A, B": "runs for scaling; two policies for versus",
     "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
     "GPUS": "cards of one machine: a process for each",

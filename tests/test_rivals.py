@@ -1,0 +1,109 @@
+"""Rivals of PPO at equal KL: what is made, what is compared, and what the page says."""
+
+from math import log
+from pathlib import Path
+
+import pytest
+
+from reports import rivals_page
+from reports.rivals_page import Point, answer, matched, points_of
+from stages.driving.grid import KL_COEFS, RIVALS, Execution, make_rivals, rival_cells
+from stages.pipeline import main
+from stages.settings.command_line import Request
+from stages.settings.config import UserError
+from tests.test_pipeline import Recorder
+
+SMALL = """
+    base.hidden_size=32 base.num_layers=2 world.train_posts=96 world.validation_posts=30
+    world.train_comparisons=64 world.validation_comparisons=20 ppo.critic_updates=1
+    memory.cpu_threads=1
+""".split()
+SMALL += [f"{rival}.{key}" for rival in RIVALS for key in ("total_episodes=64", "batch_size=16")]
+
+
+def point(rival, kl, gold, seed=1, win_rate=0.5):
+    return Point(
+        seed=seed,
+        rival=rival,
+        setting=str(kl),
+        kl=kl,
+        win_rate=win_rate,
+        gold=gold,
+        proxy=0.0,
+        tokens=16.0,
+        seconds=1.0,
+        memory=1.0,
+    )
+
+
+def test_two_lines_are_compared_where_both_are_over_the_root_of_kl():
+    """By hand: over roots 1.5 to 2 the first rises from 1.5 to 2 and the other stays at 1."""
+    points = [point("ppo", 1, 1.0), point("ppo", 4, 2.0)]
+    points += [point("rloo", 2.25, 1.0), point("rloo", 9, 1.0)]
+    pair = matched(points, "ppo", "rloo", "gold")
+    assert pair.each == [pytest.approx(0.75)]
+    assert (pair.low, pair.high) == (pytest.approx(2.25), pytest.approx(4.0))
+    assert matched(points, "rloo", "ppo", "gold").each == [pytest.approx(-0.75)]
+    assert not pair.is_clear  # one seed says nothing about seeds
+
+
+def test_lines_without_a_kl_in_common_are_not_compared():
+    points = [point("ppo", 1, 1.0), point("ppo", 2, 2.0)]
+    points += [point("rloo", 3, 1.0), point("rloo", 9, 1.0)]
+    pair = matched(points, "ppo", "rloo", "gold")
+    assert (pair.each, pair.apart) == ([], [1])
+    assert "no rival is shown to be over another" in answer(points)
+
+
+@pytest.mark.parametrize(("gains", "said"), [((0.4, 0.5, 0.6), True), ((-0.4, 0.5, 0.6), False)])
+def test_one_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(gains, said):
+    points = []
+    for seed, gain in enumerate(gains):
+        points += [point("ppo", kl, 1.0, seed) for kl in (1, 4)]
+        points += [point("rloo", kl, 1.0 + gain, seed) for kl in (1, 4)]
+    text = answer(points)
+    # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
+    assert ("RLOO over PPO (+0.50 [+0.25, +0.75])" in text) == said
+    assert ("no rival is shown" in text) != said
+
+
+def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):
+    start, rivals = rival_cells(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
+    assert [cell.goals for cell in start] == [("rm",)] * 2
+    assert [cell.config.name for cell in rivals[:4]] == [f"tiny-kl{coef}" for coef in KL_COEFS]
+    for place, cell in enumerate(rivals[:4]):
+        config = cell.config
+        assert config.upstream == "tiny"
+        coefs = {getattr(config, rival).kl_coef for rival in RIVALS}
+        assert coefs == {float(KL_COEFS[place])}
+        assert config.eval.temperature == config.ppo.temperature
+        assert bool(config.eval.numbers) == ("dpo" in cell.goals) == (place == 0)
+    with pytest.raises(UserError, match="rivals are trained"):
+        rival_cells(Request(preset="outputs", overrides=("outputs.file=x",)), [1], KL_COEFS)
+
+
+def test_a_seed_without_a_reward_model_has_no_rivals(runs, capsys):
+    maker = Recorder(Execution(), fails="rm")
+    assert make_rivals(maker, Request(preset="tiny", seed=1), [1], ("0.05",))
+    assert not any(name == "tiny-kl0.05" for name, _ in maker.made)
+
+
+@pytest.mark.walk
+def test_rivals_are_made_and_put_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    request = ["rivals", "--preset", "tiny", "--name", "mini", "--seeds", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main([*request, "--kl-coefs", "0.05", "0.2", "--set", *SMALL])
+    assert ended.value.code == 0
+    made = (tmp_path / "runs/reports/rivals-mini.md").read_text()
+    for word in ("PPO", "RLOO", "GRPO", "best-of-n", "DPO", "gold score", "win rate, points"):
+        assert word in made
+    records = [*rivals_page.find_runs("mini-kl0.05")[0], *rivals_page.find_runs("mini-kl0.2")[0]]
+    points = points_of(records)
+    assert sum(x.rival == "sft" for x in points) == 1  # though it is in every run
+    four = [x for x in points if (x.rival, x.setting) == ("best-of-n", "4")]
+    assert [x.kl for x in four] == [pytest.approx(log(4) - 3 / 4)]
+    assert all(x.gold is not None for x in points)
+    scores = {x.setting: x.proxy for x in points if x.rival == "best-of-n" and x.seed == 1}
+    assert sorted(scores, key=lambda n: scores[n]) == sorted(scores, key=int)
