@@ -232,10 +232,14 @@ def test_an_override_needs_a_name_of_its_own():
             make_config("tiny", name=name, overrides=("ppo.lam=0.5",))
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "."])
-def test_a_name_is_one_folder(name):
-    with pytest.raises(UserError, match="name must"):
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "cache", "judge_cache", "models", "reports"])
+def test_a_name_is_one_folder_that_nothing_else_uses(name):
+    with pytest.raises(
+        UserError, match=r"^name must be the name of a folder, and none of annotate"
+    ):
         make_config("tiny", name=name)
+    with pytest.raises(UserError, match=r"^upstream must be the name of a folder"):
+        make_config("tiny", name="mine", upstream=name)
 
 
 def test_the_judge_and_memory_may_change_within_a_run():

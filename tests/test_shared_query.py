@@ -93,6 +93,28 @@ def test_values_and_gradients_are_those_of_rows_of_their_own(family, way, count,
             close(one.grad, other.grad, 1e-6)
 
 
+LONGEST = 13  # tokens of the longest query with one of its summaries; with padding it would be 15
+AT_THE_LIMIT = {
+    "gpt2": {"n_positions": LONGEST},
+    "llama": {
+        "max_position_embeddings": LONGEST,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", AT_THE_LIMIT)
+def test_padding_takes_no_position_beyond_the_models_last_one(family, way, texts):
+    auto, ours, read = WAYS[way]
+    config = copy.deepcopy(CONFIGS[family])
+    for key, value in AT_THE_LIMIT[family].items():
+        setattr(config, key, value)
+    model = made(auto, config)
+    found = ours(model, *texts, CPU)
+    close(found.detach().double(), by_hand(model, *texts, read).detach(), 1e-6)
+
+
 def test_a_query_stands_once_in_a_row(texts):
     queries, summaries = texts
     rows = shared_rows(queries, summaries[:2], CPU)

@@ -339,4 +339,6 @@ def _apart(real: Tensor, block: Tensor, positions: Tensor) -> dict[str, Tensor]:
     first = torch.searchsorted(block, block)  # the first column of each column's block
     own = (columns - first).expand_as(positions)
     apart = torch.where(block == QUERY, positions, lengths + own)
+    # Beyond the model's last position padding would end learned positions and stretch dynamic ones.
+    apart = apart.masked_fill(~real, 0)
     return {"attention_mask": sees.unsqueeze(1), "position_ids": apart}

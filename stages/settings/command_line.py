@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import unknown
-from stages.settings.config import HUB, RANDOM, SECTIONS, TOY, TRAIN_TOKENIZER, Config, UserError
+from stages.settings.checks import require, unknown
+from stages.settings.config import (
+    HUB,
+    MUST_BE_A_RUN_NAME,
+    RANDOM,
+    SECTIONS,
+    TOY,
+    TRAIN_TOKENIZER,
+    Config,
+    UserError,
+    is_run_name,
+)
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     OUTPUTS,
@@ -158,6 +168,8 @@ def _name(request: Request, config: Config) -> str:
 
 
 def _check_name(request: Request, texts: Sequence[str]) -> None:
+    named = not request.upstream or is_run_name(request.upstream)
+    require(named, "upstream", MUST_BE_A_RUN_NAME)
     renaming = [text for text in texts if text.split(".")[0] not in SAME_RUN]
     if (renaming or request.upstream) and request.name in ("", *PRESETS):
         raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")

@@ -39,6 +39,20 @@ from stages.settings.sections import (
 )
 from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
 
+# Folders below runs/ that hold no run.
+RESERVED = (
+    "annotate",
+    "bench",
+    "bench-check",
+    "cache",
+    "judge_cache",
+    "models",
+    "peers",
+    "reports",
+    "slurm",
+)
+MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
+
 # Other packages import settings from here.
 __all__ = [
     "ALL_PAIRS",
@@ -115,8 +129,7 @@ class Config:
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", "be at least 0")
-        one_folder = "/" not in self.name and self.name not in ("", ".", "..")
-        require(one_folder, "name", "be a folder name")
+        require(is_run_name(self.name), "name", MUST_BE_A_RUN_NAME)
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
         alone = self.kind == TRAINED or not self.eval.best_of
@@ -132,6 +145,11 @@ class Config:
         if self.outputs.file:
             return OUTPUTS
         return RELEASED if self.released.policy else TRAINED
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run may be called so: one folder, which nothing else uses."""
+    return "/" not in name and name not in ("", ".", "..", *RESERVED)
 
 
 SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}

@@ -11,6 +11,7 @@ whether it answers in the name of the model that was asked, and whether that mod
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -75,6 +76,20 @@ class StoppedError(UserError):
     """Somebody has stopped the judge; what was answered is kept."""
 
 
+def key_of_environment() -> str:
+    """OPENAI_API_KEY without outer spaces; never part of a message.
+
+    Raises UserError where it holds what a header cannot, which a client would print.
+    """
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key or not all("!" <= letter <= "~" for letter in key):
+        raise UserError(
+            "OPENAI_API_KEY is empty or holds a space, a line break or a letter that no key has:"
+            " set it again"
+        )
+    return key
+
+
 class Chat:
     """A model behind a server; may be asked from many threads."""
 
@@ -84,9 +99,17 @@ class Chat:
         self.settings, self.cache, self.price = judge, cache, price
         # The client never retries broken replies, and the ledger would not see its other retries.
         self.client = OpenAI(
-            base_url=judge.base_url or None, timeout=judge.request_seconds, max_retries=0
+            api_key=key_of_environment(),
+            base_url=judge.base_url or None,
+            timeout=judge.request_seconds,
+            max_retries=0,
         )
         self.url = str(self.client.base_url)
+        if "@" in self.url.split("/")[2]:
+            raise UserError(
+                "judge.base_url holds a user or a password, which would reach files and pages:"
+                " leave it out, and give the key as OPENAI_API_KEY"
+            )
         self.pace = Pace(judge.requests_per_minute)
         self.stopped: UserError | None = None
         self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
