@@ -4,6 +4,7 @@ By hand: the plain model, one row at a time, no padding, no mask, no position id
 """
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_values_and_gradients_are_those_of_rows_of_their_own(family, way, count,
 
 
 LONGEST = 13  # tokens of the longest query with one of its summaries; with padding it would be 15
-AT_THE_LIMIT = {
+AT_THE_LIMIT: dict[str, dict[str, Any]] = {
     "gpt2": {"n_positions": LONGEST},
     "llama": {
         "max_position_embeddings": LONGEST,
@@ -111,8 +112,10 @@ def test_padding_takes_no_position_beyond_the_models_last_one(family, way, texts
     for key, value in AT_THE_LIMIT[family].items():
         setattr(config, key, value)
     model = made(auto, config)
-    found = ours(model, *texts, CPU)
-    close(found.detach().double(), by_hand(model, *texts, read).detach(), 1e-6)
+    queries, summaries = texts
+    found = ours(model, queries, summaries, CPU)
+    expected = by_hand(model, queries, summaries, read)
+    close(found.detach().double(), expected.detach(), 1e-6)
 
 
 def test_a_query_stands_once_in_a_row(texts):

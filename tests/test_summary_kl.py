@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_best_of_n_is_the_best_scored_of_the_first_n_samples(
     run.config = make_config("tiny", name="many", overrides=("eval.best_of=4,1",))
     process, queries = Accelerator(cpu=True), make_ragged(QUERIES)
     posts = TokenizedSplit(columns={"queries": queries}, rows=[{}] * len(QUERIES))
-    scored = {}
+    scored: dict[str, Any] = {}
 
     def score(*given):
         scored.update(texts=given[4], scores=score_all(*given))
