@@ -66,8 +66,8 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     """Write the page; its lines for the terminal. Raises UserError if a run has not finished."""
     records, left_out = [], []
     for coef in dict.fromkeys(kl_coefs):
-        found, lines = find_runs(f"{name}-kl{coef}", judge)
-        records += found
+        runs, lines = find_runs(f"{name}-kl{coef}", judge)
+        records += runs
         left_out += lines
     points = points_of(records)
     made = blocks(records, points, left_out)
@@ -172,24 +172,24 @@ def matched(points: Sequence[Point], first: str, second: str, measure: str) -> M
 
 def rivals_of(points: Sequence[Point]) -> list[str]:
     """The rivals that have a line: more than one point in some seed."""
-    found = dict.fromkeys(point.rival for point in points if point.rival != "sft")
+    names = dict.fromkeys(point.rival for point in points if point.rival != "sft")
     seeds = {point.seed for point in points}
     return [
         rival
-        for rival in found
+        for rival in names
         if any(sum(p.rival == rival and p.seed == seed for p in points) > 1 for seed in seeds)
     ]
 
 
 def pairs_of(points: Sequence[Point], measure: str) -> list[Matched]:
     """Every two rivals, the better one first."""
-    found = []
+    pairs = []
     for first, second in combinations(rivals_of(points), 2):
         pair = matched(points, first, second, measure)
         if pair.each and fmean(pair.each) < 0:
             pair = matched(points, second, first, measure)
-        found.append(pair)
-    return found
+        pairs.append(pair)
+    return pairs
 
 
 def measure_of(points: Sequence[Point]) -> str:
@@ -281,8 +281,8 @@ def pairs_table(points: Sequence[Point]) -> Table:
 
 def settings_of(points: Sequence[Point], rival: str) -> list[str]:
     """What moved a rival along its curve, in the order of its mean KL."""
-    found = dict.fromkeys(point.setting for point in points if point.rival == rival)
-    return sorted(found, key=lambda setting: fmean(x.kl for x in at(points, rival, setting)))
+    settings = dict.fromkeys(point.setting for point in points if point.rival == rival)
+    return sorted(settings, key=lambda setting: fmean(x.kl for x in at(points, rival, setting)))
 
 
 def at(points: Sequence[Point], rival: str, setting: str) -> list[Point]:

@@ -99,7 +99,7 @@ SIGNATURES = {
     "value_loss": "new_values values returns value_mask cliprange_value",
     "entropy": "logits",
     "leave_one_out": "rewards group_size",
-    "preference_loss": "chosen_scores rejected_scores",
+    "preference_loss": "chosen_scores rejected_scores center=0.0",
     "sequence_logprobs": "logprobs mask",
     "implicit_rewards": "logprobs ref_logprobs beta",
 }

@@ -65,7 +65,7 @@ def by_name(rows: ScoredRows) -> Scores:
     for policy, of_policy in rows.items():
         for row in of_policy:
             for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
-                if row[key] is not None:
+                if row.get(key) is not None:
                     scores[name][row["id"]] = row[key]
     return scores
 
