@@ -364,8 +364,14 @@ def numbers_of(record):
 
 
 def numbers_of_linked_tables(text):
-    """Every number, and every count as in 1.02M, of the tables of pages about sizes it links to."""
+    """Every number, and every count as in 1.02M, of the tables of pages about sizes and ablations
+    it links to.
+    """
     found = set()
+    for stem in re.findall(r"\(reports/generated/(ablations-[\w-]+)\.md\)", text):
+        table = ROOT / GENERATED / f"{stem}-numbers" / "means-over-seeds-switch.csv"
+        cells = table.read_text(encoding="utf-8")
+        found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
         for name in ("sizes.csv", "measured.csv"):
             cells = (ROOT / GENERATED / f"{stem}-numbers" / name).read_text(encoding="utf-8")

@@ -66,8 +66,8 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
 def test_the_page_tells_of_a_critic_that_was_worse_than_a_constant(runs, explained, said):
     summarise(44413, sft=["event"], ppo=["event", "first"])
     with open_stage(make_config("tiny"), "ppo") as run:
-        run.log(6, **{"val/explained_variance": -9.0})  # the critic's last update alone
-        run.log(7, **{"val/explained_variance": explained})
+        run.log(16, **{"val/explained_variance": -9.0})  # the critic's last update alone
+        run.log(17, **{"val/explained_variance": explained})
         run.finish({})
     main(["--a", "tiny:sft", "--b", "tiny"])
     versus_page.main(["--a", "tiny:sft", "--b", "tiny"])

@@ -67,7 +67,7 @@ class BenchRequest:
         )
         return Request(
             preset=case.preset,
-            name=NAME,
+            name="speed",  # its folder is no run's
             data=self.data,
             tokenizer=self.tokenizer,
             overrides=(*fixed, *self.overrides),
