@@ -32,14 +32,18 @@ def blocks(record: Record) -> list[Block]:
 
 
 def _what(record: Record) -> str:
-    gold, kind = record.results("judge")["gold"]["label"], record.results("judge")["judge"]["kind"]
-    scorer = gold if kind == "facts" else f"the reward model {gold}"
+    results = record.results("judge")
+    gold, rule = results["gold"]["label"], results["judge"]["kind"] == "facts"
     learner = named(record.policy) or "PPO"
+    if rule:
+        scorer = f"{gold}, which labelled, with noise, what the proxy learned from"
+    else:
+        note = results["judge"]["note"]
+        scorer = f"the reward model {gold}, which no policy here was trained on: {note}"
     return (
         f"The proxy is the run's own reward model, which {learner} was trained to raise. The gold"
-        f" score is that of {scorer}, which no policy here was trained on:"
-        f" {record.results('judge')['judge']['note']}. Each has its own unit, so compare signs and"
-        " directions and not sizes. Proxy up and gold down is over-optimisation."
+        f" score is that of {scorer}. Each has its own unit, so compare signs and directions and"
+        " not sizes. Proxy up and gold down is over-optimisation."
     )
 
 
@@ -52,8 +56,8 @@ def _table(results: Row) -> Table:
         rows.append([named(name), *map(plain, cells)])
     posts = max(mean["posts"] for mean in results["gold"].values() if mean)
     caption = (
-        f"Mean scores of {whole(posts)} held-out posts in reward units, with normal 95% intervals"
-        " over posts. The last two: mean differences on the same posts."
+        f"Mean scores of {whole(posts)} held-out posts, with normal 95% intervals over posts. The"
+        " last two: mean differences on the same posts."
     )
     header = ("", "proxy [95%]", "gold [95%]", "proxy - SFT", "gold - SFT")
     return Table(header, rows, caption)
