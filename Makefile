@@ -28,7 +28,8 @@ JOB ?=
 MFU ?=
 PRESETS ?=
 PRICE_PER_HOUR ?=
-SHAPES ?= pythia-14m:32:8 pythia-70m:16:4
+SHAPES ?= pythia-14m:32:8 pythia-70m:16:4 pythia-14m:32:8:rloo pythia-70m:16:4:rloo \
+	pythia-14m:32:8:grpo pythia-70m:16:4:grpo
 RUNS ?= 2
 CHECK ?=
 POLICY ?=

@@ -14,9 +14,8 @@ from reports.needs.lengths import COMPARED_TOKENS, QUERY_TOKENS, SUMMARY_TOKENS,
 from reports.needs.memory import Setting
 from reports.needs.parts import part_bytes
 from reports.needs.shapes import PUBLISHED, policy_parameters, scorer_parameters, shape_of
-from reports.needs.work import update_flops
+from reports.needs.work import STEPS, update_flops
 from reports.speed import bench_page, measure, speed
-from reports.speed import figures as bench
 from reports.speed.meter import Meter
 from reports.speed.speed import TRL, Peer, interpreter_of, run_peer, task_of
 from reports.speed.texts import LIMIT_ROWS, ROWS, longest_rows, typical_rows, write_texts
@@ -48,8 +47,8 @@ def prepared(tmp_path_factory):
 @pytest.fixture(scope="module")
 def update(prepared):
     """What the part that measures a whole update finds."""
-    measure.main(["update", "--folder", str(prepared), *REQUEST.arguments])
-    return json.loads((prepared / "update.json").read_text("utf-8"))
+    measure.main(["ppo", "--folder", str(prepared), *REQUEST.arguments])
+    return json.loads((prepared / "ppo.json").read_text("utf-8"))
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_a_whole_update_is_measured_with_its_steps_peak_and_tokens(update, prepa
     lengths = [len(one) for one in queries]
     assert update["queries"] == {"rows": 4, "mean": sum(lengths) / 4, "longest": max(lengths)}
     assert sum(lengths) < update["tokens"] <= sum(lengths) + 4 * RESPONSE
-    steps = [update[step] for step in bench.STEPS]
+    steps = [update[step] for step in STEPS]
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= update["seconds"]
     assert update["peak"] > 0
@@ -97,7 +96,7 @@ def test_the_work_of_an_update_is_what_a_hand_count_gives_row_by_row():
         matrices = 2 * layers * 12 * hidden**2 * tokens  # 3 + 1 + 4 + 4 squares of the width
         return matrices + 4 * layers * hidden * attended + 2 * hidden * vocabulary * logits
 
-    expected = dict.fromkeys(bench.STEPS, 0.0)
+    expected = dict.fromkeys(STEPS, 0.0)
     for query in (10, 100):
         whole = query + sampled
         with_logits, without = (passed(whole, whole**2, one) for one in (sampled, 0))
@@ -135,6 +134,45 @@ def test_everything_that_was_ordered_is_measured_and_stands_on_the_page(place, m
     markdown = bench_page.write(record, place / "page").with_suffix(".md").read_text("utf-8")
     for step in steps:
         assert f"| {step} | " in markdown
+
+
+@pytest.mark.parametrize("stage", ["rloo", "grpo"])
+def test_an_update_of_a_rival_is_measured_on_the_same_queries_with_four_samples_each(
+    prepared, stage
+):
+    case = replace(CASE, batch=8, microbatch=4, stage=stage)
+    request = ORDER.request(case)
+    measure.main([stage, "--folder", str(prepared), *request.arguments])
+    found = json.loads((prepared / f"{stage}.json").read_text("utf-8"))
+    queries = json.loads((prepared / "queries.json").read_text("utf-8"))[:2]
+    lengths = [len(query) for query in queries]
+    assert found["queries"] == {"rows": 2, "mean": sum(lengths) / 2, "longest": max(lengths)}
+    assert 4 * sum(lengths) < found["tokens"] <= 4 * sum(lengths) + 8 * RESPONSE
+    assert all(found[step] > 0 for step in STEPS)
+    config = config_of(request)
+    assert found["flops"]["learn"] < 2 * 3 * found["flops"]["measure"] / 2 * 1.0001
+    task = task_of(prepared, config, stage)
+    assert (task["queries"], task["samples_per_query"], task["num_ppo_epochs"]) == (queries, 4, 2)
+
+
+def test_the_work_of_a_rival_counts_a_query_once_and_no_critic():
+    config = config_of(ORDER.request(replace(CASE, batch=8, microbatch=4, stage="rloo")))
+    shape = shape_of(config.base)
+    setting = Setting(config=config, shape=shape, lengths=lengths_of(config), on_gpu=False)
+    hidden, layers, vocabulary, sampled = 64, 2, shape.vocabulary, 4 * RESPONSE
+
+    def passed(tokens, attended, logits):
+        matrices = 2 * layers * 12 * hidden**2 * tokens
+        return matrices + 4 * layers * hidden * attended + 2 * hidden * vocabulary * logits
+
+    whole, attended = 10 + sampled, (10 + sampled) * (10 + RESPONSE)
+    expected = {
+        "sample": passed(10, 10**2, 4) + passed(sampled, sampled * 10, sampled),
+        "measure": 2 * passed(whole, attended, sampled),
+        "score": passed(whole, attended, 0),
+        "learn": 2 * 3 * passed(whole, attended, sampled),
+    }
+    assert update_flops(setting, (10,), "rloo") == pytest.approx(expected)
 
 
 # -- texts -----------------------------------------------------------------------------------------
@@ -221,26 +259,32 @@ def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path, tok
 # -- peers -----------------------------------------------------------------------------------------
 
 
-def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch):
+@pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
+def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch, stage):
     python = PEERS / TRL.name / "bin" / "python"
     if not (PEERS / TRL.name / "installed").is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
     monkeypatch.chdir(ROOT)
-    found = run_peer(TRL, python, prepared, config_of(REQUEST))
+    request = ORDER.request(replace(CASE, batch=4, microbatch=4, stage=stage))
+    task = task_of(prepared, config_of(request), stage)
+    found = run_peer(TRL, python, prepared, task)
     assert "failed" not in found, found
-    steps = [found[step] for step in bench.STEPS]
+    steps = [found[step] for step in STEPS]
     assert all(seconds > 0 for seconds in steps)
     assert sum(steps) <= found["seconds"]
-    queries = json.loads((prepared / "queries.json").read_text("utf-8"))
-    assert found["tokens"] == sum(map(len, queries)) + 4 * RESPONSE
+    assert found["tokens"] == 4 // len(task["queries"]) * sum(map(len, task["queries"])) + (
+        4 * RESPONSE
+    )
     assert found["versions"]["trl"] == "1.9.2"
     assert found["threads"] == 1
 
 
 def test_a_peer_that_fails_says_why_in_one_line(prepared, monkeypatch):
     monkeypatch.chdir(ROOT)
-    peer = Peer(name="gone", label="Gone 1", packages=(), module="reports.speed.no_such_module")
-    found = run_peer(peer, Path(sys.executable), prepared, config_of(REQUEST))
+    peer = Peer(
+        name="gone", label="Gone 1", packages=(), modules={"ppo": "reports.speed.no_such_module"}
+    )
+    found = run_peer(peer, Path(sys.executable), prepared, task_of(prepared, config_of(REQUEST)))
     assert "no_such_module" in found["failed"]
     assert "\n" not in found["failed"]
 
@@ -270,7 +314,7 @@ def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkey
     for _ in range(2):
         python = interpreter_of(TRL)
     assert python == (settings.RUNS / "peers" / "trl" / "bin" / "python").absolute()
-    assert [words[-1] for words in made[1:]] == ["torch", "trl==1.9.2"]
+    assert [words[-1] for words in made[1:]] == ["torch", TRL.packages[-1]]
     (place / "constraints.txt").write_text("torch==2")
     interpreter_of(TRL)
     assert len(made) == 6
@@ -283,7 +327,12 @@ def test_a_shape_is_typed_as_preset_batch_and_microbatch():
     case = speed.case_of("pythia-14m:32:8")
     assert (case.preset, case.batch, case.microbatch) == ("pythia-14m", 32, 8)
     assert case.text == "pythia-14m:32:8"
-    for wrong in ("pythia-14m", "pythia-14m:32", "pythia-14m:32:x", "pythia-14m:32:0", "a:1:2:3"):
+    assert speed.case_of("pythia-14m:32:8:rloo").text == "pythia-14m:32:8:rloo"
+    with pytest.raises(UserError, match="did you mean rloo"):
+        speed.case_of("pythia-14m:32:8:rlo")
+    with pytest.raises(UserError, match="4 samples of a query"):
+        speed.case_of("pythia-14m:32:2:grpo")
+    for wrong in ("pythia-14m", "pythia-14m:32", "pythia-14m:32:x", "pythia-14m:32:0", "a:1:2:3:4"):
         with pytest.raises(UserError, match="preset:batch:microbatch"):
             speed.case_of(wrong)
     with pytest.raises(UserError, match="must divide"):

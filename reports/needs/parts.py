@@ -131,13 +131,17 @@ def _ppo_learn(setting: Setting) -> Bytes:
     return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
 
 
-def ppo_floor(setting: Setting, longest: int) -> float:
-    """The least bytes with which PPO learns a microbatch of rows of `longest` tokens: weights,
-    gradients, the optimizer's moments, and one network's activations without logits.
+def update_floor(setting: Setting, query: int, response: int, stage: str = "ppo") -> float:
+    """The least bytes with which a policy-gradient stage learns a microbatch of its longest rows:
+    weights, gradients, the optimizer's moments, and one network's activations without logits.
     """
-    least = held(setting, ppo_networks(setting), gradients=True)
-    size = min(shares(setting)[0], share_of(setting.config.ppo.batch_size, setting))
-    return least.total + saved_activations(setting, size, longest)
+    policy, critic, *frozen = ppo_networks(setting)
+    networks = [policy, *([critic] if stage == "ppo" else []), *frozen]
+    least = held(setting, networks, gradients=True)
+    section = getattr(setting.config, stage)
+    size = min(shares(setting)[0], share_of(section.batch_size, setting))
+    group = section.samples_per_query
+    return least.total + saved_activations(setting, size // group, query + group * response)
 
 
 # -- does it fit -----------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ GPU's peak, and no pass is faster than its layers can be launched. `make rehears
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from reports.needs.gpus import Gpu
-from reports.needs.lengths import ARTICLE_TOKENS
+from reports.needs.lengths import ARTICLE_TOKENS, Lengths
 from reports.needs.memory import Setting
 from reports.needs.parts import shares
 from reports.needs.shapes import HALF, block_weights
@@ -24,6 +25,8 @@ BANDWIDTH_SHARE = 0.6
 LAUNCH_SECONDS = 0.6e-3
 # Validation passes of SFT beside those of `sft.evaluations`: before the first update, at the end.
 MORE_EVALUATIONS = 2
+STEPS = ("sample", "measure", "score", "learn")
+"""The steps of an update that compute."""
 OPTIONAL = "dpo"
 """A stage that a run may leave out: sums are without it."""
 
@@ -212,21 +215,47 @@ def _ppo(setting: Setting) -> list[Work]:
     return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
 
 
-def update_flops(setting: Setting, queries: Sequence[int]) -> dict[str, float]:
-    """Operations of one update of PPO that must be done, by its steps, for queries of so many
-    tokens each: counted row by row, so no padding is in it, and all tokens are sampled. Both
-    networks learn.
+def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -> dict[str, float]:
+    """Operations of one update of a policy-gradient stage that must be done, by its steps, for
+    queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
+    sampled, and samples of one query compute it once. All networks learn.
     """
-    flops = dict.fromkeys(("sample", "measure", "score", "learn"), 0.0)
+    count = _ppo_flops if stage == "ppo" else partial(_grouped_flops, stage=stage)
+    counted = [count(replace(setting, lengths=_asking(setting, tokens))) for tokens in queries]
+    return {step: sum(flops[step] for flops in counted) for step in STEPS}
+
+
+def _asking(setting: Setting, tokens: int) -> Lengths:
+    return replace(setting.lengths, query=float(tokens))
+
+
+def _ppo_flops(setting: Setting) -> dict[str, float]:
+    """Of one episode, by the steps of an update."""
+    flops = dict.fromkeys(STEPS, 0.0)
     ppo = replace(
         setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1, critic_updates=0
     )
-    config = replace(setting.config, ppo=ppo)
-    for tokens in queries:
-        lengths = replace(setting.lengths, query=float(tokens))
-        for work in _ppo(replace(setting, config=config, lengths=lengths)):
-            flops[work.label.split()[0]] += work.flops
+    for work in _ppo(replace(setting, config=replace(setting.config, ppo=ppo))):
+        flops[work.label.split()[0]] += work.flops
     return flops
+
+
+def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
+    """Of one query and all its samples, without a critic."""
+    section, query = getattr(setting.config, stage), setting.lengths.query
+    response = float(setting.lengths.longest_summary)
+    sampled = section.samples_per_query * response
+    length = query + response  # that a token attends to
+    policy, scorer = (
+        forward_flops(setting, query + sampled, length, logits) for logits in (sampled, 0.0)
+    )
+    prompt = forward_flops(setting, query, query, section.samples_per_query)
+    return {
+        "sample": prompt + forward_flops(setting, sampled, query, sampled),
+        "measure": 2 * policy,
+        "score": scorer,
+        "learn": section.num_ppo_epochs * training_factor(setting, stage) * policy,
+    }
 
 
 def _dpo(setting: Setting) -> list[Work]:

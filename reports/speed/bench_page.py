@@ -12,13 +12,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from reports.needs.work import STEPS
 from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
 from reports.speed import speed
 from reports.speed.figures import (
-    STEPS,
     Figures,
     Record,
     best,
@@ -159,9 +159,9 @@ def conclusions(bench: Record) -> list[str]:
             for peer in peers
         )
         sentences.append(
-            f"At the shape of {shape['preset']} ours makes {number(ours.episodes, 2)} episodes a"
-            f" second:{beside} {number(ours.above, 2)} times the seconds that counting gives"
-            f" (learning alone {number(ours.learning_above, 2)})."
+            f"{_stage(shape)} at the shape of {shape['preset']}: ours makes"
+            f" {number(ours.episodes, 2)} episodes a second:{beside} {number(ours.above, 2)} times"
+            f" the seconds that counting gives (learning alone {number(ours.learning_above, 2)})."
         )
     return sentences
 
@@ -191,8 +191,9 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
     queries = shape["measured"][speed.OURS][0]["queries"]
     floor = shape["measured"][speed.OURS][0]["floor"]
     caption = (
-        f"One update: {shape['batch']} episodes in microbatches of {shape['microbatch']}, queries"
-        f" of {whole(queries['mean'])} tokens on average and {queries['longest']} at most,"
+        f"One update: {shape['batch']} episodes{_samples(shape)} in microbatches of"
+        f" {shape['microbatch']}, queries of {whole(queries['mean'])} tokens on average and"
+        f" {queries['longest']} at most,"
         f" {shape['response']} sampled tokens, {shape['epochs']} epochs;"
         f" {shape['parameters'] / 1e6:.1f} million parameters. Seconds of the fastest of"
         f" {bench['about']['runs']} runs; spread: the slowest run above it. Memory: the most that"
@@ -205,7 +206,16 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
     by_counting = [number(shape["batch"] / bounds["all"], 2), MISSING, number(bounds["all"], 2)]
     rows.append(["lower bound", *by_counting, MISSING, *cells, _gb(floor), "1.00"])
     table = Table(header.split("|"), rows, caption, strong=True)
-    return [Heading(f"One update of PPO, {shape['preset']}"), table]
+    return [Heading(f"One update of {_stage(shape)}, {shape['preset']}"), table]
+
+
+def _samples(shape: Record) -> str:
+    group = shape.get("samples_per_query", 1)
+    return f", {group} samples of a query," if group > 1 else ""
+
+
+def _stage(shape: Record) -> str:
+    return speed.LABELS[shape.get("stage", speed.PPO)]
 
 
 def _row(figure: Figures) -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reports.needs.work import STEPS
 from reports.speed.speed import OURS
 
 Record = dict[str, Any]
-STEPS = ("sample", "measure", "score", "learn")
 SLOWER, LARGER = 0.15, 0.02  # what a check allows in time and in memory, as shares
 
 

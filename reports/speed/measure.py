@@ -1,10 +1,10 @@
 """One measurement of ours, in a process of its own: `make bench` starts it.
 
-    python -m reports.speed.measure update --folder FOLDER --preset pythia-14m
+    python -m reports.speed.measure ppo --folder FOLDER --preset pythia-14m
 
-`prepare` writes weights, texts and queries. `update` is one whole update of PPO: all rows of the
-batch as they come, all epochs; a peer is measured on the same tokens. `sft`, `rm` and `dpo` are
-optimizer steps: one sets up what stays (the optimizer's moments), then one on the longest rows,
+`prepare` writes weights, texts and queries. `ppo`, `rloo` and `grpo` are one whole update: all rows
+of the batch as they come, all epochs; a peer is measured on the same tokens. `sft`, `rm` and `dpo`
+are optimizer steps: one sets up what stays (the optimizer's moments), then one on the longest rows,
 whose peak counts, and then one on typical rows, whose time counts.
 """
 
@@ -26,13 +26,14 @@ from eval.rates.formulas import clustered_logit, wilson
 from reports.needs.inputs import draw_weights
 from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
-from reports.needs.parts import ppo_floor
+from reports.needs.parts import update_floor
 from reports.needs.shapes import policy_parameters, shape_of
 from reports.needs.work import forward_flops, training_factor, update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import IDS, QUERIES
+from reports.speed.speed import IDS, LABELS, QUERIES
 from reports.speed.texts import longest_rows, typical_rows, write_texts
 from stages import dpo, reward, sft
+from stages.functional import leave_one_out, minus_group_mean
 from stages.learning.batches import Order, stream
 from stages.learning.learner import Learner
 from stages.learning.likelihood import sequence_length
@@ -43,9 +44,10 @@ from stages.learning.preferences import pair_length
 from stages.learning.sampling import Noise
 from stages.learning.state import State
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
+from stages.rl import grouped
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit, shape
-from stages.rl.episodes import Rollout
+from stages.rl.episodes import Episodes, Rollout
 from stages.rl.metrics import describe
 from stages.rl.networks import Origins, PolicyLearner, load_networks, make_learner
 from stages.rl.rollout import measure, sample_responses, score
@@ -57,6 +59,8 @@ from stages.settings.checks import UserError
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import Config, Ppo, fail
 from stages.settings.families import SHARING
+from stages.settings.ppo import PolicyGradient
+from stages.settings.rloo import Grouped
 
 PARTS_TIMED = 3
 """Microbatches of a timed step, spread over short and long rows."""
@@ -134,35 +138,41 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     return {"texts": texts, "parameters": policy_parameters(published)}
 
 
-# -- an update of PPO ------------------------------------------------------------------------------
+# -- an update of PPO or of a rival ----------------------------------------------------------------
 
 
-def measure_update(place: Place) -> dict[str, Any]:
+def measure_update(place: Place, stage: str) -> dict[str, Any]:
     """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
     that it must do and the bytes that it must hold.
     """
     config, meter, setting = place.config, place.meter, place.setting
+    settings: PolicyGradient = getattr(config, stage)
+    group = settings.samples_per_query
     rate = matrix_rate(meter, setting.half)
-    rows: list[list[int]] = read_json(place.folder / QUERIES)
+    rows: list[list[int]] = read_json(place.folder / QUERIES)[: settings.batch_size // group]
     ids = read_json(place.folder / IDS)
     tokenizer: Any = SimpleNamespace(eos_token_id=ids["eos"], pad_token_id=ids["pad"])
     origins = Origins(
         policy=place.weights,
         reward_model=place.scorer,
         seed=config.seed,
-        adapt=partial(adapt, config=config, stage="ppo"),
+        adapt=partial(adapt, config=config, stage=stage),
     )
-    networks = load_networks(origins, tokenizer, config.ppo, config.memory.frozen_dtype)
-    learner = make_learner(place.accelerator, networks, config.ppo, config.optimizer, config.memory)
+    networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
+    learner = make_learner(
+        place.accelerator, networks, settings, config.optimizer, config.memory, stage
+    )
     for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
-        hold(network)
+        if network is not None:
+            hold(network)
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    once = replace(config.ppo, num_ppo_epochs=1, num_minibatches=1)
-    take_update(learner, rows[: config.memory.microbatch_size], once, noise_of(config, WARM_TOKENS))
+    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
+    few = rows[: config.memory.microbatch_size // group]
+    take_update(learner, few, once, noise_of(config, WARM_TOKENS))
     sampling = noise_of(config, config.data.max_summary_tokens)
     with timed_steps(meter) as spent:
         (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, config.ppo, sampling)
+            lambda: take_update(learner, rows, settings, sampling)
         )
     lengths = [len(row) for row in rows]
     longest = max(lengths)
@@ -171,9 +181,9 @@ def measure_update(place: Place) -> dict[str, Any]:
         "peak": peak,
         "learn": learning,
         **spent,
-        "tokens": sum(lengths) + int((rollout.responses != networks.pad_id).sum()),
-        "flops": update_flops(setting, lengths),
-        "floor": ppo_floor(setting, longest + rollout.responses.shape[1]),
+        "tokens": group * sum(lengths) + int((rollout.responses != networks.pad_id).sum()),
+        "flops": update_flops(setting, lengths, stage),
+        "floor": update_floor(setting, longest, rollout.responses.shape[1], stage),
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
@@ -187,20 +197,32 @@ def noise_of(config: Config, length: int) -> Noise:
 
 
 def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: Ppo, noise: Noise
+    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
 ) -> tuple[Rollout, float]:
-    """All six steps and their metrics, as `stages/ppo.py` takes them; the seconds of learning."""
+    """All six steps and their metrics, as the stage takes them; the seconds of learning."""
     accelerator, kl_coef = learner.accelerator, settings.kl_coef
     set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
     measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
     episodes = score(learner, measured, settings)
-    shaped = shape(episodes, settings, learner.networks.pad_id, kl_coef, settings.score_at)
-    rollout = credit(accelerator, shaped, settings)
+    rollout = credited(accelerator, episodes, settings, learner.networks.pad_id)
     describe(learner, rollout, settings, kl_coef)
     started = time.perf_counter()
     optimize(learner, rollout, settings, noise.seed, kl_coef)
     return rollout, time.perf_counter() - started
+
+
+def credited(
+    accelerator: Accelerator, episodes: Episodes, settings: PolicyGradient, pad_id: int
+) -> Rollout:
+    """Steps 4 and 5: GAE, or the baseline of a stage without a critic."""
+    if isinstance(settings, Ppo):
+        shaped = shape(episodes, settings, pad_id, settings.kl_coef, settings.score_at)
+        return credit(accelerator, shaped, settings)
+    assert isinstance(settings, Grouped)
+    baseline = {"rloo": leave_one_out, "grpo": minus_group_mean}[settings.section]
+    shaped = shape(episodes, settings, pad_id, settings.kl_coef)
+    return grouped.credit(shaped, settings, baseline)
 
 
 @contextmanager
@@ -340,7 +362,7 @@ def measure_step(
 
 
 MEASUREMENTS: dict[str, Callable[[Place], dict[str, Any]]] = {
-    "update": measure_update,
+    **{stage: partial(measure_update, stage=stage) for stage in LABELS},
     "sft": measure_sft,
     "rm": measure_rm,
     "dpo": measure_dpo,

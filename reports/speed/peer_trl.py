@@ -1,20 +1,19 @@
-"""One update of TRL's PPOTrainer on the task that ours is measured on; TRL's interpreter runs it.
+"""One update of TRL's trainer on the task that ours is measured on; TRL's interpreter runs it.
 
     runs/peers/trl/bin/python -m reports.speed.peer_trl task.json result.json
 
 TRL is driven by its own settings, and none of its code is changed. Only the functions that its
-rollout calls are timed. TRL has its policy's log-probabilities from sampling, so what it measures
-is the ref_policy. Nothing of ours is imported but the meter.
+rollout calls are timed. Its PPOTrainer has the policy's log-probabilities from sampling, so what it
+measures is the ref_policy. Nothing of ours is imported but the meter.
 """
 
 import argparse
-import importlib
-import importlib.metadata
 import json
 import os
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,11 +43,15 @@ class Clock:
         self.spent = dict.fromkeys(STEPS.values(), 0.0)
         self.ended = 0.0
 
-    def timed(self, function: Callable[..., Any], step: str) -> Callable[..., Any]:
-        """The function with its time noted while no gradient is wanted: learning calls it too."""
+    def timed(
+        self, function: Callable[..., Any], step: str, learning: bool = True
+    ) -> Callable[..., Any]:
+        """The function with its time noted; where `learning` calls it too, while no gradient is
+        wanted.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
+            if learning and torch.is_grad_enabled():
                 return function(*args, **kwargs)
             wait()
             started = time.perf_counter()
@@ -59,6 +62,14 @@ class Clock:
             return result
 
         return call
+
+    def train(self, trainer: Any, meter: Meter) -> dict[str, Any]:
+        """Seconds of a trainer's one update, of each of its steps, and its peak memory."""
+        self.spent = dict.fromkeys(self.spent, 0.0)
+        started = time.perf_counter()
+        _, seconds, peak = meter.whole(trainer.train)
+        learning = started + seconds - self.ended
+        return {"seconds": seconds, "peak": peak, **self.spent, "learn": learning}
 
 
 def wait() -> None:
@@ -81,7 +92,7 @@ def load(task: dict[str, Any]) -> list[torch.nn.Module]:
 
 def make_trainer(task: dict[str, Any], networks: list[torch.nn.Module], folder: str) -> Any:
     """A PPOTrainer for one update over the task's queries."""
-    ppo = importlib.import_module("trl.experimental.ppo")
+    ppo = import_module("trl.experimental.ppo")
     policy, ref_policy, reward_model, critic = networks
     queries, size = task["queries"], task["microbatch_size"]
     settings = ppo.PPOConfig(
@@ -132,46 +143,51 @@ def warm_task(task: dict[str, Any]) -> dict[str, Any]:
     return task | {"queries": few, "num_ppo_epochs": 1, "response_length": WARM_TOKENS}
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
+Measured = Callable[[dict[str, Any], Clock, Meter], dict[str, Any]]
+
+
+def measure(task: dict[str, Any], measured: Measured) -> dict[str, Any]:
     """Seconds, peak memory and tokens of one update after a small one."""
     if task["threads"]:
         torch.set_num_threads(task["threads"])
     transformers_logging.set_verbosity_error()
-    trainer_module = importlib.import_module(TRAINER)
     clock = Clock()
-    for name, step in STEPS.items():
-        setattr(trainer_module, name, clock.timed(getattr(trainer_module, name), step))
     meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    networks = load(task)
-    with tempfile.TemporaryDirectory() as folder:
-        make_trainer(warm_task(task), networks, folder).train()
-        clock.spent = dict.fromkeys(STEPS.values(), 0.0)
-        trainer = make_trainer(task, networks, folder)
-        started = time.perf_counter()
-        _, seconds, peak = meter.whole(trainer.train)
-    learning = started + seconds - clock.ended
-    sampled = len(task["queries"]) * task["response_length"]
+    sampled = len(task["queries"]) * task["samples_per_query"] * task["response_length"]
     return {
-        "seconds": seconds,
-        "peak": peak,
-        **clock.spent,
-        "learn": learning,
-        "tokens": sum(map(len, task["queries"])) + sampled,
+        **measured(task, clock, meter),
+        "tokens": task["samples_per_query"] * sum(map(len, task["queries"])) + sampled,
         "threads": torch.get_num_threads(),
-        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "versions": {name: metadata.version(name) for name in LIBRARIES},
     }
 
 
-def main(argv: list[str] | None = None) -> None:
+def measure_ppo(task: dict[str, Any], clock: Clock, meter: Meter) -> dict[str, Any]:
+    """Seconds of an update of PPO and of its steps, and its peak."""
+    trainer_module = import_module(TRAINER)
+    for name, step in STEPS.items():
+        setattr(trainer_module, name, clock.timed(getattr(trainer_module, name), step))
+    networks = load(task)
+    with tempfile.TemporaryDirectory() as folder:
+        make_trainer(warm_task(task), networks, folder).train()
+        return clock.train(make_trainer(task, networks, folder), meter)
+
+
+def measure_files(measured: Measured, argv: list[str] | None) -> None:
     """Measure the task of the first file and write the result to the second."""
-    parser = argparse.ArgumentParser(description="one update of TRL's PPOTrainer, measured")
+    parser = argparse.ArgumentParser(description="one update of a trainer of TRL's, measured")
     parser.add_argument("task", type=Path)
     parser.add_argument("result", type=Path)
     args = parser.parse_args(argv)
     task = json.loads(args.task.read_text(encoding="utf-8"))
     if task["bf16"]:  # TRL's trainer makes its accelerator from the environment
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    args.result.write_text(json.dumps(measure(task)), encoding="utf-8")
+    args.result.write_text(json.dumps(measure(task, measured)), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """One update of PPO."""
+    measure_files(measure_ppo, argv)
 
 
 if __name__ == "__main__":

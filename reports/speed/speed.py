@@ -10,15 +10,17 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from reports.needs.shapes import shape_of
 from stages.running.files import read_json, write_json, write_text
 from stages.running.machine import code_version, cpu_model, library_versions
 from stages.settings import config as settings
+from stages.settings.checks import unknown
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 
@@ -27,22 +29,38 @@ OURS = "ours"
 CONSTRAINTS = Path("constraints.txt")
 QUERIES, IDS = "queries.json", "base/ids.json"
 LAST_LINE = 200
+PPO = "ppo"
+# Policy-gradient stage -> what the page calls it.
+LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
+SHAPE = ("preset", "batch", "microbatch")
+GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
 # Measurement -> what the page calls it.
 STEPS_OF_STAGES = {"sft": "sft step", "rm": "rm step", "dpo": "dpo step"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An update at one shape."""
+    """An update of a policy-gradient stage at one shape."""
 
     preset: str
     batch: int
     microbatch: int
+    stage: str = PPO
 
     @property
     def text(self) -> str:
         """As the command line takes it."""
-        return f"{self.preset}:{self.batch}:{self.microbatch}"
+        stage = "" if self.stage == PPO else f":{self.stage}"
+        return f"{self.preset}:{self.batch}:{self.microbatch}{stage}"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The overrides that make the update: one of all networks of the stage."""
+        batch = (f"ppo.batch_size={self.batch}", "ppo.critic_updates=0")
+        if self.stage == PPO:
+            return batch
+        own = (f"{self.stage}.batch_size={self.batch}", f"{self.stage}.samples_per_query={GROUP}")
+        return (*batch, *own, f"{self.stage}.num_ppo_epochs={RIVAL_EPOCHS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +77,10 @@ class BenchRequest:
     def request(self, case: Case) -> Request:
         """The settings of a case."""
         fixed = (
-            f"ppo.batch_size={case.batch}",
+            *case.settings,
             f"memory.microbatch_size={case.microbatch}",
             f"memory.forward_batch_size={case.batch}",
             "memory.mixed_precision=no",
-            "ppo.critic_updates=0",  # the update that is measured is one of both networks
         )
         return Request(
             preset=case.preset,
@@ -75,14 +92,23 @@ class BenchRequest:
 
 
 def case_of(text: str) -> Case:
-    """A case as it is typed: `pythia-14m:32:8`. Raises UserError for anything else."""
+    """A case as it is typed: `pythia-14m:32:8`, or `pythia-14m:32:8:rloo`.
+
+    Raises UserError for anything else.
+    """
     preset, *numbers = text.split(":")
+    stage = numbers.pop() if len(numbers) == len(SHAPE) else PPO
     if len(numbers) != 2 or not all(number.isdigit() and int(number) for number in numbers):
-        raise UserError(f"SHAPES takes preset:batch:microbatch, as in pythia-14m:32:8, not {text}")
+        typed = "preset:batch:microbatch, as in pythia-14m:32:8, and :rloo or :grpo behind it"
+        raise UserError(f"SHAPES takes {typed}, not {text}")
+    if stage not in LABELS:
+        raise unknown("stage to measure", stage, LABELS)
     batch, microbatch = map(int, numbers)
-    if batch % microbatch:
-        raise UserError(f"SHAPES={text}: the batch must divide by the microbatch")
-    return Case(preset=preset, batch=batch, microbatch=microbatch)
+    group = 1 if stage == PPO else GROUP
+    if batch % microbatch or microbatch % group:
+        by = "" if group == 1 else f", and that by the {group} samples of a query"
+        raise UserError(f"SHAPES={text}: the batch must divide by the microbatch{by}")
+    return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage)
 
 
 def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
@@ -150,16 +176,20 @@ def _measure_shape(
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
     for run in range(1, order.runs + 1):
         _announce(case, OURS, run, order.runs)
-        measured[OURS].append(run_part("update", request, folder))
+        measured[OURS].append(run_part(case.stage, request, folder))
         for name, python in peers.items():
             _announce(case, PEERS[name].label, run, order.runs)
-            measured[name].append(run_peer(PEERS[name], python, folder, config))
+            task = task_of(folder, config, case.stage)
+            measured[name].append(run_peer(PEERS[name], python, folder, task))
+    section = getattr(config, case.stage)
     about = {
         "preset": case.preset,
+        "stage": case.stage,
         "batch": case.batch,
         "microbatch": case.microbatch,
         "response": config.data.max_summary_tokens,
-        "epochs": config.ppo.num_ppo_epochs,
+        "epochs": section.num_ppo_epochs,
+        "samples_per_query": section.samples_per_query,
     }
     return about | prepared | {"measured": measured}
 
@@ -200,18 +230,27 @@ def _announce(case: Case, what: str, run: int, runs: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another implementation of PPO."""
+    """Another implementation of the policy-gradient stages."""
 
     name: str
     label: str
     packages: tuple[str, ...]
     """What pip installs beside torch."""
-    module: str
-    """Our script that drives it; called with the files of the task and of the result."""
+    modules: Mapping[str, str]
+    """Stage -> our script that drives it; called with the files of the task and of the result."""
 
 
 # The last release of TRL that has a PPOTrainer.
-TRL = Peer(name="trl", label="TRL 1.9.2", packages=("trl==1.9.2",), module="reports.speed.peer_trl")
+TRL = Peer(
+    name="trl",
+    label="TRL 1.9.2",
+    packages=("trl==1.9.2", "requests"),  # its RLOOTrainer imports the second, unasked
+    modules={
+        PPO: "reports.speed.peer_trl",
+        "rloo": "reports.speed.peer_trl_grouped",
+        "grpo": "reports.speed.peer_trl_grouped",
+    },
+)
 PEERS = {TRL.name: TRL}
 
 
@@ -248,12 +287,12 @@ def last_line(text: str) -> str:
     return lines[-1].removeprefix("error: ").removeprefix("ERROR: ")[:LAST_LINE]
 
 
-def run_peer(peer: Peer, python: Path, folder: Path, config: Config) -> dict[str, Any]:
+def run_peer(peer: Peer, python: Path, folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     """One measurement of the peer in a process of its own; what went wrong stands in `failed`."""
-    task, result = (folder / f"{peer.name}-{kind}.json" for kind in ("task", "result"))
-    write_json(task, task_of(folder, config))
+    written, result = (folder / f"{peer.name}-{kind}.json" for kind in ("task", "result"))
+    write_json(written, task)
     result.unlink(missing_ok=True)
-    words = [str(python), "-m", peer.module, str(task), str(result)]
+    words = [str(python), "-m", peer.modules[task["stage"]], str(written), str(result)]
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     measured: dict[str, Any] | None = read_json(result)
     if made.returncode or measured is None:
@@ -261,21 +300,25 @@ def run_peer(peer: Peer, python: Path, folder: Path, config: Config) -> dict[str
     return measured
 
 
-def task_of(folder: Path, config: Config) -> dict[str, Any]:
-    """The update that ours makes too, as plain numbers and names."""
-    ids = read_json(folder / IDS)
+def task_of(folder: Path, config: Config, stage: str = PPO) -> dict[str, Any]:
+    """The update of a stage that ours makes too, as plain numbers and names."""
+    ids, section = read_json(folder / IDS), getattr(config, stage)
+    group = section.samples_per_query
     return {
+        "stage": stage,
         "weights": str(folder / "model"),
-        "queries": read_json(folder / QUERIES),
+        "queries": read_json(folder / QUERIES)[: section.batch_size // group],
+        "samples_per_query": group,
+        "vocabulary": shape_of(config.base).vocabulary,
         "eos_id": ids["eos"],
         "pad_id": ids["pad"],
         "response_length": config.data.max_summary_tokens,
         "microbatch_size": config.memory.microbatch_size,
         "forward_batch_size": config.memory.forward_batch_size,
-        "num_ppo_epochs": config.ppo.num_ppo_epochs,
-        "temperature": config.ppo.temperature,
-        "learning_rate": config.ppo.learning_rate,
-        "kl_coef": config.ppo.kl_coef,
+        "num_ppo_epochs": section.num_ppo_epochs,
+        "temperature": section.temperature,
+        "learning_rate": section.learning_rate,
+        "kl_coef": section.kl_coef,
         "seed": config.seed,
         "threads": config.memory.cpu_threads,
         "bf16": config.memory.mixed_precision == "bf16",
