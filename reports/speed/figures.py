@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.needs.work import STEPS
-from reports.speed.speed import OURS
+from reports.speed.speed import ALONE, OURS
 
 Record = dict[str, Any]
 SLOWER, LARGER = 0.15, 0.02  # what a check allows in time and in memory, as shares
@@ -58,7 +58,7 @@ def least(shape: Record, rate: float) -> dict[str, float]:
 def figures(bench: Record, name: str) -> list[Figures]:
     """Ours and every peer that was measured at a shape, ours first."""
     shape, about = bench["shapes"][name], bench["about"]
-    labels = {OURS: OURS, **about["peers"]}
+    labels = {OURS: OURS, ALONE: ALONE, **about["peers"]}
     bounds = least(shape, about["matrix_rate"])
     made = []
     for key, label in labels.items():

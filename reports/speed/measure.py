@@ -3,37 +3,26 @@
     python -m reports.speed.measure ppo --folder FOLDER --preset pythia-14m
 
 `prepare` writes weights, texts and queries. `ppo`, `rloo` and `grpo` are one whole update: all rows
-of the batch as they come, all epochs; a peer is measured on the same tokens. `sft`, `rm` and `dpo`
-are optimizer steps: one sets up what stays (the optimizer's moments), then one on the longest rows,
-whose peak counts, and then one on typical rows, whose time counts.
+of the batch as they come, all epochs; a peer is measured on the same tokens. `rloo-apart` computes
+a query anew for each of its samples. `sft`, `rm` and `dpo` are optimizer steps: one sets up what
+stays (the optimizer's moments), then one on the longest rows, whose peak counts, and then one on
+typical rows, whose time counts.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
-from accelerate import Accelerator
-
-from eval.rates.formulas import clustered_logit, wilson
 from reports.needs.inputs import draw_weights
-from reports.needs.lengths import lengths_of
-from reports.needs.memory import Setting
-from reports.needs.parts import update_floor
 from reports.needs.shapes import policy_parameters, shape_of
-from reports.needs.work import forward_flops, training_factor, update_flops
-from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import IDS, LABELS, QUERIES
+from reports.needs.work import forward_flops, training_factor
+from reports.speed.place import Place, make_place
+from reports.speed.speed import APART, LABELS, PPO, QUERIES
 from reports.speed.texts import longest_rows, typical_rows, write_texts
+from reports.speed.update import measure_apart, measure_update
 from stages import dpo, reward, sft
-from stages.functional import leave_one_out, minus_group_mean
 from stages.learning.batches import Order, stream
 from stages.learning.learner import Learner
 from stages.learning.likelihood import sequence_length
@@ -41,87 +30,17 @@ from stages.learning.loop import make_accelerator, make_optimizer, use_gradient_
 from stages.learning.lora import adapt
 from stages.learning.models import load_policy, new_reward_model
 from stages.learning.preferences import pair_length
-from stages.learning.sampling import Noise
 from stages.learning.state import State
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
-from stages.rl import grouped
-from stages.rl import rollout as rollout_module
-from stages.rl.credit import credit, shape
-from stages.rl.episodes import Episodes, Rollout
-from stages.rl.metrics import describe
-from stages.rl.networks import Origins, PolicyLearner, load_networks, make_learner
-from stages.rl.rollout import measure, sample_responses, score
-from stages.rl.update import optimize, set_rate
-from stages.running.files import read_json, write_json
-from stages.running.machine import device_name
+from stages.running.files import write_json
 from stages.runs import Run
 from stages.settings.checks import UserError
 from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import Config, Ppo, fail
+from stages.settings.config import Config, fail
 from stages.settings.families import SHARING
-from stages.settings.ppo import PolicyGradient
-from stages.settings.rloo import Grouped
 
 PARTS_TIMED = 3
 """Microbatches of a timed step, spread over short and long rows."""
-WARM_TOKENS = 2
-# Functions of a rollout -> the step that their time counts as.
-STEPS = {
-    "sample": "sample",
-    "response_statistics": "measure",
-    "response_values": "score",  # a peer counts both scalar networks there
-    "score_responses": "score",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """What every measurement needs: settings, device, meter and the prepared folder."""
-
-    config: Config
-    folder: Path
-    accelerator: Accelerator
-    meter: Meter
-    setting: Setting
-
-    @property
-    def weights(self) -> Path:
-        """The folder of the policy that everything starts from."""
-        return self.folder / "model"
-
-    @property
-    def scorer(self) -> Path:
-        """The folder of the reward model."""
-        return self.folder / "reward_model"
-
-    def split(self, name: str) -> TokenizedSplit:
-        """A split of the bench's texts."""
-        return load_split(self.folder / "base" / "data", name)
-
-
-def make_place(config: Config, folder: Path) -> Place:
-    """The place of this process. Weights are not loaded yet: memory is counted from here."""
-    accelerator = make_accelerator(config)
-    load_statistics()
-    setting = Setting(
-        config=config,
-        shape=shape_of(config.base),
-        lengths=lengths_of(config),
-        on_gpu=accelerator.device.type == "cuda",
-    )
-    meter = Meter(torch.device(accelerator.device))
-    return Place(
-        config=config, folder=folder, accelerator=accelerator, meter=meter, setting=setting
-    )
-
-
-def load_statistics() -> None:
-    """Have a stage's libraries of statistics in memory, so that they are not counted as tensors.
-
-    A peer has no such stage, and none of these libraries.
-    """
-    wilson(1, 2)
-    clustered_logit(np.array([1.0, 0.0, 1.0, 0.0]), np.ones((4, 1)), np.arange(4))
 
 
 def prepare(config: Config, folder: Path) -> dict[str, Any]:
@@ -136,119 +55,6 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     rows = [train[row].tolist() for row in range(min(config.ppo.batch_size, len(train)))]
     write_json(folder / QUERIES, rows)
     return {"texts": texts, "parameters": policy_parameters(published)}
-
-
-# -- an update of PPO or of a rival ----------------------------------------------------------------
-
-
-def measure_update(place: Place, stage: str) -> dict[str, Any]:
-    """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
-    that it must do and the bytes that it must hold.
-    """
-    config, meter, setting = place.config, place.meter, place.setting
-    settings: PolicyGradient = getattr(config, stage)
-    group = settings.samples_per_query
-    rate = matrix_rate(meter, setting.half)
-    rows: list[list[int]] = read_json(place.folder / QUERIES)[: settings.batch_size // group]
-    ids = read_json(place.folder / IDS)
-    tokenizer: Any = SimpleNamespace(eos_token_id=ids["eos"], pad_token_id=ids["pad"])
-    origins = Origins(
-        policy=place.weights,
-        reward_model=place.scorer,
-        seed=config.seed,
-        adapt=partial(adapt, config=config, stage=stage),
-    )
-    networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
-    learner = make_learner(
-        place.accelerator, networks, settings, config.optimizer, config.memory, stage
-    )
-    for network in (networks.policy, networks.critic, networks.ref_policy, networks.reward_model):
-        if network is not None:
-            hold(network)
-    # The smallest update, with which torch loads what it needs and the moments come to be.
-    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
-    few = rows[: config.memory.microbatch_size // group]
-    take_update(learner, few, once, noise_of(config, WARM_TOKENS))
-    sampling = noise_of(config, config.data.max_summary_tokens)
-    with timed_steps(meter) as spent:
-        (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, settings, sampling)
-        )
-    lengths = [len(row) for row in rows]
-    longest = max(lengths)
-    return {
-        "seconds": seconds,
-        "peak": peak,
-        "learn": learning,
-        **spent,
-        "tokens": group * sum(lengths) + int((rollout.responses != networks.pad_id).sum()),
-        "flops": update_flops(setting, lengths, stage),
-        "floor": update_floor(setting, longest, rollout.responses.shape[1], stage),
-        "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
-        "device": device_name(),
-        "threads": torch.get_num_threads(),
-        "queries": {"rows": len(rows), "mean": sum(lengths) / len(rows), "longest": longest},
-    }
-
-
-def noise_of(config: Config, length: int) -> Noise:
-    """What responses of so many tokens are drawn with."""
-    return Noise(seed=config.seed, purpose="bench", length=length)
-
-
-def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
-) -> tuple[Rollout, float]:
-    """All six steps and their metrics, as the stage takes them; the seconds of learning."""
-    accelerator, kl_coef = learner.accelerator, settings.kl_coef
-    set_rate(learner, settings)
-    queries = [torch.tensor(row) for row in rows]
-    measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
-    episodes = score(learner, measured, settings)
-    rollout = credited(accelerator, episodes, settings, learner.networks.pad_id)
-    describe(learner, rollout, settings, kl_coef)
-    started = time.perf_counter()
-    optimize(learner, rollout, settings, noise.seed, kl_coef)
-    return rollout, time.perf_counter() - started
-
-
-def credited(
-    accelerator: Accelerator, episodes: Episodes, settings: PolicyGradient, pad_id: int
-) -> Rollout:
-    """Steps 4 and 5: GAE, or the baseline of a stage without a critic."""
-    if isinstance(settings, Ppo):
-        shaped = shape(episodes, settings, pad_id, settings.kl_coef, settings.score_at)
-        return credit(accelerator, shaped, settings)
-    assert isinstance(settings, Grouped)
-    baseline = {"rloo": leave_one_out, "grpo": minus_group_mean}[settings.section]
-    shaped = shape(episodes, settings, pad_id, settings.kl_coef)
-    return grouped.credit(shaped, settings, baseline)
-
-
-@contextmanager
-def timed_steps(meter: Meter) -> Iterator[dict[str, float]]:
-    """While this lasts, the seconds of each step of a rollout are summed in what it yields."""
-    spent = dict.fromkeys(STEPS.values(), 0.0)
-
-    def timed(function: Callable[..., Any], step: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            meter.wait()
-            started = time.perf_counter()
-            result = function(*args, **kwargs)
-            meter.wait()
-            spent[step] += time.perf_counter() - started
-            return result
-
-        return call
-
-    before = {name: getattr(rollout_module, name) for name in STEPS}
-    for name, step in STEPS.items():
-        setattr(rollout_module, name, timed(before[name], step))
-    try:
-        yield spent
-    finally:
-        for name, function in before.items():
-            setattr(rollout_module, name, function)
 
 
 # -- optimizer steps of the other stages -----------------------------------------------------------
@@ -363,6 +169,7 @@ def measure_step(
 
 MEASUREMENTS: dict[str, Callable[[Place], dict[str, Any]]] = {
     **{stage: partial(measure_update, stage=stage) for stage in LABELS},
+    **{f"{stage}{APART}": partial(measure_apart, stage=stage) for stage in LABELS if stage != PPO},
     "sft": measure_sft,
     "rm": measure_rm,
     "dpo": measure_dpo,

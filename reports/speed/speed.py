@@ -32,6 +32,7 @@ LAST_LINE = 200
 PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
 LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
+APART, ALONE = "-apart", "ours, queries not shared"  # samples of a query that share nothing
 SHAPE = ("preset", "batch", "microbatch")
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
 # Measurement -> what the page calls it.
@@ -173,10 +174,12 @@ def _measure_shape(
     folder, request = _folder(case, work), order.request(case)
     folder.mkdir(parents=True)
     prepared, config = run_part("prepare", request, folder), config_of(request)
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
+    parts = {OURS: case.stage} | ({} if case.stage == PPO else {ALONE: f"{case.stage}{APART}"})
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (*parts, *peers)}
     for run in range(1, order.runs + 1):
-        _announce(case, OURS, run, order.runs)
-        measured[OURS].append(run_part(case.stage, request, folder))
+        for label, part in parts.items():
+            _announce(case, label, run, order.runs)
+            measured[label].append(run_part(part, request, folder))
         for name, python in peers.items():
             _announce(case, PEERS[name].label, run, order.runs)
             task = task_of(folder, config, case.stage)
@@ -222,7 +225,7 @@ def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
 
 
 def _announce(case: Case, what: str, run: int, runs: int) -> None:
-    print(f"{case.preset}: {what}, run {run} of {runs}", flush=True)
+    print(f"{case.text}: {what}, run {run} of {runs}", flush=True)
 
 
 # -- peers -----------------------------------------------------------------------------------------
