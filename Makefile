@@ -78,7 +78,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
 OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \
-	scaling compare versus leaderboard judges annotate annotated power simulations planted smollm judge-server
+	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
+	planted smollm judge-server
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
 .PHONY: $(OWN) $(GOALS)
 .DEFAULT_GOAL := help
@@ -138,6 +139,10 @@ scaling: $(INSTALLED)
 compare: $(INSTALLED)
 	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
 		$(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
+# Gold score against KL, from a file of points or from finished runs.
+overoptimisation: $(INSTALLED)
+	@$(PY) -m reports.overoptimisation_page $(if $(INPUT),--input "$(INPUT)") \
+		$(call option,judge,$(JUDGE)) $(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
 versus: $(INSTALLED)
 	@$(PY) -m stages.driving.start eval.versus --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
 		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))

@@ -4,6 +4,7 @@ run_page          one run
 scaling_page      sizes side by side
 ablations_page    one switch at a time
 rivals_page       PPO and its rivals at equal KL
+overoptimisation_page  gold score against KL, and the law of it
 planted_page      known errors, planted in a run
 calibration_page  a judge beside labels
 annotate_page     pairs for people to judge

@@ -4,6 +4,7 @@ collect       a finished run as one row of numbers
 paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
 verdicts      whether a switch matters
+kl_points     points of KL and gold score, from a file or from runs
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers

@@ -1,0 +1,351 @@
+"""The page of over-optimisation: gold score against KL, the law of Gao et al. 2022, does it hold.
+
+    python -m reports.overoptimisation_page --input points.csv
+    python -m reports.overoptimisation_page --runs tiny-pairs750 tiny-pairs3000
+
+writes overoptimisation-<file or runs>.md and .html to runs/reports/. Its table `points` has the
+columns that INPUT takes, so `<page>-numbers/points.csv` makes the page again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from eval.rates.formulas import Floats, mean_of_seeds
+from eval.rates.overoptimisation import (
+    Curve,
+    Estimate,
+    Fit,
+    accuracies,
+    fit_curves,
+    of,
+    over_seeds,
+    seeds_of,
+    starts,
+)
+from eval.rates.strengths import holm
+from reports.parts import page, plots
+from reports.parts.collect import Record, find_runs, numbers_of
+from reports.parts.kl_points import COLUMNS, as_cells, check_points, points_of_runs, read_points
+from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.run_report import stem_about, write_about_runs
+from reports.parts.sentences import notes_of_judges
+from reports.parts.words import MISSING, number, p_value, percent
+from reports.sections.made_with import where
+from stages.settings.checks import UserError
+
+LAW = "R(d) = d (alpha - beta log d)"
+LEVEL = 0.05  # of the test that the law holds, over all strengths together
+STRENGTHS, KLS = 4, 6  # with fewer the page says that they are few
+GRID = 60  # places at which a line is drawn
+PROXY = {"accuracy": "Proxy accuracy on the policy's samples", "proxy": "Proxy score"}
+COLORS = (plots.SFT, plots.PPO, plots.RM, plots.PAPER, plots.OTHER)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the page and print its answer."""
+    parser = page.arguments("gold score against KL, and the law of over-optimisation")
+    parser.add_argument("--input", default="", help=f"a file with columns {', '.join(COLUMNS)}")
+    parser.add_argument("--runs", nargs="+", default=[], help="names of finished runs")
+    page.print_page(lambda args: write_page(args.input, args.runs, args.judge), parser, argv)
+
+
+def write_page(path: str, names: Sequence[str], judge: str = "") -> str:
+    """Write the page from a file or from runs; its lines for the terminal.
+
+    Raises UserError unless one of the two is given, and where they hold no curve.
+    """
+    if bool(path) == bool(names):
+        raise UserError('give INPUT=points.csv, or finished runs, such as RUNS="tiny-a tiny-b"')
+    records: list[Record] = []
+    left_out: list[str] = []
+    if path:
+        points, about, command = read_points(Path(path)), [Path(path).name], f'INPUT="{path}"'
+        stem = stem_about("overoptimisation", [Path(path).stem])
+    else:
+        about, command = list(dict.fromkeys(names)), f'RUNS="{" ".join(names)}"'
+        for name in about:
+            runs, lines = find_runs(name, judge)
+            records, left_out = [*records, *runs], [*left_out, *lines]
+        points = points_of_runs(records)
+        check_points(", ".join(about), points)
+        stem = stem_about("overoptimisation", about)
+    curves = fit_curves(points)
+    made = blocks(curves, records, left_out)
+    more = {"command": f"make overoptimisation {command}"}
+    title = f"Over-optimisation: {', '.join(about)}"
+    written = write_about_runs(stem, title, made, about, records, more)
+    return page.for_terminal([answer(curves)], written)
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+def failing(curves: Sequence[Curve]) -> list[Curve]:
+    """The strengths at which the law does not predict what was left out, after Holm."""
+    corrected = holm([curve.p_value for curve in curves])
+    return [curve for curve, p in zip(curves, corrected, strict=True) if p < LEVEL]
+
+
+def answer(curves: Sequence[Curve]) -> str:
+    """Whether the law holds here, and where the gold score peaks: at most 60 words."""
+    wrong = failing(curves)
+    forecasts = [forecast for curve in curves for forecast in curve.forecasts]
+    inside = sum(forecast.inside for forecast in forecasts)
+    counted = f"{inside} of {len(forecasts)} points left out lie in their 95% prediction intervals"
+    if wrong:
+        some = f" (at {len(wrong)} of {len(curves)} strengths of the proxy)"
+        at = some if len(curves) > 1 else ""
+        return f"The law {LAW} does NOT hold here{at}: fitted to smaller KL, {counted}."
+    return f"The law {LAW} holds here: fitted to smaller KL, {counted}. {_peaks(curves)}"
+
+
+def _peaks(curves: Sequence[Curve]) -> str:
+    """Where the gold score is highest, at the first and the last strength that have a peak."""
+    peaked = [curve for curve in curves if curve.peak is not None]
+    if not peaked:
+        return "In some seed of every strength the gold score has no peak."
+    ends = [peaked[0], *peaked[1:][-1:]]
+    told = " and ".join(f"{_at_peak(curve)}{_named(curve)}" for curve in ends)
+    return f"The gold score peaks at a KL of {told}."
+
+
+def _named(curve: Curve) -> str:
+    return f" ({curve.strength})" if curve.strength else ""
+
+
+def _at_peak(curve: Curve) -> str:
+    if curve.peak is None:
+        return f"none in {len(curve.without_peak)} of {len(curve.fits)} seeds"
+    return told(curve.peak)
+
+
+def told(estimate: Estimate | None, digits: int = 2) -> str:
+    """A mean with its interval over seeds; a dash for None."""
+    if estimate is None:
+        return MISSING
+    mean = number(estimate.mean, digits)
+    if estimate.bounds is None:
+        return mean
+    return f"{mean} [{', '.join(number(bound, digits) for bound in estimate.bounds)}]"
+
+
+def caveats(curves: Sequence[Curve]) -> Iterator[str]:
+    """What to hold against the answer."""
+    if len(curves) < STRENGTHS:
+        some = "strength" if len(curves) == 1 else "strengths"
+        yield f"{len(curves)} {some} of the proxy: {STRENGTHS} or more would show what it changes."
+    for curve in curves:
+        name = f"{curve.strength}: " if curve.strength else ""
+        by_seed = [of(curve.points, seed=seed) for seed in seeds_of(curve.points)]
+        kls = [{point.kl for point in points} - {0.0} for points in by_seed]
+        if min(map(len, kls)) < KLS:
+            yield f"{name}a seed has fewer than {KLS} KLs above 0."
+        if len(kls) == 1:
+            yield f"{name}one seed, so there are no intervals over seeds."
+        reach = fmean(map(max, kls))
+        if curve.peak is not None and reach < curve.peak.mean:
+            yield (
+                f"{name}no point lies beyond the peak (largest KL {number(reach, 1)}): its place"
+                " is extrapolated."
+            )
+        relative = sum(not starts(points) for points in by_seed)
+        if relative:
+            yield (
+                f"{name}{relative} of {len(kls)} seeds have no point at KL 0: their gold scores are"
+                " taken as differences from it."
+            )
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def blocks(
+    curves: Sequence[Curve], records: Sequence[Record], left_out: Sequence[str]
+) -> list[Block]:
+    """The page: the answer, the law at each strength, the curves, the proxy, every point."""
+    notes = [*caveats(curves), *notes_of_judges([numbers_of(x) for x in records]), *left_out]
+    points = [point for curve in curves for point in curve.points]
+    method = [*METHOD, *(RUNS if records else ())]
+    listed = Table(COLUMNS, [as_cells(point) for point in points], "Every point.", name="points")
+    return [
+        Text(answer(curves), lead=True),
+        laws(curves),
+        figure(curves),
+        *(Note(note) for note in dict.fromkeys(notes)),
+        *proxy_blocks(curves),
+        Heading("How it is fitted"),
+        *(Text(text) for text in method),
+        Details("All points", [listed]),
+        *([Text(where(records))] if records else []),
+    ]
+
+
+METHOD = (
+    f"{LAW}, with d the square root of the KL from SFT in nats and R the gold score less that at KL"
+    " 0 (Gao et al. 2022). Each seed of each strength is fitted by itself by least squares; where"
+    " it has points at KL 0, the score there is fitted with them. Intervals are Student's t over"
+    " the seeds. Of the peak, d* = exp(alpha / beta - 1), each seed's estimate is transformed, and"
+    " the interval is that of its logarithm; the gold score there is beta d*.",
+    "A third of each seed's KLs, the largest, are left out and predicted from the rest, with 95%"
+    " prediction intervals (noise of one size in all seeds of a strength). The law is said not to"
+    " hold where the errors of a strength are together too large (Chow's test of prediction, 5%"
+    " over all strengths after Holm). Points that share noise, as neighbours on one training curve"
+    " may, let it be said too often. Wide intervals contain much: that the law is not refuted does"
+    " not say that it is exact.",
+)
+RUNS = (
+    "Runs with a KL penalty: SFT and the policy at the end of training, on held-out posts; accuracy"
+    " is how often the proxy and the judge agree whether a summary beats its reference. Runs"
+    " without one: stretches of training, with the gold score of the texts sampled there by the"
+    " rule of the built-in world; accuracy is the share of pairs of these texts, of different"
+    " posts, that both rank alike, texts without EOS left out.",
+)
+
+
+def laws(curves: Sequence[Curve]) -> Table:
+    """A row a strength: alpha, beta, the peak, and whether what was left out is predicted."""
+    wrong = failing(curves)
+    rows = []
+    for curve in curves:
+        inside = sum(forecast.inside for forecast in curve.forecasts)
+        rows.append(
+            [
+                curve.strength or "all points",
+                told(curve.over_seeds(lambda fit: fit.alpha), 3),
+                told(curve.over_seeds(lambda fit: fit.beta), 3),
+                _at_peak(curve),
+                told(curve.top),
+                f"{inside} of {len(curve.forecasts)}, {p_value(curve.p_value)}",
+                "no" if curve in wrong else "yes",
+            ]
+        )
+    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
+    caption = (
+        "Means over seeds with 95% intervals over seeds, from all points; gold score less that at"
+        " KL 0. Predicted: points of the largest KL that lie in their 95% prediction intervals."
+    )
+    return Table([*header, "left out, predicted", "holds?"], rows, caption, strong=True)
+
+
+def figure(curves: Sequence[Curve]) -> Block:
+    """Gold score over the root of KL: points, the law, and what it predicts of those left out."""
+    caption = (
+        "Gold score less that at KL 0, a dot a point of a seed. Solid: the law fitted to all"
+        " points, the mean over seeds with its 95% band. Dashed: fitted without the hollow points."
+    )
+    panel = plots.Panel("Gold score", lambda axes: _draw(axes, curves), _about(curves))
+    return plots.figure("law", caption, [panel], wide=2.0, high=1.5)
+
+
+def _about(curves: Sequence[Curve]) -> str:
+    return " ".join(
+        f"{curve.strength or 'All points'}: alpha"
+        f" {told(curve.over_seeds(lambda fit: fit.alpha), 3)}, beta"
+        f" {told(curve.over_seeds(lambda fit: fit.beta), 3)}, peak at KL {_at_peak(curve)}."
+        for curve in curves
+    )
+
+
+def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+    for place, curve in enumerate(curves):
+        color = COLORS[place % len(COLORS)]
+        _dots(axes, curve, color)
+        _law(axes, curve, color)
+    axes.set_xlabel("square root of KL, nats")
+    axes.legend(loc="best", handlelength=1.6)
+
+
+def _dots(axes: Axes, curve: Curve, color: str) -> None:
+    left = {id(forecast.point) for forecast in curve.forecasts}
+    for hollow in (False, True):
+        own = [point for point in curve.points if (id(point) in left) == hollow]
+        roots = [point.root for point in own]
+        heights = [point.gold - curve.fits[point.seed].start for point in own]
+        face = "none" if hollow else color
+        axes.scatter(roots, heights, s=13, facecolors=face, edgecolors=color, alpha=0.75, lw=1)
+
+
+def _law(axes: Axes, curve: Curve, color: str) -> None:
+    roots = np.linspace(0, max(point.root for point in curve.points), GRID)
+    values = _lines(curve.fits.values(), roots)
+    axes.plot(roots, values.mean(axis=0), color=color, label=curve.strength or "the law")
+    bands = [band for band in map(mean_of_seeds, values.T.tolist()) if band]
+    if bands:
+        lows, highs = zip(*bands, strict=True)
+        axes.fill_between(roots, lows, highs, color=color, alpha=0.13, lw=0)
+    predicted = _lines(curve.kept.values(), roots).mean(axis=0)
+    axes.plot(roots, predicted, "--", color=color, lw=1.1)
+
+
+def _lines(fits: Iterable[Fit], roots: Floats) -> Floats:
+    """The law of each seed [seeds, roots]."""
+    return np.array([fit.at(roots) for fit in fits])
+
+
+def proxy_blocks(curves: Sequence[Curve]) -> list[Block]:
+    """The proxy on the policy's own samples against KL; nothing where no point says it."""
+    panels = [
+        _panel(curves, title, measure)
+        for measure, title in PROXY.items()
+        if any(getattr(x, measure) is not None for curve in curves for x in curve.points)
+    ]
+    if not panels:
+        return []
+    caption = "Against the square root of KL, a line a seed."
+    drawn = plots.figure("proxy", caption, panels, wide=1.4)
+    return [Heading("The proxy on the policy's own samples"), *accuracy_table(curves), drawn]
+
+
+def accuracy_table(curves: Sequence[Curve]) -> list[Table]:
+    """A row a strength: accuracy at the fitted KLs, at the largest, and the difference."""
+    rows = []
+    for curve in curves:
+        pairs = accuracies(curve.points)
+        if pairs:
+            before, after = (fmean(side) for side in zip(*pairs, strict=True))
+            change = over_seeds([100 * (late - early) for early, late in pairs])
+            rows.append(
+                [curve.strength or "all points", percent(before), percent(after), told(change, 1)]
+            )
+    header = ["proxy", "at smaller KL", "at the largest KL", "difference, points"]
+    caption = (
+        "How often the proxy ranks the policy's own samples as the gold scorer does: means over"
+        " seeds of the points fitted and of those left out, with 95% intervals over seeds."
+    )
+    return [Table(header, rows, caption)] if rows else []
+
+
+def _panel(curves: Sequence[Curve], title: str, measure: str) -> plots.Panel:
+    lines: list[tuple[str, str, list[tuple[float, float]]]] = []
+    for place, curve in enumerate(curves):
+        for seed in seeds_of(curve.points):
+            known = [(x.root, getattr(x, measure)) for x in of(curve.points, seed=seed)]
+            line = sorted((root, value) for root, value in known if value is not None)
+            lines.append((curve.strength, COLORS[place % len(COLORS)], line))
+
+    def draw(axes: Axes) -> None:
+        named = set()
+        for strength, color, line in lines:
+            label = strength if strength and strength not in named else None
+            named.add(strength)
+            roots, values = [root for root, _ in line], [height for _, height in line]
+            axes.plot(roots, values, "-o", color=color, ms=2.5, lw=0.8, alpha=0.8, label=label)
+        axes.set_xlabel("square root of KL, nats")
+        if named - {""}:
+            axes.legend(loc="best", handlelength=1.6)
+
+    about = " ".join(
+        f"{strength} from {line[0][1]:.3g} at {line[0][0]:.3g} to {line[-1][1]:.3g} at"
+        f" {line[-1][0]:.3g}."
+        for strength, _, line in lines
+        if line
+    )
+    return plots.Panel(title, draw, about)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Points of KL and gold score: from a file of anybody's, or from finished runs.
+
+A run with a KL penalty gives the policy that it ends with, on held-out posts. One without
+(`kl_coef=0`), in the built-in world, gives its training curve: stretches of consecutive updates,
+whose sampled texts the world's rule scores. So one run goes from KL 0 far beyond the peak.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from eval.rates.overoptimisation import FEWEST, Point, of, ranked_alike, seeds_of, strengths_of
+from reports.parts import plots
+from reports.parts.collect import Record, numbers_of
+from reports.parts.words import Row
+from stages.posts.bad_rows import BadRowError
+from stages.posts.tables import parsed_rows
+from stages.posts.toy import facts_of, score_summary
+from stages.running.files import read_lines
+from stages.settings.checks import UserError
+
+EOS = "<|endoftext|>"  # of the tokenizer that the built-in world trains
+STRETCHES = 12  # of a training curve, beside those at KL 0
+NEEDED = ("kl", "gold", "seed")
+OPTIONAL = {"proxy_strength": "strength", "proxy": "proxy", "proxy_accuracy": "accuracy"}
+COLUMNS = (*NEEDED, *OPTIONAL)
+
+
+# -- from a file -----------------------------------------------------------------------------------
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points of a CSV file (or JSONL, Parquet) with the columns COLUMNS; others are not read.
+
+    Cells of the columns beside NEEDED may be empty. Raises UserError with file, line and mend for a
+    row that is no point, and for a seed with too few KLs to be fitted.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file: correct INPUT=")
+    points = [_point(where, row) for where, row in parsed_rows(path)]
+    if not points:
+        raise UserError(f"{path} holds no points: give rows of {', '.join(NEEDED)}")
+    check_points(str(path), points)
+    return points
+
+
+def _point(where: str, row: Row) -> Point:
+    missing = [name for name in NEEDED if name not in row]
+    if missing:
+        has = ", ".join(map(str, row))
+        raise BadRowError(where, f"no column {missing[0]}: add or rename it (there are {has})")
+    cells = {name: "" if row.get(name) is None else str(row[name]).strip() for name in COLUMNS}
+    kl, accuracy = _number(where, cells, "kl"), _given(where, cells, "proxy_accuracy")
+    if kl < 0:
+        raise BadRowError(where, f"kl is {kl:g}, below 0: give a mean over more samples, or 0")
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise BadRowError(where, f"proxy_accuracy is {accuracy:g}: give a share from 0 to 1")
+    if not cells["seed"]:
+        raise BadRowError(where, "seed is empty: fill it, or drop the row")
+    return Point(
+        seed=cells["seed"],
+        kl=kl,
+        gold=_number(where, cells, "gold"),
+        strength=cells["proxy_strength"],
+        proxy=_given(where, cells, "proxy"),
+        accuracy=accuracy,
+    )
+
+
+def _given(where: str, cells: Mapping[str, str], name: str) -> float | None:
+    return _number(where, cells, name) if cells[name] else None
+
+
+def _number(where: str, cells: Mapping[str, str], name: str) -> float:
+    try:
+        value = float(cells[name])
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise BadRowError(where, f"{name} is {cells[name]!r}, no number: correct or drop the row")
+    return value
+
+
+def check_points(source: str, points: Sequence[Point]) -> None:
+    """Raise UserError unless every seed of every strength has enough different KLs to be fitted."""
+    for strength in strengths_of(points):
+        curve = of(points, strength=strength)
+        for seed in seeds_of(curve):
+            kls = {point.kl for point in of(curve, seed=seed)} - {0.0}
+            if len(kls) < FEWEST:
+                named = f" of proxy_strength {strength}" if strength else ""
+                raise UserError(
+                    f"{source}: seed {seed}{named} has {len(kls)} different KLs above 0: give at"
+                    f" least {FEWEST}, better 6 that reach beyond the peak, or drop the seed"
+                )
+
+
+def as_cells(point: Point) -> list[str]:
+    """A point as a row of the table COLUMNS, which `read_points` reads again."""
+    numbers = (point.proxy, point.accuracy)
+    proxy, accuracy = ("" if value is None else f"{value:.6g}" for value in numbers)
+    return [f"{point.kl:.6g}", f"{point.gold:.6g}", point.seed, point.strength, proxy, accuracy]
+
+
+# -- from runs -------------------------------------------------------------------------------------
+
+
+def points_of_runs(records: Sequence[Record]) -> list[Point]:
+    """The points of finished runs; those at KL 0 from one run of a strength and seed.
+
+    A strength is the comparisons that the reward model learned, with the size where that differs.
+    Raises UserError for a run whose policy has no gold score, and for too few samples of a curve.
+    """
+    sizes = len({record.results("base")["parameters"] for record in records}) > 1
+    points: list[Point] = []
+    for record in records:
+        strength = f"{record.results('rm')['training_pairs']} pairs"
+        if sizes:
+            strength = f"{plots.count(record.results('base')['parameters'])}, {strength}"
+        start = {(point.strength, point.seed) for point in points if point.kl == 0}
+        made = curve_of(record, strength) if is_curve(record) else ends_of(record, strength)
+        points += [x for x in made if x.kl > 0 or (x.strength, x.seed) not in start]
+    return points
+
+
+def is_curve(record: Record) -> bool:
+    """Whether a run gives its training curve: no KL penalty, and texts that the rule can score."""
+    return record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
+
+
+def ends_of(record: Record, strength: str) -> list[Point]:
+    """SFT and the run's policy, on held-out posts. Raises UserError without their gold score.
+
+    The accuracy is how often proxy and judge agree whether the summary beats the reference.
+    """
+    row = numbers_of(record)
+    gold = record.results("win_rate").get("scores", {}).get("gold", {})
+    points = []
+    for policy in ("sft", record.policy):
+        if not gold.get(policy):
+            raise UserError(
+                f"{record.name} seed {record.seed}: {policy} has no gold score: judge it with"
+                " judge.kind=facts or a gold reward model"
+            )
+        points.append(
+            Point(
+                seed=str(record.seed),
+                kl=max(0.0, row[f"{policy}/kl"]),
+                gold=gold[policy]["estimate"],
+                strength=strength,
+                proxy=row[f"{policy}/score"],
+                accuracy=row[f"{policy}/rm_agrees"],
+            )
+        )
+    return points
+
+
+def curve_of(record: Record, strength: str) -> list[Point]:
+    """Stretches of the run's training, each as many updates with samples.
+
+    KL is the mean over a stretch's updates, the gold score that of its sampled texts by the rule of
+    the built-in world, and the accuracy the share of pairs of these texts, of different posts, that
+    proxy and rule rank alike. Raises UserError where too few updates have samples.
+    """
+    stage = record.policy
+    split = record.results(stage)["queries_from"]
+    posts = {
+        row["query"]: row["id"]
+        for row in read_lines(record.folders["base"] / "data" / f"{split}.jsonl")
+    }
+    samples: dict[int, list[Row]] = {}
+    for row in record.rows(stage, "samples.jsonl"):
+        samples.setdefault(row["step"], []).append(row)
+    kls = {row["step"]: max(0.0, row["objective/kl"]) for row in record.rows(stage)}
+    moved = [step for step in samples if kls[step] > 0]
+    if len(moved) < FEWEST:
+        raise UserError(
+            f"{record.name} seed {record.seed}: samples of {len(moved)} updates above KL 0 make no"
+            f" curve: train it with {stage}.samples_every=1"
+        )
+    size = ceil(len(moved) / STRETCHES)
+    stretches = [
+        steps[first : first + size]
+        for steps in ([step for step in samples if kls[step] == 0], moved)
+        for first in range(0, len(steps), size)
+    ]
+    return [
+        Point(
+            seed=str(record.seed),
+            kl=fmean(kls[step] for step in steps),
+            strength=strength,
+            **_scores([row for step in steps for row in samples[step]], posts),
+        )
+        for steps in stretches
+    ]
+
+
+def _scores(rows: Sequence[Row], posts: Mapping[str, str]) -> dict[str, Any]:
+    """Gold and proxy score of some samples, and how often the two rank them alike."""
+    gold = [_rule_score(row, posts) for row in rows]
+    # Of a text without EOS the logged score may be the trick's and not the proxy's.
+    ended = [
+        (row["score"], score)
+        for row, score in zip(rows, gold, strict=True)
+        if row["response"].endswith(EOS)
+    ]
+    return {
+        "gold": fmean(gold),
+        "proxy": fmean(row["score"] for row in rows),
+        "accuracy": ranked_alike(*zip(*ended, strict=True)) if ended else None,
+    }
+
+
+def _rule_score(row: Row, posts: Mapping[str, str]) -> float:
+    if row["query"] not in posts:
+        raise UserError(
+            f"a sample of update {row['step']} is about a post that was cut or is not in stage"
+            " base: the rule cannot score it"
+        )
+    return score_summary(row["response"].removesuffix(EOS), facts_of(posts[row["query"]]))
