@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 
 from eval.rates.formulas import Floats, mean_of_seeds
 from eval.rates.overoptimisation import (
-    Curve,
-    Estimate,
-    Fit,
+    Law,
+    SeedLaw,
+    SeedMean,
     accuracies,
     fit_curves,
     of,
@@ -39,6 +39,7 @@ from stages.settings.checks import UserError
 
 LAW = "R(d) = d (alpha - beta log d)"
 LEVEL = 0.05  # of the test that the law holds, over all strengths together
+ALL = "all points"  # where the file names no strength
 STRENGTHS, KLS = 4, 6  # with fewer the page says that they are few
 GRID = 60  # places at which a line is drawn
 PROXY = {"accuracy": "Proxy accuracy on the policy's samples", "proxy": "Proxy score"}
@@ -84,13 +85,13 @@ def write_page(path: str, names: Sequence[str], judge: str = "") -> str:
 # -- in words --------------------------------------------------------------------------------------
 
 
-def failing(curves: Sequence[Curve]) -> list[Curve]:
+def failing(curves: Sequence[Law]) -> list[Law]:
     """The strengths at which the law does not predict what was left out, after Holm."""
     corrected = holm([curve.p_value for curve in curves])
     return [curve for curve, p in zip(curves, corrected, strict=True) if p < LEVEL]
 
 
-def answer(curves: Sequence[Curve]) -> str:
+def answer(curves: Sequence[Law]) -> str:
     """Whether the law holds here, and where the gold score peaks: at most 60 words."""
     wrong = failing(curves)
     forecasts = [forecast for curve in curves for forecast in curve.forecasts]
@@ -103,7 +104,7 @@ def answer(curves: Sequence[Curve]) -> str:
     return f"The law {LAW} holds here: fitted to smaller KL, {counted}. {_peaks(curves)}"
 
 
-def _peaks(curves: Sequence[Curve]) -> str:
+def _peaks(curves: Sequence[Law]) -> str:
     """Where the gold score is highest, at the first and the last strength that have a peak."""
     peaked = [curve for curve in curves if curve.peak is not None]
     if not peaked:
@@ -113,27 +114,25 @@ def _peaks(curves: Sequence[Curve]) -> str:
     return f"The gold score peaks at a KL of {told}."
 
 
-def _named(curve: Curve) -> str:
+def _named(curve: Law) -> str:
     return f" ({curve.strength})" if curve.strength else ""
 
 
-def _at_peak(curve: Curve) -> str:
+def _at_peak(curve: Law) -> str:
     if curve.peak is None:
         return f"none in {len(curve.without_peak)} of {len(curve.fits)} seeds"
     return told(curve.peak)
 
 
-def told(estimate: Estimate | None, digits: int = 2) -> str:
-    """A mean with its interval over seeds; a dash for None."""
+def told(estimate: SeedMean | None) -> str:
+    """A mean with its interval over seeds, to three digits; a dash for None."""
     if estimate is None:
         return MISSING
-    mean = number(estimate.mean, digits)
-    if estimate.bounds is None:
-        return mean
-    return f"{mean} [{', '.join(number(bound, digits) for bound in estimate.bounds)}]"
+    bounds = [f"{bound:.3g}" for bound in estimate.bounds or ()]
+    return " ".join([f"{estimate.mean:.3g}", *([f"[{', '.join(bounds)}]"] if bounds else [])])
 
 
-def caveats(curves: Sequence[Curve]) -> Iterator[str]:
+def caveats(curves: Sequence[Law]) -> Iterator[str]:
     """What to hold against the answer."""
     if len(curves) < STRENGTHS:
         some = "strength" if len(curves) == 1 else "strengths"
@@ -164,7 +163,7 @@ def caveats(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def blocks(
-    curves: Sequence[Curve], records: Sequence[Record], left_out: Sequence[str]
+    curves: Sequence[Law], records: Sequence[Record], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: the answer, the law at each strength, the curves, the proxy, every point."""
     notes = [*caveats(curves), *notes_of_judges([numbers_of(x) for x in records]), *left_out]
@@ -176,6 +175,8 @@ def blocks(
         laws(curves),
         figure(curves),
         *(Note(note) for note in dict.fromkeys(notes)),
+        Heading("Whether the law holds"),
+        checks(curves),
         *proxy_blocks(curves),
         Heading("How it is fitted"),
         *(Text(text) for text in method),
@@ -206,32 +207,47 @@ RUNS = (
 )
 
 
-def laws(curves: Sequence[Curve]) -> Table:
-    """A row a strength: alpha, beta, the peak, and whether what was left out is predicted."""
+def laws(curves: Sequence[Law]) -> Table:
+    """A row a strength: alpha, beta, and the peak."""
+    rows = [
+        [
+            curve.strength or ALL,
+            told(curve.over_seeds(lambda fit: fit.alpha)),
+            told(curve.over_seeds(lambda fit: fit.beta)),
+            _at_peak(curve),
+            told(curve.top),
+        ]
+        for curve in curves
+    ]
+    caption = (
+        "Means over seeds with 95% intervals over seeds, from all points; gold score less that at"
+        " KL 0."
+    )
+    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
+    return Table(header, rows, caption, strong=True, name="law")
+
+
+def checks(curves: Sequence[Law]) -> Table:
+    """A row a strength: whether the law predicts what was left out."""
     wrong = failing(curves)
     rows = []
     for curve in curves:
         inside = sum(forecast.inside for forecast in curve.forecasts)
-        rows.append(
-            [
-                curve.strength or "all points",
-                told(curve.over_seeds(lambda fit: fit.alpha), 3),
-                told(curve.over_seeds(lambda fit: fit.beta), 3),
-                _at_peak(curve),
-                told(curve.top),
-                f"{inside} of {len(curve.forecasts)}, {p_value(curve.p_value)}",
-                "no" if curve in wrong else "yes",
-            ]
-        )
-    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
+        least = min(forecast.point.kl for forecast in curve.forecasts)
+        counted = f"{inside} of {len(curve.forecasts)}"
+        holds = "no" if curve in wrong else "yes"
+        told_p = p_value(curve.p_value)
+        rows.append([curve.strength or ALL, counted, number(least, 1), told_p, holds])
     caption = (
-        "Means over seeds with 95% intervals over seeds, from all points; gold score less that at"
-        " KL 0. Predicted: points of the largest KL that lie in their 95% prediction intervals."
+        "Points of the largest KL, left out of the fit: how many lie in their 95% prediction"
+        " intervals, from which KL on; the p-value is that of all their errors together. The law"
+        f" holds unless p is below {LEVEL} after Holm's correction for the strengths."
     )
-    return Table([*header, "left out, predicted", "holds?"], rows, caption, strong=True)
+    header = ["proxy", "inside", "from KL", "p-value", "holds?"]
+    return Table(header, rows, caption, name="left-out")
 
 
-def figure(curves: Sequence[Curve]) -> Block:
+def figure(curves: Sequence[Law]) -> Block:
     """Gold score over the root of KL: points, the law, and what it predicts of those left out."""
     caption = (
         "Gold score less that at KL 0, a dot a point of a seed. Solid: the law fitted to all"
@@ -241,16 +257,16 @@ def figure(curves: Sequence[Curve]) -> Block:
     return plots.figure("law", caption, [panel], wide=2.0, high=1.5)
 
 
-def _about(curves: Sequence[Curve]) -> str:
+def _about(curves: Sequence[Law]) -> str:
     return " ".join(
-        f"{curve.strength or 'All points'}: alpha"
-        f" {told(curve.over_seeds(lambda fit: fit.alpha), 3)}, beta"
-        f" {told(curve.over_seeds(lambda fit: fit.beta), 3)}, peak at KL {_at_peak(curve)}."
+        f"{curve.strength or ALL}: alpha"
+        f" {told(curve.over_seeds(lambda fit: fit.alpha))}, beta"
+        f" {told(curve.over_seeds(lambda fit: fit.beta))}, peak at KL {_at_peak(curve)}."
         for curve in curves
     )
 
 
-def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+def _draw(axes: Axes, curves: Sequence[Law]) -> None:
     for place, curve in enumerate(curves):
         color = COLORS[place % len(COLORS)]
         _dots(axes, curve, color)
@@ -259,7 +275,7 @@ def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.legend(loc="best", handlelength=1.6)
 
 
-def _dots(axes: Axes, curve: Curve, color: str) -> None:
+def _dots(axes: Axes, curve: Law, color: str) -> None:
     left = {id(forecast.point) for forecast in curve.forecasts}
     for hollow in (False, True):
         own = [point for point in curve.points if (id(point) in left) == hollow]
@@ -269,7 +285,7 @@ def _dots(axes: Axes, curve: Curve, color: str) -> None:
         axes.scatter(roots, heights, s=13, facecolors=face, edgecolors=color, alpha=0.75, lw=1)
 
 
-def _law(axes: Axes, curve: Curve, color: str) -> None:
+def _law(axes: Axes, curve: Law, color: str) -> None:
     roots = np.linspace(0, max(point.root for point in curve.points), GRID)
     values = _lines(curve.fits.values(), roots)
     axes.plot(roots, values.mean(axis=0), color=color, label=curve.strength or "the law")
@@ -281,12 +297,12 @@ def _law(axes: Axes, curve: Curve, color: str) -> None:
     axes.plot(roots, predicted, "--", color=color, lw=1.1)
 
 
-def _lines(fits: Iterable[Fit], roots: Floats) -> Floats:
+def _lines(fits: Iterable[SeedLaw], roots: Floats) -> Floats:
     """The law of each seed [seeds, roots]."""
     return np.array([fit.at(roots) for fit in fits])
 
 
-def proxy_blocks(curves: Sequence[Curve]) -> list[Block]:
+def proxy_blocks(curves: Sequence[Law]) -> list[Block]:
     """The proxy on the policy's own samples against KL; nothing where no point says it."""
     panels = [
         _panel(curves, title, measure)
@@ -300,7 +316,7 @@ def proxy_blocks(curves: Sequence[Curve]) -> list[Block]:
     return [Heading("The proxy on the policy's own samples"), *accuracy_table(curves), drawn]
 
 
-def accuracy_table(curves: Sequence[Curve]) -> list[Table]:
+def accuracy_table(curves: Sequence[Law]) -> list[Table]:
     """A row a strength: accuracy at the fitted KLs, at the largest, and the difference."""
     rows = []
     for curve in curves:
@@ -308,9 +324,7 @@ def accuracy_table(curves: Sequence[Curve]) -> list[Table]:
         if pairs:
             before, after = (fmean(side) for side in zip(*pairs, strict=True))
             change = over_seeds([100 * (late - early) for early, late in pairs])
-            rows.append(
-                [curve.strength or "all points", percent(before), percent(after), told(change, 1)]
-            )
+            rows.append([curve.strength or ALL, percent(before), percent(after), told(change)])
     header = ["proxy", "at smaller KL", "at the largest KL", "difference, points"]
     caption = (
         "How often the proxy ranks the policy's own samples as the gold scorer does: means over"
@@ -319,7 +333,7 @@ def accuracy_table(curves: Sequence[Curve]) -> list[Table]:
     return [Table(header, rows, caption)] if rows else []
 
 
-def _panel(curves: Sequence[Curve], title: str, measure: str) -> plots.Panel:
+def _panel(curves: Sequence[Law], title: str, measure: str) -> plots.Panel:
     lines: list[tuple[str, str, list[tuple[float, float]]]] = []
     for place, curve in enumerate(curves):
         for seed in seeds_of(curve.points):

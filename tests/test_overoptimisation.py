@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import curve_fit, minimize_scalar
 
 from eval.rates.overoptimisation import (
-    Point,
+    KlPoint,
     fit_curves,
     fit_law,
     held_out,
@@ -43,7 +43,7 @@ def curve(alpha, beta, seed="1", start=0.0, noise=None, **more):
     kls = (0.0, *KLS) if start else KLS
     drawn = noise.normal(0, 0.1, len(kls)) if noise else np.zeros(len(kls))
     return [
-        Point(seed=seed, kl=kl, gold=start + law(kl, alpha, beta) + float(error), **more)
+        KlPoint(seed=seed, kl=kl, gold=start + law(kl, alpha, beta) + float(error), **more)
         for kl, error in zip(kls, drawn, strict=True)
     ]
 
@@ -169,7 +169,7 @@ def four_strengths(broken=()):
                 fall = 2.0 * (x.kl > 10) * (pairs in broken)
                 accuracy = 0.9 - 0.05 * x.root
                 made = {"gold": x.gold - fall, "proxy": x.root, "accuracy": accuracy}
-                points.append(Point(**{**vars(x), **made}))
+                points.append(KlPoint(**{**vars(x), **made}))
     return points
 
 

@@ -24,7 +24,7 @@ MOST_LOG = 300.0  # of a peak's KL, so that exp does not overflow where beta is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class KlPoint:
     """A policy of one seed, or a stretch of its training."""
 
     seed: str
@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class SeedLaw:
     """The law in one seed."""
 
     alpha: float
@@ -75,7 +75,7 @@ class Fit:
 class Forecast:
     """A point that was left out, and what the law says of it."""
 
-    point: Point
+    point: KlPoint
     error: float
     """Gold score less prediction."""
     half: float
@@ -88,7 +88,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class SeedMean:
     """A mean over seeds with its 95 % t interval, None for one seed."""
 
     mean: float
@@ -96,20 +96,20 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class Law:
     """The law at one strength of the proxy."""
 
     strength: str
-    points: Sequence[Point]
-    fits: dict[str, Fit]
+    points: Sequence[KlPoint]
+    fits: dict[str, SeedLaw]
     """Seed -> the law fitted to all of its points."""
-    kept: dict[str, Fit]
+    kept: dict[str, SeedLaw]
     """Seed -> the law fitted without the points of the largest KL."""
     forecasts: Sequence[Forecast]
     p_value: float
     """Of "the law holds", from all points left out together (Chow's test of prediction)."""
 
-    def over_seeds(self, value: Callable[[Fit], float]) -> Estimate:
+    def over_seeds(self, value: Callable[[SeedLaw], float]) -> SeedMean:
         """The mean over seeds of something of a fit."""
         return over_seeds([value(fit) for fit in self.fits.values()])
 
@@ -119,28 +119,28 @@ class Curve:
         return [seed for seed, fit in self.fits.items() if fit.peak is None]
 
     @property
-    def peak(self) -> Estimate | None:
+    def peak(self) -> SeedMean | None:
         """KL of the peak, nats: the geometric mean over seeds; None where a seed has no peak."""
         peaks = [fit.peak for fit in self.fits.values() if fit.peak is not None]
         if self.without_peak:
             return None
         logs = over_seeds([float(np.log(peak)) for peak in peaks])
         low, high = (float(np.exp(min(bound, MOST_LOG))) for bound in logs.bounds or (0.0, 0.0))
-        return Estimate(mean=float(np.exp(logs.mean)), bounds=(low, high) if logs.bounds else None)
+        return SeedMean(mean=float(np.exp(logs.mean)), bounds=(low, high) if logs.bounds else None)
 
     @property
-    def top(self) -> Estimate | None:
+    def top(self) -> SeedMean | None:
         """The gold score at the peak less that at KL 0; None where a seed has no peak."""
         tops = [fit.top for fit in self.fits.values() if fit.top is not None]
         return None if self.without_peak else over_seeds(tops)
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
+def over_seeds(values: Sequence[float]) -> SeedMean:
     """The mean of a value of each seed, with its t interval."""
-    return Estimate(mean=float(np.mean(values)), bounds=mean_of_seeds(values))
+    return SeedMean(mean=float(np.mean(values)), bounds=mean_of_seeds(values))
 
 
-def fit_curves(points: Sequence[Point]) -> list[Curve]:
+def fit_curves(points: Sequence[KlPoint]) -> list[Law]:
     """The law at each strength, in the order in which strengths first appear.
 
     Each seed of each strength needs points at FEWEST different KLs above 0, else ValueError.
@@ -148,25 +148,25 @@ def fit_curves(points: Sequence[Point]) -> list[Curve]:
     return [_curve(strength, of(points, strength=strength)) for strength in strengths_of(points)]
 
 
-def strengths_of(points: Sequence[Point]) -> list[str]:
+def strengths_of(points: Sequence[KlPoint]) -> list[str]:
     """The strengths of the proxy, in the order of their first points."""
     return list(dict.fromkeys(point.strength for point in points))
 
 
-def seeds_of(points: Sequence[Point]) -> list[str]:
+def seeds_of(points: Sequence[KlPoint]) -> list[str]:
     """The seeds, in the order of their first points."""
     return list(dict.fromkeys(point.seed for point in points))
 
 
-def of(points: Sequence[Point], **wanted: str) -> list[Point]:
+def of(points: Sequence[KlPoint], **wanted: str) -> list[KlPoint]:
     """The points of a strength or of a seed."""
     return [p for p in points if all(getattr(p, name) == value for name, value in wanted.items())]
 
 
-def _curve(strength: str, points: Sequence[Point]) -> Curve:
+def _curve(strength: str, points: Sequence[KlPoint]) -> Law:
     by_seed = {seed: of(points, seed=seed) for seed in seeds_of(points)}
     forecasts, p_value = predicted(list(by_seed.values()))
-    return Curve(
+    return Law(
         strength=strength,
         points=points,
         fits={seed: fit_law(own) for seed, own in by_seed.items()},
@@ -176,7 +176,7 @@ def _curve(strength: str, points: Sequence[Point]) -> Curve:
     )
 
 
-def fit_law(points: Sequence[Point]) -> Fit:
+def fit_law(points: Sequence[KlPoint]) -> SeedLaw:
     """The law through the points of one seed, by ordinary least squares.
 
     Points at KL 0 are observations like the others: they say what `start` is. Without them the
@@ -186,15 +186,15 @@ def fit_law(points: Sequence[Point]) -> Fit:
         raise ValueError("alpha and beta need two KLs above 0")
     rows, gold = _design(points, starts(points)), _gold(points)
     alpha, beta, *start = np.linalg.lstsq(rows, gold, rcond=None)[0].tolist()
-    return Fit(alpha=alpha, beta=beta, start=start[0] if start else 0.0)
+    return SeedLaw(alpha=alpha, beta=beta, start=start[0] if start else 0.0)
 
 
-def starts(points: Sequence[Point]) -> bool:
+def starts(points: Sequence[KlPoint]) -> bool:
     """Whether some point lies at KL 0."""
     return any(point.kl == 0 for point in points)
 
 
-def held_out(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+def held_out(points: Sequence[KlPoint]) -> tuple[list[KlPoint], list[KlPoint]]:
     """The points of one seed that are fitted, and those of its largest KLs, a third of them."""
     kls = sorted({point.kl for point in points} - {0.0})
     if len(kls) < FEWEST:
@@ -204,7 +204,7 @@ def held_out(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
     return kept, [point for point in points if point.kl >= least]
 
 
-def predicted(seeds: Sequence[Sequence[Point]]) -> tuple[list[Forecast], float]:
+def predicted(seeds: Sequence[Sequence[KlPoint]]) -> tuple[list[Forecast], float]:
     """What the law, fitted to smaller KLs, says of the largest, and how likely such errors are.
 
     `seeds`: the points of each seed, which is fitted by itself; the variance of a point is one for
@@ -234,7 +234,7 @@ def predicted(seeds: Sequence[Sequence[Point]]) -> tuple[list[Forecast], float]:
     return forecasts, float(f.sf(ratio, len(forecasts), freedom))
 
 
-def _errors(kept: Sequence[Point], out: Sequence[Point]) -> dict[str, Any]:
+def _errors(kept: Sequence[KlPoint], out: Sequence[KlPoint]) -> dict[str, Any]:
     """Errors of prediction in one seed, and their covariance over the variance of a point."""
     begins = starts(kept)
     rows, new = _design(kept, begins), _design(out, begins)
@@ -248,7 +248,7 @@ def _errors(kept: Sequence[Point], out: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _design(points: Sequence[Point], begins: bool) -> Floats:
+def _design(points: Sequence[KlPoint], begins: bool) -> Floats:
     """A row a point [n, 2]; with a third column for the gold score at KL 0 where it is fitted."""
     terms = _terms(np.array([point.root for point in points]))
     return np.column_stack([terms, np.ones(len(points))]) if begins else terms
@@ -259,7 +259,7 @@ def _terms(roots: Floats) -> Floats:
     return np.column_stack([roots, -roots * np.log(np.where(roots > 0, roots, 1.0))])
 
 
-def _gold(points: Sequence[Point]) -> Floats:
+def _gold(points: Sequence[KlPoint]) -> Floats:
     return np.array([point.gold for point in points])
 
 
@@ -276,7 +276,7 @@ def ranked_alike(proxy: Sequence[float], gold: Sequence[float]) -> float | None:
     return float(0.5 + 0.5 * agreement.mean()) if len(agreement) else None
 
 
-def accuracies(points: Sequence[Point]) -> list[tuple[float, float]]:
+def accuracies(points: Sequence[KlPoint]) -> list[tuple[float, float]]:
     """The proxy's mean accuracy at the KLs that are fitted and at the largest, of each seed.
 
     Seeds without an accuracy on either side are left out.

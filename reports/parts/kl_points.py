@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eval.rates.overoptimisation import FEWEST, Point, of, ranked_alike, seeds_of, strengths_of
+from eval.rates.overoptimisation import FEWEST, KlPoint, of, ranked_alike, seeds_of, strengths_of
 from reports.parts import plots
 from reports.parts.collect import Record, numbers_of
 from reports.parts.words import Row
@@ -31,7 +31,7 @@ COLUMNS = (*NEEDED, *OPTIONAL)
 # -- from a file -----------------------------------------------------------------------------------
 
 
-def read_points(path: Path) -> list[Point]:
+def read_points(path: Path) -> list[KlPoint]:
     """The points of a CSV file (or JSONL, Parquet) with the columns COLUMNS; others are not read.
 
     Cells of the columns beside NEEDED may be empty. Raises UserError with file, line and mend for a
@@ -46,7 +46,7 @@ def read_points(path: Path) -> list[Point]:
     return points
 
 
-def _point(where: str, row: Row) -> Point:
+def _point(where: str, row: Row) -> KlPoint:
     missing = [name for name in NEEDED if name not in row]
     if missing:
         has = ", ".join(map(str, row))
@@ -59,7 +59,7 @@ def _point(where: str, row: Row) -> Point:
         raise BadRowError(where, f"proxy_accuracy is {accuracy:g}: give a share from 0 to 1")
     if not cells["seed"]:
         raise BadRowError(where, "seed is empty: fill it, or drop the row")
-    return Point(
+    return KlPoint(
         seed=cells["seed"],
         kl=kl,
         gold=_number(where, cells, "gold"),
@@ -83,7 +83,7 @@ def _number(where: str, cells: Mapping[str, str], name: str) -> float:
     return value
 
 
-def check_points(source: str, points: Sequence[Point]) -> None:
+def check_points(source: str, points: Sequence[KlPoint]) -> None:
     """Raise UserError unless every seed of every strength has enough different KLs to be fitted."""
     for strength in strengths_of(points):
         curve = of(points, strength=strength)
@@ -97,7 +97,7 @@ def check_points(source: str, points: Sequence[Point]) -> None:
                 )
 
 
-def as_cells(point: Point) -> list[str]:
+def as_cells(point: KlPoint) -> list[str]:
     """A point as a row of the table COLUMNS, which `read_points` reads again."""
     numbers = (point.proxy, point.accuracy)
     proxy, accuracy = ("" if value is None else f"{value:.6g}" for value in numbers)
@@ -107,14 +107,14 @@ def as_cells(point: Point) -> list[str]:
 # -- from runs -------------------------------------------------------------------------------------
 
 
-def points_of_runs(records: Sequence[Record]) -> list[Point]:
+def points_of_runs(records: Sequence[Record]) -> list[KlPoint]:
     """The points of finished runs; those at KL 0 from one run of a strength and seed.
 
     A strength is the comparisons that the reward model learned, with the size where that differs.
     Raises UserError for a run whose policy has no gold score, and for too few samples of a curve.
     """
     sizes = len({record.results("base")["parameters"] for record in records}) > 1
-    points: list[Point] = []
+    points: list[KlPoint] = []
     for record in records:
         strength = f"{record.results('rm')['training_pairs']} pairs"
         if sizes:
@@ -130,7 +130,7 @@ def is_curve(record: Record) -> bool:
     return record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
 
 
-def ends_of(record: Record, strength: str) -> list[Point]:
+def ends_of(record: Record, strength: str) -> list[KlPoint]:
     """SFT and the run's policy, on held-out posts. Raises UserError without their gold score.
 
     The accuracy is how often proxy and judge agree whether the summary beats the reference.
@@ -145,7 +145,7 @@ def ends_of(record: Record, strength: str) -> list[Point]:
                 " judge.kind=facts or a gold reward model"
             )
         points.append(
-            Point(
+            KlPoint(
                 seed=str(record.seed),
                 kl=max(0.0, row[f"{policy}/kl"]),
                 gold=gold[policy]["estimate"],
@@ -157,7 +157,7 @@ def ends_of(record: Record, strength: str) -> list[Point]:
     return points
 
 
-def curve_of(record: Record, strength: str) -> list[Point]:
+def curve_of(record: Record, strength: str) -> list[KlPoint]:
     """Stretches of the run's training, each as many updates with samples.
 
     KL is the mean over a stretch's updates, the gold score that of its sampled texts by the rule of
@@ -187,7 +187,7 @@ def curve_of(record: Record, strength: str) -> list[Point]:
         for first in range(0, len(steps), size)
     ]
     return [
-        Point(
+        KlPoint(
             seed=str(record.seed),
             kl=fmean(kls[step] for step in steps),
             strength=strength,

@@ -41,7 +41,7 @@ GOAL_LINES = {
     "study": "what is missing of PRESETS x SEEDS, then the pages",
     "ablations": "one switch at a time against a run, over SEEDS",
     "rivals": "PPO, RLOO, Dr.GRPO, best-of-n at equal KL, over SEEDS",
-    "overoptimisation": "gold score against KL, by the law of Gao: INPUT=points.csv",
+    "overoptimisation": "gold score against KL, a law of it: INPUT=points.csv, RUNS",
     "judge-calibration": "the judge beside labelled comparisons",
     "judges": "all calibrated judges beside the same labels, on one page",
     "annotate": "PAIRS=100 for people to judge: A=tiny:ppo, or DATA=folder",
