@@ -40,6 +40,7 @@ from stages.settings.checks import UserError
 LAW = "R(d) = d (alpha - beta log d)"
 LEVEL = 0.05  # of the test that the law holds, over all strengths together
 ALL = "all points"  # where the file names no strength
+UNTESTED = "not shown: no point beyond a peak"
 STRENGTHS, KLS = 4, 6  # with fewer the page says that they are few
 GRID = 60  # places at which a line is drawn
 PROXY = {"accuracy": "Proxy accuracy on the policy's samples", "proxy": "Proxy score"}
@@ -94,24 +95,30 @@ def failing(curves: Sequence[Law]) -> list[Law]:
 def answer(curves: Sequence[Law]) -> str:
     """Whether the law holds here, and where the gold score peaks: at most 60 words."""
     wrong = failing(curves)
+    tested = [curve for curve in curves if curve.reaches_beyond]
     forecasts = [forecast for curve in curves for forecast in curve.forecasts]
     inside = sum(forecast.inside for forecast in forecasts)
     counted = f"{inside} of {len(forecasts)} points left out lie in their 95% prediction intervals"
     if wrong:
-        some = f" (at {len(wrong)} of {len(curves)} strengths of the proxy)"
-        at = some if len(curves) > 1 else ""
-        return f"The law {LAW} does NOT hold here{at}: fitted to smaller KL, {counted}."
-    return f"The law {LAW} holds here: fitted to smaller KL, {counted}. {_peaks(curves)}"
+        where_not = _at(wrong, curves)
+        return f"The law {LAW} does NOT hold here{where_not}: fitted to smaller KL, {counted}."
+    if not tested:
+        return (
+            f"Whether the law {LAW} holds is NOT shown here: no points lie beyond a peak of the"
+            f" gold score. Fitted to smaller KL, {counted}."
+        )
+    peaks = " and ".join(f"{told(x.peak)}{_named(x)}" for x in [tested[0], *tested[1:][-1:]])
+    return (
+        f"The law {LAW} holds here{_at(tested, curves)}: fitted to smaller KL, {counted}. The gold"
+        f" score peaks at a KL of {peaks}."
+    )
 
 
-def _peaks(curves: Sequence[Law]) -> str:
-    """Where the gold score is highest, at the first and the last strength that have a peak."""
-    peaked = [curve for curve in curves if curve.peak is not None]
-    if not peaked:
-        return "In some seed of every strength the gold score has no peak."
-    ends = [peaked[0], *peaked[1:][-1:]]
-    told = " and ".join(f"{_at_peak(curve)}{_named(curve)}" for curve in ends)
-    return f"The gold score peaks at a KL of {told}."
+def _at(some: Sequence[Law], curves: Sequence[Law]) -> str:
+    """At how many of the strengths, if not at all of them."""
+    if len(some) == len(curves):
+        return ""
+    return f" (at {len(some)} of {len(curves)} strengths of the proxy)"
 
 
 def _named(curve: Law) -> str:
@@ -119,9 +126,9 @@ def _named(curve: Law) -> str:
 
 
 def _at_peak(curve: Law) -> str:
-    if curve.peak is None:
+    if curve.without_peak:
         return f"none in {len(curve.without_peak)} of {len(curve.fits)} seeds"
-    return told(curve.peak)
+    return told(curve.peak) if curve.shows_peak else "not shown: beta may be 0"
 
 
 def told(estimate: SeedMean | None) -> str:
@@ -145,11 +152,10 @@ def caveats(curves: Sequence[Law]) -> Iterator[str]:
             yield f"{name}a seed has fewer than {KLS} KLs above 0."
         if len(kls) == 1:
             yield f"{name}one seed, so there are no intervals over seeds."
-        reach = fmean(map(max, kls))
-        if curve.peak is not None and reach < curve.peak.mean:
+        if curve.shows_peak and not curve.reaches_beyond:
             yield (
-                f"{name}no point lies beyond the peak (largest KL {number(reach, 1)}): its place"
-                " is extrapolated."
+                f"{name}no point lies beyond the peak (largest KL {number(curve.reach, 1)}): its"
+                " place is extrapolated."
             )
         relative = sum(not starts(points) for points in by_seed)
         if relative:
@@ -194,9 +200,10 @@ METHOD = (
     "A third of each seed's KLs, the largest, are left out and predicted from the rest, with 95%"
     " prediction intervals (noise of one size in all seeds of a strength). The law is said not to"
     " hold where the errors of a strength are together too large (Chow's test of prediction, 5%"
-    " over all strengths after Holm). Points that share noise, as neighbours on one training curve"
-    " may, let it be said too often. Wide intervals contain much: that the law is not refuted does"
-    " not say that it is exact.",
+    " over all strengths after Holm), and to hold only where points lie beyond a peak, which is"
+    " shown where the interval of beta leaves out 0. Points that share noise, as neighbours on one"
+    " training curve may, refute it too often. Wide intervals contain much: that the law is not"
+    " refuted does not say that it is exact.",
 )
 RUNS = (
     "Runs with a KL penalty: SFT and the policy at the end of training, on held-out posts; accuracy"
@@ -235,13 +242,13 @@ def checks(curves: Sequence[Law]) -> Table:
         inside = sum(forecast.inside for forecast in curve.forecasts)
         least = min(forecast.point.kl for forecast in curve.forecasts)
         counted = f"{inside} of {len(curve.forecasts)}"
-        holds = "no" if curve in wrong else "yes"
+        holds = "no" if curve in wrong else "yes" if curve.reaches_beyond else UNTESTED
         told_p = p_value(curve.p_value)
         rows.append([curve.strength or ALL, counted, number(least, 1), told_p, holds])
     caption = (
         "Points of the largest KL, left out of the fit: how many lie in their 95% prediction"
         " intervals, from which KL on; the p-value is that of all their errors together. The law"
-        f" holds unless p is below {LEVEL} after Holm's correction for the strengths."
+        f" does not hold where p is below {LEVEL} after Holm's correction for the strengths."
     )
     header = ["proxy", "inside", "from KL", "p-value", "holds?"]
     return Table(header, rows, caption, name="left-out")

@@ -136,11 +136,12 @@ def test_intervals_hold_the_truth_19_times_in_20_and_the_check_alarms_once_in_20
     assert np.mean([x.p_value < 0.05 for x in studies]) == pytest.approx(0.05, abs=0.033)
 
 
-def test_a_seed_without_a_peak_leaves_no_interval_of_the_peak():
-    made = fit_curves([*curve(1.0, 0.5, "1"), *curve(1.0, -0.1, "2")])[0]
-    assert made.without_peak == ["2"]
-    assert made.peak is None
-    assert made.top is None
+@pytest.mark.parametrize(("betas", "without"), [((0.5, -0.1), ["2"]), ((0.5, 0.1), [])])
+def test_no_peak_is_shown_where_a_seed_has_none_or_beta_may_be_0(betas, without):
+    points = [x for place, beta in enumerate(betas) for x in curve(1.0, beta, str(place + 1))]
+    made = fit_curves(points)[0]
+    assert made.without_peak == without
+    assert (made.peak, made.top) == (None, None)
 
 
 def test_pairs_of_samples_are_counted_by_hand():
@@ -223,7 +224,9 @@ def test_few_strengths_kls_and_seeds_are_said(no_drawing):
     assert "no intervals over seeds" in notes
     assert "no point lies beyond the peak (largest KL 4.0)" in notes
     assert "1 of 1 seeds have no point at KL 0" in notes
-    assert "has no peak" in answer(fit_curves(curve(1.0, -0.1)))
+    assert "holds is NOT shown here: no points lie beyond a peak" in answer(
+        fit_curves(curve(1.0, -0.1))
+    )
 
 
 @pytest.mark.parametrize(

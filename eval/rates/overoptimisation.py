@@ -119,20 +119,37 @@ class Law:
         return [seed for seed, fit in self.fits.items() if fit.peak is None]
 
     @property
+    def shows_peak(self) -> bool:
+        """Whether every seed has a peak, and the interval of beta leaves out 0."""
+        bounds = self.over_seeds(lambda fit: fit.beta).bounds
+        return not self.without_peak and (bounds is None or bounds[0] > 0)
+
+    @property
     def peak(self) -> SeedMean | None:
-        """KL of the peak, nats: the geometric mean over seeds; None where a seed has no peak."""
+        """KL of the peak, nats: the geometric mean over seeds; None where none is shown."""
         peaks = [fit.peak for fit in self.fits.values() if fit.peak is not None]
-        if self.without_peak:
+        if not self.shows_peak:
             return None
         logs = over_seeds([float(np.log(peak)) for peak in peaks])
         low, high = (float(np.exp(min(bound, MOST_LOG))) for bound in logs.bounds or (0.0, 0.0))
         return SeedMean(mean=float(np.exp(logs.mean)), bounds=(low, high) if logs.bounds else None)
 
     @property
+    def reach(self) -> float:
+        """The largest KL, nats: the mean over seeds."""
+        largest = [max(x.kl for x in of(self.points, seed=seed)) for seed in self.fits]
+        return float(np.mean(largest))
+
+    @property
+    def reaches_beyond(self) -> bool:
+        """Whether a peak is shown and points lie beyond it: elsewhere little is tested."""
+        return self.peak is not None and self.reach > self.peak.mean
+
+    @property
     def top(self) -> SeedMean | None:
-        """The gold score at the peak less that at KL 0; None where a seed has no peak."""
+        """The gold score at the peak less that at KL 0; None where no peak is shown."""
         tops = [fit.top for fit in self.fits.values() if fit.top is not None]
-        return None if self.without_peak else over_seeds(tops)
+        return over_seeds(tops) if self.shows_peak else None
 
 
 def over_seeds(values: Sequence[float]) -> SeedMean:

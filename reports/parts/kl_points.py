@@ -173,7 +173,8 @@ def curve_of(record: Record, strength: str) -> list[KlPoint]:
     samples: dict[int, list[Row]] = {}
     for row in record.rows(stage, "samples.jsonl"):
         samples.setdefault(row["step"], []).append(row)
-    kls = {row["step"]: max(0.0, row["objective/kl"]) for row in record.rows(stage)}
+    # A policy that has not learned yet may differ from SFT by rounding, which is no KL.
+    kls = {row["step"]: max(0.0, round(row["objective/kl"], 4)) for row in record.rows(stage)}
     moved = [step for step in samples if kls[step] > 0]
     if len(moved) < FEWEST:
         raise UserError(
