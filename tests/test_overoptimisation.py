@@ -131,6 +131,7 @@ def test_intervals_hold_the_truth_19_times_in_20_and_the_check_alarms_once_in_20
     }
     for name, (truth, estimates) in truths.items():
         assert covered(estimates, truth) == pytest.approx(0.95, abs=0.033), name  # 3 errors
+    assert covered([x.bias for x in studies], 0.0) == pytest.approx(0.95, abs=0.033)
     forecasts = [forecast for x in studies for forecast in x.forecasts]
     assert np.mean([x.inside for x in forecasts]) == pytest.approx(0.95, abs=0.01)
     assert np.mean([x.p_value < 0.05 for x in studies]) == pytest.approx(0.05, abs=0.033)
@@ -281,13 +282,13 @@ def test_make_takes_a_file_whose_path_has_spaces(tmp_path):
 # -- points of runs --------------------------------------------------------------------------------
 
 
-def run_of(name, seed, pairs, kl=7.3, kl_coef="0.05"):
+def run_of(name, seed, pairs, kl=7.3, kl_coef="0.05", **more):
     """A finished run whose policy and SFT have a gold score."""
     overrides = (f"ppo.kl_coef={kl_coef}", "ppo.samples_every=1")
     config = make_config("tiny", name=name, seed=seed, overrides=overrides)
     gold = {"sft": {"estimate": 3.0}, "ppo": {"estimate": 3.0 + law(kl, 1.0, 0.5)}}
     found = {"objective/kl": kl, "rm": {"training_pairs": pairs}}
-    fabricate(config, found=found | {"win_rate": {"scores": {"gold": gold}}})
+    fabricate(config, found=found | {"win_rate": {"scores": {"gold": gold}}}, **more)
     return config
 
 
@@ -302,6 +303,13 @@ def test_runs_with_a_penalty_give_the_policy_at_their_end_and_sft_once(runs, no_
     assert all(x.proxy is not None for x in points)
     write_page("", ["a", "b", "c", "d"])
     assert "seeds" in (runs / "reports/overoptimisation-a-b-c-d.md").read_text()
+
+
+def test_strengths_of_other_sizes_are_named_by_them(runs):
+    run_of("a", 1, 3000)
+    run_of("b", 1, 3000, size=2_900_000)
+    points = points_of_runs([record for name in "ab" for record in find_runs(name)[0]])
+    assert {x.strength for x in points} == {"930K, 3000 pairs", "2.9M, 3000 pairs"}
 
 
 def test_a_run_without_a_gold_score_is_refused(runs):

@@ -135,6 +135,19 @@ class Law:
         return SeedMean(mean=float(np.exp(logs.mean)), bounds=(low, high) if logs.bounds else None)
 
     @property
+    def bias(self) -> SeedMean:
+        """Gold score less prediction, the mean over the points left out.
+
+        Its interval over seeds stays right where the points of one seed share noise.
+        """
+        return over_seeds(
+            [
+                float(np.mean([x.error for x in self.forecasts if x.point.seed == seed]))
+                for seed in self.fits
+            ]
+        )
+
+    @property
     def reach(self) -> float:
         """The largest KL, nats: the mean over seeds."""
         largest = [max(x.kl for x in of(self.points, seed=seed)) for seed in self.fits]
