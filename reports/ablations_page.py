@@ -31,7 +31,7 @@ from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judg
 from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
 from reports.sections.made_with import where
-from stages.settings.presets import ABLATIONS
+from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
 MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -53,12 +53,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "") -> str:
     """Write the page; its lines for the terminal. `ablations`: None for all that have been run."""
-    names = (there(name) or list(ABLATIONS)) if ablations is None else ablations
+    names = (there(name) or list(ABLATIONS)) if ablations is None else ablations_named(ablations)
     default, others, left_out = collect(name, names, judge)
     made = blocks(name, default, others, left_out)
-    title = f"Ablations of run {name}"
-    records = compared(default, others)
-    path = write_about_runs(f"ablations-{name}", title, made, [name], records)
+    group = next((key for key, members in GROUPS.items() if set(members) == set(names)), "")
+    title = f"Ablations of run {name}" + (f": the {group}" if group else "")
+    records, stem = compared(default, others), "-".join(["ablations", name, *filter(None, [group])])
+    path = write_about_runs(stem, title, made, [name], records)
     return page.for_terminal([summary(others), *map(sentence, others)], path)
 
 

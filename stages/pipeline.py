@@ -56,7 +56,7 @@ from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError, fail
-from stages.settings.presets import ABLATIONS
+from stages.settings.presets import ABLATIONS, ablations_named
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 
 START = (sys.executable, "-m", "stages.driving.start")
@@ -377,7 +377,7 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         if "ablations" in args.goals:
             if (kind := config_of(request).kind) != TRAINED:
                 raise UserError(_no_part("ablations", kind))
-            return make_ablations(maker, request, args.seeds, args.ablations)
+            return make_ablations(maker, request, args.seeds, ablations_named(args.ablations))
         if "rivals" in args.goals:
             return make_rivals(maker, request, args.seeds, args.kl_coefs)
         cell = Cell(request=request, config=config_of(request), goals=tuple(args.goals))

@@ -17,7 +17,7 @@ from stages.rl.episodes import Episodes
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.presets import ABLATIONS
+from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from tests.fabricated_runs import OFFLINE, ONLINE, fabricate
 
 SEEDS = (1, 2, 3)
@@ -116,6 +116,16 @@ def test_changed_summaries_are_counted_by_their_text(places):
     assert found.pair
     assert (found.changed, found.pair.written) == (9, 27)
     assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
+
+
+def test_the_switches_of_the_critic_have_a_page_of_their_own(places):
+    default_runs()
+    for name in GROUPS["critic"]:
+        ablate(name, (10, 11, 9))
+    said = ablations_page.write_page("tiny", ["critic"])
+    assert "ablations-tiny-critic.html" in said
+    assert ablations_named(["dropout", "critic", "lambda-1"]) == ["dropout", *GROUPS["critic"]]
+    assert ablations_page.write_page("tiny", ["lambda-1"]).rstrip().endswith("ablations-tiny.html")
 
 
 # -- words -----------------------------------------------------------------------------------------

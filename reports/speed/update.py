@@ -60,10 +60,10 @@ def measure_update(place: Place, stage: str, apart: bool = False) -> dict[str, A
     rate = matrix_rate(meter, setting.half)
     rows: list[list[int]] = read_json(place.folder / QUERIES)[: settings.batch_size // samples]
     lengths = [len(row) for row in rows]
-    work = Work(credited=settings, passes=settings)
+    ways = Ways(credited=settings, passes=settings)
     if apart:
         rows = [row for row in rows for _ in range(samples)]
-        work = replace(work, passes=alone(settings))
+        ways = replace(ways, passes=alone(settings))
     ids = read_json(place.folder / IDS)
     tokenizer: Any = SimpleNamespace(eos_token_id=ids["eos"], pad_token_id=ids["pad"])
     origins = Origins(
@@ -80,12 +80,12 @@ def measure_update(place: Place, stage: str, apart: bool = False) -> dict[str, A
         if network is not None:
             hold(network)
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    few = rows[: config.memory.microbatch_size // work.passes.samples_per_query]
-    take_update(learner, few, work.once, noise_of(config, WARM_TOKENS))
+    few = rows[: config.memory.microbatch_size // ways.passes.samples_per_query]
+    take_update(learner, few, ways.once, noise_of(config, WARM_TOKENS))
     sampling = noise_of(config, config.data.max_summary_tokens)
     with timed_steps(meter) as spent:
         (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, work, sampling)
+            lambda: take_update(learner, rows, ways, sampling)
         )
     return {
         "seconds": seconds,
@@ -98,23 +98,25 @@ def measure_update(place: Place, stage: str, apart: bool = False) -> dict[str, A
         "matrix_rate": max(rate, matrix_rate(meter, setting.half)),
         "device": device_name(),
         "threads": torch.get_num_threads(),
-        "queries": {
-            "rows": len(lengths),
-            "mean": sum(lengths) / len(lengths),
-            "longest": max(lengths),
-        },
+        "queries": about(lengths),
     }
 
 
+def about(lengths: list[int]) -> dict[str, float]:
+    """How many queries there are, and their tokens."""
+    mean = sum(lengths) / len(lengths)
+    return {"rows": len(lengths), "mean": mean, "longest": max(lengths)}
+
+
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Ways:
     """The settings of an update: those of its advantages, and those of its passes."""
 
     credited: PolicyGradient
     passes: PolicyGradient
 
     @property
-    def once(self) -> "Work":
+    def once(self) -> "Ways":
         """One step on the episodes."""
         return replace(self, passes=replace(self.passes, num_ppo_epochs=1, num_minibatches=1))
 
@@ -131,15 +133,15 @@ def noise_of(config: Config, length: int) -> Noise:
 
 
 def take_update(
-    learner: PolicyLearner, rows: list[list[int]], work: Work, noise: Noise
+    learner: PolicyLearner, rows: list[list[int]], ways: Ways, noise: Noise
 ) -> tuple[Rollout, float]:
     """All six steps and their metrics, as the stage takes them; the seconds of learning."""
-    settings, kl_coef = work.passes, work.passes.kl_coef
+    settings, kl_coef = ways.passes, ways.passes.kl_coef
     set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
     measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
     episodes = score(learner, measured, settings)
-    rollout = credited(learner.accelerator, episodes, work.credited, learner.networks.pad_id)
+    rollout = credited(learner.accelerator, episodes, ways.credited, learner.networks.pad_id)
     describe(learner, rollout, settings, kl_coef)
     started = time.perf_counter()
     optimize(learner, rollout, settings, noise.seed, kl_coef)

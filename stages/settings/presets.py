@@ -1,6 +1,6 @@
 """The presets: each says only how it differs from the paper's settings. Standard library only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -297,8 +297,26 @@ ABLATIONS = {
 }
 
 
+GROUPS = {
+    "critic": (
+        "critic-sft",
+        "critic-zero",
+        "no-critic-updates",
+        "critic-sft-alone",
+        "critic-zero-alone",
+        "lambda-1",
+    )
+}
+"""Ablations that answer one question together, on a page of their own."""
+
+
+def ablations_named(names: Sequence[str]) -> list[str]:
+    """The ablations of these names, of which some may be those of a group."""
+    return list(dict.fromkeys(each for name in names for each in GROUPS.get(name, (name,))))
+
+
 def settings_of_ablation(name: str) -> tuple[str, ...]:
     """The overrides of one ablation. Raises UserError, with the nearest name, if it is unknown."""
     if name not in ABLATIONS:
-        raise unknown("ablation", name, ABLATIONS)
+        raise unknown("ablation", name, [*ABLATIONS, *GROUPS])
     return tuple(ABLATIONS[name].settings.split())
