@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import Row
-from eval.rates.formulas import as_plain, clustered_share, post_numbers
+from eval.rates.formulas import RESAMPLES, as_plain, clustered_share, post_numbers
 from eval.rates.length_control import word_count
 from eval.rates.strengths import (
     Game,
@@ -37,13 +37,15 @@ from stages.settings.judge import MOST_UNJUDGED
 Texts = Mapping[str, Mapping[str, tuple[str, str]]]
 """System -> post id -> its summary and the reference."""
 BASE = "the reference"
+DRAWS_A_TEST = 100  # so that the smallest p-value, corrected for all tests, is 0.01
 
 
 def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()) -> dict[str, Any]:
     """What one judge says of all systems, on the posts that all of them have.
 
-    `systems`: name -> what `win_rate` and `analyse` find, the mean `words`, and the `strength`,
-    best raw rate first; a system without one usable verdict has `win_rate` None. `differences`:
+    `systems`: name -> what `win_rate` and `analyse` find, the mean `words`, the `strength`, and the
+    p-value against the reference corrected after Holm for all systems, best raw rate first; a
+    system without one usable verdict has `win_rate` None and no `holm`. `differences`:
     all pairs of systems, paired by post, with the p-value corrected after Holm. `left_out`: posts
     that some system lacks. `pairs` are judgements on two systems; strengths rest on them too.
     """
@@ -60,6 +62,9 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         name: _system(name, scores[name], rows, texts[name]) | {"strength": placed.get(name)}
         for name in scores
     }
+    rated = {name: row["p_value"] for name, row in systems.items() if row["p_value"] is not None}
+    for name, corrected in zip(rated, holm(list(rated.values())), strict=True):
+        systems[name]["holm"] = corrected
     order = sorted(systems, key=lambda name: -(systems[name]["win_rate"] or 0.0))
     all_posts = set().union(*(set(of_posts) for of_posts in texts.values()))
     return {
@@ -111,10 +116,13 @@ def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     Two systems that no post has judged both have none.
     """
     pairs: list[dict[str, Any]] = []
-    for first, second in combinations(scores, 2):
+    names = list(combinations(scores, 2))
+    draws = max(RESAMPLES, DRAWS_A_TEST * len(names))
+    for first, second in names:
         a, b = scores[first], scores[second]
         if judged_for_both(a, b):
-            pairs.append({"first": first, "second": second} | asdict(paired_difference(a, b)))
+            found = paired_difference(a, b, resamples=draws)
+            pairs.append({"first": first, "second": second} | asdict(found))
     corrected = holm([pair["p_value"] for pair in pairs])
     return [pair | {"holm": p} for pair, p in zip(pairs, corrected, strict=True)]
 

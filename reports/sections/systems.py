@@ -153,11 +153,12 @@ def leads(standing: Row) -> str:
 
 
 def beside_reference(system: Row) -> str:
-    """What the interval of a system's win rate says of it and the reference."""
-    if system["low"] > NO_GUESS:
-        return "reliably beats the reference"
-    if system["high"] < NO_GUESS:
-        return "reliably LOSES to the reference"
+    """What a system's interval says of it and the reference, where the p-value corrected for the
+    number of systems bears it out: the best of many equal ones stands above by chance.
+    """
+    if system["holm"] < LEVEL and not system["low"] <= NO_GUESS <= system["high"]:
+        above = system["low"] > NO_GUESS
+        return f"reliably {'beats' if above else 'LOSES to'} the reference"
     return "is inconclusive against the reference"
 
 
