@@ -1,6 +1,7 @@
 """A critic that is worse than a constant: where runs and pages say so, and what mends it."""
 
 import shutil
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from reports import ablations_page, compare_page, leaderboard_page, run_page, sc
 from reports.parts import ablated, collect, sentences
 from reports.parts.paired import Entry
 from reports.scaling.measures import frame_of
-from stages import base, normalize, ppo, reward, sft
+from stages import base, normalize, ppo, reward, rloo, sft
 from stages.finished import stage_folder
+from stages.functional import adapt_kl_coef
 from stages.learning.heads import zero_head
 from stages.learning.models import load_reward_model
 from stages.rl.metrics import describe
@@ -53,13 +55,13 @@ def before(tmp_path_factory):
 
 @pytest.fixture
 def run_ppo(before, tmp_path, monkeypatch):
-    """Runs PPO with some settings; returns its folder."""
+    """Runs PPO, or another stage of its kind, with some settings; returns its folder."""
 
-    def run(*overrides):
+    def run(*overrides, stage=ppo):
         monkeypatch.chdir(tmp_path)
         shutil.copytree(before, tmp_path / "runs")
-        ppo.main([*NAMED, *SMALL, *overrides])
-        return tmp_path / "runs/small/seed44413/ppo"
+        stage.main([*NAMED, *SMALL, *overrides])
+        return tmp_path / "runs/small/seed44413" / stage.__name__.removeprefix("stages.")
 
     return run
 
@@ -85,6 +87,20 @@ def test_a_run_whose_critic_learns_alone_from_a_head_of_zeros(run_ppo):
     assert third["objective/kl_coef"] != 0.05
     assert first["lr"] == pytest.approx(1e-3)
     assert second["lr"] == pytest.approx(1e-3 * 2 / 3)
+
+
+@pytest.mark.parametrize("stage", [ppo, rloo], ids=["ppo", "rloo"])
+def test_an_adaptive_kl_coefficient_goes_on_from_the_one_before(run_ppo, stage):
+    name = stage.__name__.removeprefix("stages.")
+    changes = "kl_target=3 kl_horizon=320 total_episodes=128 batch_size=32".split()
+    folder = run_ppo(*(f"{name}.{change}" for change in changes), stage=stage)
+    rows = read_lines(folder / "metrics.jsonl")
+    coefficients = [row["objective/kl_coef"] for row in rows]
+    assert len(set(coefficients)) == len(rows) == 4
+    for before, after in pairwise(rows):
+        coefficient, kl = before["objective/kl_coef"], before["objective/kl"]
+        expected = adapt_kl_coef(coefficient, kl, 3.0, 32, 320)
+        assert after["objective/kl_coef"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_run_that_died_while_the_critic_learned_alone_goes_on_to_the_same_bits(run_ppo, tmp_path):

@@ -1,6 +1,7 @@
 """Out of memory halves the microbatch and repeats the step, with the same numbers."""
 
 import copy
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from tests.conftest import state_of
 from tests.test_microbatches import SPLITS
 
 ROOT = Path(__file__).parents[1]
+LIMIT = 120  # seconds for each test
 ARGUMENTS = """
     --preset tiny --name small --set base.hidden_size=32 base.num_layers=2 sft.epochs=1
     memory.cpu_threads=1
@@ -46,6 +48,20 @@ def load_policy(*given):
 sft.load_policy = load_policy
 sft.main(ARGUMENTS)
 """
+
+
+@pytest.fixture(autouse=True)
+def limited():
+    """Microbatches that are never halved would be tried again without end: a test has a LIMIT."""
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeoutError("the test took longer than its limit")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(LIMIT)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def refuse_more_than(network: torch.nn.Module, sequences: int = 10**6, tokens: int = 10**6) -> None:

@@ -41,6 +41,35 @@ def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets():
     assert equal["at_equal_length"]["estimate"] is None
 
 
+def test_lengths_a_tenth_of_the_longer_one_apart_are_nearly_equal_and_more_is_not():
+    for chosen, rejected, near in ((10, 9, True), (9, 10, True), (100, 89, False), (11, 10, True)):
+        measured = beside_length([1.0], [chosen], [rejected], ["t1"])["near_equal"]
+        assert (measured is not None) == near, (chosen, rejected)
+
+
+def test_two_summaries_of_one_length_are_half_a_point_for_the_longer_one_in_groups_too():
+    length = pair_statistics(gap_rows([1.0] * 4, split_of([7, 7, 8, 6], [7, 7, 7, 7])))["length"]
+    assert length["longer"]["estimate"] == 0.5
+    assert length["by_split"] == {"v": {"accuracy": 0.5, "pairs": 4}}
+    ties = pair_statistics(gap_rows([1.0] * 2, split_of([7, 7], [7, 7])))["length"]
+    assert ties["longer"]["estimate"] == ties["by_split"]["v"]["accuracy"] == 0.5
+
+
+def test_pairs_of_one_post_widen_the_interval_at_equal_length():
+    random = np.random.default_rng(3)
+    chosen = np.repeat(random.integers(10, 60, 60), 4).tolist()
+    rejected = np.repeat(random.integers(10, 60, 60), 4).tolist()
+    gaps = np.repeat(random.choice([-1.0, 1.0], 60, p=[0.3, 0.7]), 4).tolist()
+    posts = [f"t{number // 4}" for number in range(240)]
+    apart = [f"t{number}" for number in range(240)]
+    together, alone = (
+        beside_length(gaps, chosen, rejected, ids)["at_equal_length"] for ids in (posts, apart)
+    )
+    assert together["estimate"] == alone["estimate"]
+    widths = [measured["high"] - measured["low"] for measured in (together, alone)]
+    assert widths[0] == pytest.approx(2 * widths[1], rel=0.1)  # 4 pairs tell what one tells
+
+
 def test_a_scorer_that_is_right_where_length_is_wrong_stands_above_it():
     found = beside_length([1.0] * 10, CHOSEN, REJECTED, POSTS)
     assert found["above_longer"]["estimate"] == 0.5

@@ -19,7 +19,7 @@ from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.rl.episodes import Rollout
 from stages.rl.loss import Pretraining
 from stages.rl.networks import Networks, parameter_groups
-from stages.rl.update import optimize
+from stages.rl.update import make_pretraining, optimize
 from stages.settings.command_line import make_config
 from stages.settings.config import Optimizer, Ppo
 from tests.conftest import learner_of
@@ -217,6 +217,19 @@ def texts_to_mix_in(update: int, ppo: Ppo) -> Pretraining | None:
         seed=5,
         first_step=update * 3 * ppo.num_minibatches,
     )
+
+
+def test_no_reference_of_the_pretraining_mix_comes_twice_before_each_came_once():
+    columns = {name: make_ragged([[1]] * 24) for name in ("queries", "summaries")}
+    split = TokenizedSplit(columns=columns, rows=[{}] * 24)
+    ppo = Ppo(batch_size=4, num_ppo_epochs=3, num_minibatches=2, ptx_coef=0.5)
+    drawn = []
+    for update in range(2):
+        ptx = make_pretraining(ppo, split, False, 5, update)
+        for step in range(6):
+            index = ptx.first_step + step
+            drawn += batch_rows(len(split), ptx.batch_size, index, ptx.seed, "ptx")
+    assert sorted(drawn) == list(range(24))
 
 
 def trained_by(trained, optimizer, ppo: Ppo, microbatch_size: int, pad_id: int):

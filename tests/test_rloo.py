@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from stages.settings.ppo import Ppo
 from stages.settings.rloo import Rloo
 from tests.conftest import close, learner_of
 from tests.test_families import CONFIGS
+from tests.test_loop import Process
 
 SMALL = """
     base.hidden_size=32 base.num_layers=1 eval.posts=8 checks.control_posts=4
@@ -110,6 +112,23 @@ def without_critic(networks, dtype=torch.float64, **others):
     policy, reward_model = copied.policy.to(dtype), copied.reward_model.to(dtype)
     given = {"policy": policy, "ref_policy": policy, "reward_model": reward_model, "critic": None}
     return replace(copied, **given | others)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_response_is_drawn_with_the_noise_of_its_place_in_whichever_process(before_ppo, group):
+    settings = Ppo() if group == 1 else Rloo(samples_per_query=group)
+    config = make_config("tiny")
+    drawn: list[dict[int, list[int]]] = []
+    for count in (1, 2):
+        drawn.append({})
+        for index in range(count):
+            process: Any = Process(index, count)
+            learner = learner_of(before_ppo, config, accelerator=process)
+            sampled = sample_responses(learner, QUERIES, NOISE, settings)
+            places = share_of_batch(process, QUERIES, group)
+            drawn[-1] |= dict(zip(places, sampled.responses.tolist(), strict=True))
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == len({tuple(tokens) for tokens in drawn[0].values()}) == 3 * group
 
 
 def test_the_gradient_of_rloo_is_that_of_dr_grpo_times_k_over_k_minus_1(before_ppo):

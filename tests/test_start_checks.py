@@ -103,6 +103,18 @@ def test_a_critic_that_is_not_the_reward_model_is_caught(networks, start):
         start_checks.check_critic(other, networks[2], BOUNDS)
 
 
+def test_an_eos_at_the_last_place_has_no_value_after_it_to_compare(networks, start):
+    eos_id = networks[2]
+    parts = ("responses", "response_mask", "values")
+    cut = replace(start, **{part: getattr(start, part)[:, :3].clone() for part in parts})
+    assert cut.responses[0, -1] == eos_id  # no column follows it
+    cut.values[0] += 0.5
+    start_checks.check_critic(cut, eos_id, BOUNDS)
+    cut.values[1] += 0.5
+    with pytest.raises(UserError, match="critic differs"):
+        start_checks.check_critic(cut, eos_id, BOUNDS)
+
+
 def test_the_critic_is_compared_where_the_reward_model_is_read(before_ppo):
     read_scores_before(before_ppo.reward_model, before_ppo.eos_id)
     start = started(before_ppo)

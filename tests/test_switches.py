@@ -20,6 +20,7 @@ from stages.functional import (
     weighted_sum,
 )
 from stages.learning import passes, sampling
+from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy
 from stages.posts.ragged import make_ragged
 from stages.posts.text_metrics import copied_title_words, distinct
@@ -27,9 +28,10 @@ from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, Rollout
 from stages.rl.metrics import describe
-from stages.rl.update import check_episodes, steer_kl
+from stages.rl.networks import parameter_groups
+from stages.rl.update import check_episodes, set_rate, steer_kl
 from stages.settings.command_line import make_config
-from stages.settings.config import Ppo, UserError
+from stages.settings.config import Optimizer, Ppo, UserError
 from stages.settings.ppo import CHOICES, PAPER_QUIRKS
 from tests.conftest import close, learner_of, rolled_out
 
@@ -225,6 +227,18 @@ def test_whitening_is_over_all_processes_or_over_each_apart(over):
     close(found, [together] if over == "batch" else [[-1.0, 1.0]])
 
 
+def test_each_process_gets_its_own_rows_of_what_was_whitened_together():
+    rows, mask = torch.tensor([[1.0, 3.0], [10.0, 10.0]]), torch.ones(2, 2).bool()
+    together = credit.whiten(Accelerator(cpu=True), rows, mask, Ppo(), shift_mean=True)
+    for index in (0, 1):
+        process: Any = SimpleNamespace(
+            gather=lambda x: rows if x.is_floating_point() else mask, process_index=index
+        )
+        own = slice(index, index + 1)
+        whitened = credit.whiten(process, rows[own], mask[own], Ppo(), shift_mean=True)
+        close(whitened, together[own])
+
+
 @pytest.mark.parametrize(
     ("trick", "expected"),
     [("replace", [2.0, -1.5, 0.1]), ("subtract", [2.0, 2.5, 0.1]), ("off", [2.0, 4.0, 0.1])],
@@ -254,6 +268,17 @@ def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():
     adaptive = Ppo(kl_coef=0.1, kl_target=2.0, kl_horizon=1024, batch_size=512)
     assert steer_kl(adaptive, 0.1, 2.2) == pytest.approx(0.1 * (1 + 0.1 * 512 / 1024))
     assert steer_kl(Ppo(kl_coef=0.1), 0.1, 2.2) == 0.1
+
+
+def test_the_critic_keeps_its_own_learning_rate_while_both_decay(before_ppo):
+    ppo = Ppo(learning_rate=1e-3, critic_learning_rate=3e-3, batch_size=512, total_episodes=2048)
+    learner = learner_of(before_ppo, make_config("tiny"))
+    groups = parameter_groups(learner.trained, ppo)
+    learner.optimizer = make_optimizer(groups, 1e-3, Optimizer())
+    for learner.update, rate in ((0, 1e-3), (1, 0.75e-3)):
+        assert set_rate(learner, ppo) == pytest.approx(rate)
+        rates = [group["lr"] for group in learner.optimizer.param_groups]
+        assert rates == [pytest.approx(rate), pytest.approx(3 * rate)]
 
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
