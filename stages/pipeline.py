@@ -37,7 +37,6 @@ from stages.driving.grid import (
     study_cells,
 )
 from stages.driving.replacing import Replacement, forget_if_done
-from stages.driving.start import CALLER_SAYS_STOP
 from stages.driving.status import help_lines, kept, settings_lines, status
 from stages.driving.warm import Warm, can_be_forked
 from stages.finished import (
@@ -52,6 +51,12 @@ from stages.finished import (
 from stages.running.code import other_code
 from stages.running.launch import add_launch_arguments, launch_words
 from stages.running.progress import folded
+from stages.running.signals import (
+    CALLER_SAYS_STOP,
+    answer_at_once,
+    handled_signals,
+    leave_closed_terminal,
+)
 from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
@@ -146,18 +151,20 @@ class Maker:
         self.renewed: set[Path] = set()
 
     def __enter__(self) -> "Maker":
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
+        self.before = {number: signal.signal(number, self._stop) for number in handled_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._cool()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def _stop(self, number: int, _: Any) -> None:
+        if self.says_stop and not self.stopped:
+            answer_at_once(number)
+        leave_closed_terminal()
         self.stopped = 128 + number
-        if number == signal.SIGTERM:  # a Ctrl-C reaches the stages from the terminal itself
+        if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
             for process in list(self.running):
                 process.send_signal(number)
 

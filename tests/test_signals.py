@@ -1,6 +1,7 @@
 """Real processes that signals, kills and each other end; each goes on to the same weights."""
 
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -35,6 +36,20 @@ Run.log = slow
 """
 
 
+UNDER_WAY = """
+import time
+from stages.driving.start import ended_by_signal
+from stages.running.signals import finishing_first, stop_if_asked, stop_asked
+with ended_by_signal("the command"):
+    with finishing_first():
+        print("under way", flush=True)
+        until = time.monotonic() + 20
+        while time.monotonic() < until and stop_asked() != 15:
+            time.sleep(0.05)
+    stop_if_asked()
+"""
+
+
 def start_process(folder: Path, code: str, **environment: str) -> subprocess.Popen[str]:
     surroundings = {
         **os.environ,
@@ -54,7 +69,7 @@ def start_process(folder: Path, code: str, **environment: str) -> subprocess.Pop
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while time.monotonic() < limit and process.poll() is None:
         if path.exists() and path.read_bytes().count(b"\n") >= count:
             return
@@ -63,7 +78,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 
 @pytest.mark.walk
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt, tmp_path, number):
     folder = attempt("ppo")
     process = start_process(tmp_path, SCRIPT.format(module="ppo", arguments=OFTEN))
@@ -77,12 +92,55 @@ def test_a_process_that_a_signal_ends_goes_on_to_the_same_weights(whole, attempt
         config = make_config("tiny", name="resumed", overrides=tuple(OFTEN[5:]))
         lines = [line for line in said.splitlines() if "stopped by" in line]
         assert len(lines) == 1
+        answer = f"{number.name}: finishes the update or batch that is under way; a second"
+        assert answer in said.split("stopped by")[0]
         assert f"stopped by {number.name}: `make ppo PRESET=tiny" in lines[0]
         assert "Traceback" not in said
         assert checkpoints(stage_folder(config, "ppo").with_name("ppo.partial") / "resume")
     assert not folder.exists()
     ppo.main(OFTEN)
     same(whole / "ppo", folder, tmp_path / "differences.json")
+
+
+@pytest.mark.walk
+def test_a_terminal_that_closes_lets_the_update_finish_and_save(attempt, tmp_path):
+    partial = attempt("ppo").with_name("ppo.partial")
+    code = SCRIPT.format(module="ppo", arguments=OFTEN)
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(tmp_path)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+        os.execve(sys.executable, [sys.executable, "-c", code], environment)
+    patience = time.monotonic() + 180
+    metrics = partial / "metrics.jsonl"
+    while time.monotonic() < patience and not (metrics.exists() and len(rows_of(metrics)) > 1):
+        time.sleep(0.02)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    (newest, *_) = checkpoints(partial / "resume")
+    assert int(newest.name.split("-")[1]) == len(rows_of(partial / "metrics.jsonl"))
+
+
+def test_a_second_ctrl_c_ends_at_once_and_nohup_is_obeyed(tmp_path):
+    process = start_process(tmp_path, UNDER_WAY)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "under way\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("SIGINT: finishes the update or batch")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "stopped by SIGINT: `the command` goes on from here\n"
+    deaf = start_process(tmp_path, "import signal; signal.signal(1, signal.SIG_IGN)\n" + UNDER_WAY)
+    assert deaf.stdout is not None
+    assert deaf.stdout.readline() == "under way\n"
+    deaf.send_signal(signal.SIGHUP)
+    deaf.send_signal(signal.SIGTERM)
+    _, said = deaf.communicate(timeout=30)
+    assert "SIGHUP" not in said
+    assert deaf.returncode == 143
 
 
 @pytest.mark.walk
@@ -162,6 +220,7 @@ def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypa
         with stopping.finishing_first():
             assert stopping.ask_to_stop(signal.SIGTERM)
             assert stopping.stop_asked() == signal.SIGTERM
+            assert stopping.ask_to_stop(signal.SIGTERM)  # the pipeline's, after the group's
             assert not stopping.ask_to_stop(signal.SIGINT)
             monkeypatch.setenv("WORLD_SIZE", "2")
             assert stopping.ask_to_stop(signal.SIGINT)  # a launcher's echo of the first

@@ -109,11 +109,12 @@ def test_the_libraries_are_loaded_once_and_each_stage_has_its_own_end(caller):
     assert err.splitlines()[-1] == "ZeroDivisionError"
 
 
-def test_a_sigterm_is_handed_on_to_the_stage(caller):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_pipeline_alone_is_handed_on_to_the_stage(caller, number):
     process = caller("waits")
     stage = int(line_of(process, "stage")[1])
-    process.send_signal(signal.SIGTERM)
-    assert line_of(process, "codes") == ["codes", "[143]", "143"]
+    process.send_signal(number)
+    assert line_of(process, "codes") == ["codes", f"[{128 + number}]", f"{128 + number}"]
     assert not Path(f"/proc/{stage}").exists()
 
 

@@ -3,7 +3,7 @@
     python -m stages.driving.start stages.sft --preset tiny
 
 does the same as `python -m stages.sft --preset tiny`, and handles a Ctrl-C while libraries load.
-Exit codes: 2 for what the user can mend, 130 after a SIGINT, 143 after a SIGTERM.
+Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
 """
 
 import errno
@@ -18,7 +18,14 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from stages.driving.mirror import open_mirrors
-from stages.running.signals import Stopped, ask_to_stop, forget_signals
+from stages.running.signals import (
+    CALLER_SAYS_STOP,
+    Stopped,
+    ask_to_stop,
+    forget_signals,
+    handled_signals,
+    leave_closed_terminal,
+)
 from stages.runs import mirrored_by
 from stages.settings.checks import UserError, fail
 from stages.settings.command_line import config_from_arguments, make_command
@@ -35,8 +42,6 @@ MENDS = {
 }
 NO_SPACE = "No space left on device"
 CARDS = "reports.sharing.cards"  # loaded by name: pages and cards stand above the stages
-# Set by a caller that says itself how its whole work goes on, so that a stop is one line.
-CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
 OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
 
 
@@ -115,14 +120,14 @@ def has_others() -> bool:
 
 @contextmanager
 def signals_handled(command: str) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the stage, which can go on later; a second one ends it at once."""
+    """Signals stop the stage, which can go on later; a second one ends it at once."""
 
     def handle(number: int, frame: Any) -> None:
         if not ask_to_stop(number):
             end_at_once(number, command)
 
     forget_signals()
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in handled_signals()}
     try:
         yield
     finally:
@@ -144,6 +149,7 @@ def ended_by_signal(command: str) -> Iterator[None]:
 
 def say_how_to_go_on(number: int, command: str) -> None:
     """Print how a stage goes on that a signal has stopped; only the main process prints it."""
+    leave_closed_terminal()
     if os.environ.get("RANK", "0") == "0" and CALLER_SAYS_STOP not in os.environ:
         name = signal.Signals(number).name
         print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)

@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import IO, Any
 
 from stages.driving.start import load
+from stages.running.signals import handled_signals
 
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
-BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
 def can_be_forked() -> bool:
@@ -93,7 +93,8 @@ def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:
         name, *arguments = json.loads(line)
         module = load(name)
         sys.stdout.flush()
-        signal.pthread_sigmask(signal.SIG_BLOCK, BOTH)  # until it is known who handles them
+        # Until it is known who handles them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
         child = os.fork()
         if not child:
             become_stage()
@@ -107,7 +108,7 @@ def become_stage() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BOTH)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
 
 
 def status_of(child: int) -> int:
@@ -115,11 +116,13 @@ def status_of(child: int) -> int:
 
     A Ctrl-C reaches the stage from the terminal; what is sent to this process alone is passed on.
     """
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM)),
-    }
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BOTH)
+
+    def pass_on(number: int, frame: Any) -> None:
+        if number != signal.SIGINT:
+            os.kill(child, number)
+
+    before = {number: signal.signal(number, pass_on) for number in handled_signals()}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled_signals())
     try:
         _, status = os.waitpid(child, 0)
     finally:
