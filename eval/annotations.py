@@ -27,7 +27,7 @@ from stages.posts.bad_rows import BadRowError
 from stages.posts.readers import Located, check_comparison, is_cnndm, read_split
 from stages.posts.tables import parsed_rows
 from stages.running.files import write_text
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Data
 from stages.settings.prompt import PROMPT, parse_post
@@ -243,17 +243,15 @@ def _line(what: str, share: dict[str, Any] | None) -> str:
     return f"{what:30} {rate:5.1f}% [{low:.1f}, {high:.1f}]"
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Say how far people agree, and write their verdicts as labelled comparisons."""
     parser = argparse.ArgumentParser(description="verdicts that people saved from the page")
     parser.add_argument("--folder", required=True, help="of annotations_*.jsonl (make: DATA=)")
     args = parser.parse_args(argv)
-    try:
-        folder = Path(args.folder)
-        rows = read_annotations(folder)
-        path = write_comparisons(folder, rows)
-    except UserError as error:
-        fail(error)
+    folder = Path(args.folder)
+    rows = read_annotations(folder)
+    path = write_comparisons(folder, rows)
     print("\n".join(lines_of(describe(rows))))
     print(f"labelled comparisons:\n{path}")
 

@@ -16,8 +16,9 @@ from dataclasses import replace
 from stages.driving.grid import Cell, Execution
 from stages.pipeline import Maker
 from stages.running.launch import launcher
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import UserError, fail
+from stages.settings.config import UserError
 
 PAGE = "reports.leaderboard_page"
 
@@ -68,21 +69,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make the leaderboard; exits with the status of the first judge that failed."""
     args = parse(argv)
-    try:
-        execution = Execution(
-            launch=launcher(args.launch),
-            max_cost=args.max_cost,
-            replace=args.replace,
-            dry_run=args.dry_run,
-        )
-        todo = cells(request_of(args), args.judges, args.pairs)
-        with Maker(execution) as maker:
-            code = make_leaderboard(maker, todo, bool(args.judges))
-    except UserError as error:
-        fail(error)
+    execution = Execution(
+        launch=launcher(args.launch),
+        max_cost=args.max_cost,
+        replace=args.replace,
+        dry_run=args.dry_run,
+    )
+    todo = cells(request_of(args), args.judges, args.pairs)
+    with Maker(execution) as maker:
+        code = make_leaderboard(maker, todo, bool(args.judges))
     raise SystemExit(code)
 
 

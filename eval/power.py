@@ -33,8 +33,9 @@ from stages.finished import stage_folder
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import recorded_config
-from stages.settings.config import JudgeSettings, UserError, fail
+from stages.settings.config import JudgeSettings, UserError
 
 POWER = 0.8
 ALPHA = 0.05
@@ -223,21 +224,19 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Print how many posts and dollars show a difference."""
-    try:
-        args = arguments(argv)
-        folder = find_verdicts(args.name, args.seed, args.judge)
-        config = recorded_config(folder)
-        if config is None:
-            raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
-        judge = replace(config.judge, **judge_changes(args.overrides, "power"))
-        judgements = read_lines(folder / "judgements.jsonl")
-        needs = needed(judgements, args.difference / 100)
-        known = judgements if token_settings(judge) == token_settings(config.judge) else []
-        price = dollars_a_question(judge, known, stage_folder(config, "summaries"))
-    except UserError as error:
-        fail(error)
+    args = arguments(argv)
+    folder = find_verdicts(args.name, args.seed, args.judge)
+    config = recorded_config(folder)
+    if config is None:
+        raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
+    judge = replace(config.judge, **judge_changes(args.overrides, "power"))
+    judgements = read_lines(folder / "judgements.jsonl")
+    needs = needed(judgements, args.difference / 100)
+    known = judgements if token_settings(judge) == token_settings(config.judge) else []
+    price = dollars_a_question(judge, known, stage_folder(config, "summaries"))
     who = judge.model if judge.kind == "openai" else f"{judge.kind}, which costs nothing"
     print(f"{args.difference:g} points at 80% power, two-sided 5%, paired by post")
     for line in (f"spread and ties: {args.name} seed {args.seed}, {folder.name}", f"price: {who}"):

@@ -27,9 +27,9 @@ from stages.running.files import file_hash, read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import make_config, override_of
-from stages.settings.config import Checks, Config, JudgeSettings, UserError, fail
+from stages.settings.config import Checks, Config, JudgeSettings, UserError
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -295,14 +295,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
-    try:
-        with ended_by_signal(f"make versus A={args.a} B={args.b}"):
-            config, results = judge_sides(args.a, args.b, args.overrides, args.max_cost, args.judge)
-    except UserError as error:
-        fail(error)
+    with ended_by_signal(f"make versus A={args.a} B={args.b}"):
+        config, results = judge_sides(args.a, args.b, args.overrides, args.max_cost, args.judge)
     print("\n".join(summary_of(results)))
     print(f"verdicts:\n{stage_folder(config, 'versus')}")
 

@@ -22,7 +22,7 @@ from eval.annotations import SPLIT, pairs_of_folder, pairs_of_sides
 from reports.parts.page import STYLE, as_data, digest
 from stages.running.files import write_text
 from stages.settings import config as settings
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line
 from stages.settings.config import hash_of
 
 FILE = "annotate.html"
@@ -105,6 +105,7 @@ def write_page(a: str, b: str, comparisons: str, count: int, seed: int) -> tuple
     return folder / FILE, len(pairs)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its path."""
     parser = argparse.ArgumentParser(description="a page on which people judge summaries")
@@ -114,12 +115,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=100, help="how many, drawn by seed")
     parser.add_argument("--seed", type=int, default=44413)
     args = parser.parse_args(argv)
-    try:
-        if args.pairs < 1:
-            raise UserError(f"--pairs must be at least 1, not {args.pairs} (make: PAIRS=)")
-        path, count = write_page(args.a, args.b, args.comparisons, args.pairs, args.seed)
-    except UserError as error:
-        fail(error)
+    if args.pairs < 1:
+        raise UserError(f"--pairs must be at least 1, not {args.pairs} (make: PAIRS=)")
+    path, count = write_page(args.a, args.b, args.comparisons, args.pairs, args.seed)
     print(f"{count} pairs: open this in a browser, and put what it saves beside it\n{path}")
     print(f"then: make annotated DATA={path.parent}")
 

@@ -15,24 +15,22 @@ from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.mirror import open_mirrors
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
 from stages.runs import mirrored_by, open_stage
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its path."""
-    try:
-        config = config_from_arguments(argv, "the page of a judge's calibration")
-        results = find_calibration(config)
-        stem = f"{config.name}-seed{config.seed}-judge-calibration"
-        with mirrored_by(open_mirrors), open_stage(config, "calibration_report") as run:
-            run.inputs = inputs_now(config, "calibration_report")
-            made = blocks(config, results)
-            path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)
-            run.finish({})
-    except UserError as error:
-        fail(error)
+    config = config_from_arguments(argv, "the page of a judge's calibration")
+    results = find_calibration(config)
+    stem = f"{config.name}-seed{config.seed}-judge-calibration"
+    with mirrored_by(open_mirrors), open_stage(config, "calibration_report") as run:
+        run.inputs = inputs_now(config, "calibration_report")
+        made = blocks(config, results)
+        path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)
+        run.finish({})
     print(f"report: {run.folder / path.name}")
 
 

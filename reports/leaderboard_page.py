@@ -24,8 +24,9 @@ from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent,
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import config_from_arguments, recorded_config
-from stages.settings.config import Config, JudgeSettings, UserError, fail
+from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.judge import AXES
 
 PANEL = "panel"
@@ -59,16 +60,14 @@ class JudgedRun:
         return about
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print who leads by each judge, and the page's path."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--judges", nargs="+", default=[])
     given, others = own.parse_known_args(argv)
-    try:
-        config = config_from_arguments(others, "all systems of a run side by side")
-        print(write_page(config, given.judges))
-    except UserError as error:
-        fail(error)
+    config = config_from_arguments(others, "all systems of a run side by side")
+    print(write_page(config, given.judges))
 
 
 def write_page(config: Config, folders: Sequence[str] = ()) -> str:

@@ -22,7 +22,7 @@ from reports.sections.samples import SAMPLES, sample
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, read_lines
 from stages.runs import open_stage
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line
 from stages.settings.config import TOY
 from stages.settings.judge import MOST_UNJUDGED
 
@@ -30,13 +30,11 @@ OTHER = "the other"
 LEVEL = 0.05  # a p-value above it tells nothing apart
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print its verdict and its path."""
     args = arguments(argv)
-    try:
-        print(write_page(args))
-    except UserError as error:
-        fail(error)
+    print(write_page(args))
 
 
 def write_page(args: Namespace) -> str:

@@ -3,6 +3,7 @@
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
+PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
 
@@ -70,13 +72,18 @@ def lock_of(folder: Path) -> Path:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
     path = folder / "manifest.json"
-    try:
+    with suppress(UserError):
         manifest = read_json(path)
-    except ValueError:
-        manifest = ""
-    if manifest is None or isinstance(manifest, dict):
-        return manifest
+        if manifest is None or is_manifest(manifest):
+            return manifest
     raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
+
+
+def is_manifest(value: Any) -> bool:
+    """Whether a JSON value can be a stage's manifest; one without content was written by none."""
+    if not isinstance(value, dict) or "content" not in value:
+        return isinstance(value, dict)
+    return all(isinstance(value.get(part), dict) for part in PARTS_OF_MANIFEST)
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------

@@ -58,9 +58,9 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import unknown
+from stages.settings.checks import in_one_line, show, unknown, what_to_mend
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config, UserError
 from stages.settings.presets import ABLATIONS, ablations_named
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 
@@ -151,12 +151,12 @@ class Maker:
         self.renewed: set[Path] = set()
 
     def __enter__(self) -> "Maker":
-        self.before = {number: signal.signal(number, self._stop) for number in handled_signals()}
+        self.handlers = {number: signal.signal(number, self._stop) for number in handled_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._cool()
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def _stop(self, number: int, _: Any) -> None:
@@ -283,8 +283,11 @@ class Maker:
                 return self.stopped
             try:
                 code = self.make(cell)
-            except UserError as error:
-                print(f"error: {cell.label}: {error}", file=sys.stderr, flush=True)
+            except Exception as error:
+                line = what_to_mend(error)
+                if line is None:
+                    raise
+                print(f"error: {cell.label}: {line}", file=sys.stderr, flush=True)
                 code = 2
             if ended and not self.stopped:
                 ended(cell, code)
@@ -353,18 +356,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make what is asked for; exits with the status of the stage that failed."""
     args = parse(argv)
-    try:
-        request = request_of(args)
-        if args.goals[0] in LOOKS:
-            print("\n".join(LOOKS[args.goals[0]](request)))
-            return
-        code = make_goals(request, args)
-    except UserError as error:
-        fail(error)
-    raise SystemExit(code)
+    request = request_of(args)
+    if args.goals[0] in LOOKS:
+        show(LOOKS[args.goals[0]](request))
+        return
+    raise SystemExit(make_goals(request, args))
 
 
 def make_goals(request: Request, args: argparse.Namespace) -> int:

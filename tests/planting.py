@@ -22,9 +22,9 @@ from stages.finished import current_inputs, read_manifest, stage_folder, why_not
 from stages.pipeline import Maker, wanted_stages
 from stages.running.files import read_json, write_json
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import Config, UserError, fail, settings_hash
+from stages.settings.config import Config, UserError, settings_hash
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED, row_of
 from tests.planted import PLANTED, refused_file
 
@@ -190,6 +190,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make what is asked for; exits with the status of a stage that failed."""
     args = parse(argv)
@@ -199,13 +200,10 @@ def main(argv: list[str] | None = None) -> None:
         jobs=1 if args.dry_run else args.jobs,  # lines in the order of the runs
         dry_run=args.dry_run,
     )
-    try:
-        default, planted = cells_of(request_of(args), args.seeds, args.errors)
-        errors = {run_of(default[0].config, name): name for name in args.errors}
-        with Planter(execution, errors) as maker:
-            code = make_planted(maker, default, planted, args.errors)
-    except UserError as error:
-        fail(error)
+    default, planted = cells_of(request_of(args), args.seeds, args.errors)
+    errors = {run_of(default[0].config, name): name for name in args.errors}
+    with Planter(execution, errors) as maker:
+        code = make_planted(maker, default, planted, args.errors)
     raise SystemExit(code)
 
 

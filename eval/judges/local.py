@@ -17,7 +17,7 @@ from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
 from stages.running.progress import progress
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, first_line, is_out_of_memory
 
 LETTERS: tuple[Choice, Choice] = ("A", "B")
 # Stands in for the question while the chat template is rendered.
@@ -30,11 +30,14 @@ class LocalJudge(Judge):
     def __init__(self, source: str, batch_size: int, axis: str = "overall") -> None:
         quiet_loading()
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(source)
-            self.model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
-        except (OSError, ValueError) as error:
-            first_line = str(error).splitlines()[0]
-            raise UserError(f"judge.model={source} does not load: {first_line}") from None
+            self.tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            self.model = AutoModelForCausalLM.from_pretrained(
+                source, dtype="auto", trust_remote_code=False
+            ).eval()
+        except Exception as error:  # whatever a library says of a file that the user has given
+            if is_out_of_memory(error):
+                raise
+            raise UserError(f"judge.model={source} does not load: {first_line(error)}") from None
         if self.tokenizer.chat_template is None:
             raise UserError(f"judge.model={source} has no chat template: choose a chat model")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

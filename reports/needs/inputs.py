@@ -22,8 +22,9 @@ from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
 from stages.running.hub import fetch_model, model_source
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import RANDOM, Config, Data, UserError, fail
+from stages.settings.config import RANDOM, Config, Data, UserError
 from stages.settings.prompt import format_post
 from stages.settings.sections import COMPARISONS
 
@@ -138,6 +139,7 @@ def _post(length: int, count: Callable[[str], int]) -> dict[str, str]:
     return filled(max(1, words))
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write what a rehearsal reads below a folder, and `inputs.json`, which says what it is."""
     parser = argparse.ArgumentParser(description="rows and weights of a rehearsal")
@@ -145,13 +147,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=json.loads, required=True, help="split -> number of rows")
     add_arguments(parser)
     args = parser.parse_args(argv)
-    try:
-        config = config_of(request_of(args))
-        folder, random = model_for(config, args.folder / "model")
-        tokenizer_source = "" if random else config.base.tokenizer
-        tokenizer = load_tokenizer(tokenizer_source or folder)
-    except UserError as error:
-        fail(error)
+    config = config_of(request_of(args))
+    folder, random = model_for(config, args.folder / "model")
+    tokenizer_source = "" if random else config.base.tokenizer
+    tokenizer = load_tokenizer(tokenizer_source or folder)
     write_rows(args.folder / "data", config.data, args.rows, tokenizer)
     if Path(tokenizer_source).is_dir() and tokenizer_source:
         tokenizer_source = str(Path(tokenizer_source).absolute())

@@ -37,9 +37,8 @@ from reports.needs.work import (
     work_of,
 )
 from stages.running.launch import check_numbers
-from stages.settings.checks import UserError, require
+from stages.settings.checks import in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import fail
 
 COLUMNS = ("weights", "gradients", "optimizer", "copies", "activations", "logits", "cache", "other")
 HEADS = ("weight", "grad", "optim", "copy", "activ", "logit", "cache", "other", "total")
@@ -276,13 +275,11 @@ def lines_of(args: argparse.Namespace) -> list[str]:
     return [f"{head}{args.mfu:.0%} of the peak", "", *grid_lines(plans)]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Print the plan."""
     args = parse(argv)
-    try:
-        print("\n".join(lines_of(args)))
-    except UserError as error:
-        fail(error)
+    print("\n".join(lines_of(args)))
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments
 from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import Config, fail
+from stages.settings.config import Config
 from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import TRAINED
 
@@ -312,6 +312,7 @@ def hours_lines(record: dict[str, Any], price: float) -> Sequence[str]:
     ]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Rehearse a run."""
     parser = argparse.ArgumentParser(description="two updates of every stage, measured here")
@@ -320,10 +321,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
-    try:
-        lines, code = rehearse(request_of(args), args)
-    except UserError as error:
-        fail(error)
+    lines, code = rehearse(request_of(args), args)
     print("\n".join(lines))
     raise SystemExit(code)
 

@@ -38,7 +38,7 @@ from reports.parts.blocks import (
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import in_one_line
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
@@ -115,10 +115,8 @@ def print_page(
 ) -> None:
     """Print what writing a page returns, or the one line that says why it was not written."""
     args = parser.parse_args(argv)
-    try:
+    with in_one_line():
         print(write_page(args))
-    except UserError as error:
-        fail(error)
 
 
 def for_terminal(texts: Sequence[str], path: Path) -> str:

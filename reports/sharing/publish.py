@@ -24,9 +24,9 @@ from reports.sharing.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_json, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import Config, UserError, fail
+from stages.settings.config import Config, UserError
 from stages.settings.stages import STAGES
 
 GENERATED = Path("reports/generated")
@@ -363,6 +363,7 @@ def not_recorded() -> list[str]:
     return sorted(name for name in there if name not in known)
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Publish the pages of some runs and name them."""
     parser = argparse.ArgumentParser(description="copy finished pages to reports/generated")
@@ -371,11 +372,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="+", default=[], help="run, scaling, ...; else all")
     parser.add_argument("--allow-dirty", action="store_true", help="code that is not committed too")
     args = parser.parse_args(argv)
-    try:
-        names = list(dict.fromkeys(args.names))
-        pages, left_out = publish(names, args.judge, args.kinds, args.allow_dirty)
-    except UserError as error:
-        fail(error)
+    names = list(dict.fromkeys(args.names))
+    pages, left_out = publish(names, args.judge, args.kinds, args.allow_dirty)
     lines = [f"published in {GENERATED}:", *(f"  {page.stem}" for page in pages), *left_out]
     orphans = not_recorded()
     if orphans:

@@ -26,9 +26,9 @@ from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import read_manifest
 from stages.running.hub import LOGIN
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import TOY, Config, UserError, fail, slug
+from stages.settings.config import TOY, Config, UserError, slug
 from stages.settings.stages import CARD, TRAINING_STAGES
 
 # Stage -> the end of its repository's name. The reward model is the normalized one.
@@ -251,6 +251,7 @@ def _reason(name: str, error: BaseException) -> str:
 # -- command line ----------------------------------------------------------------------------------
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Say what is uploaded where, and upload it."""
     parser = argparse.ArgumentParser(description="upload models, cards and pages to the hub")
@@ -261,14 +262,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--public", action="store_true", help="repositories that all can read")
     parser.add_argument("--dry-run", action="store_true", help="say what would be uploaded")
     args = parser.parse_args(argv)
-    try:
-        uploads = uploads_of(args.hub, args.name, args.seed, args.judge)
-        lines = plan_lines(uploads, args.public, args.dry_run)
-        print("\n".join(["would upload:" if args.dry_run else "upload:", *lines]), flush=True)
-        for line in () if args.dry_run else send(uploads, args.public):
-            print(line, flush=True)
-    except UserError as error:
-        fail(error)
+    uploads = uploads_of(args.hub, args.name, args.seed, args.judge)
+    lines = plan_lines(uploads, args.public, args.dry_run)
+    print("\n".join(["would upload:" if args.dry_run else "upload:", *lines]), flush=True)
+    for line in () if args.dry_run else send(uploads, args.public):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,13 @@ from reports.speed.figures import (
 )
 from stages.running.files import file_hash, read_json, write_json
 from stages.settings import config as settings
-from stages.settings.config import UserError, fail
+from stages.settings.checks import in_one_line
+from stages.settings.config import UserError
 
 STEM = speed.NAME
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Measure and write the page; or check; or publish what was measured last."""
     args = _arguments(argv)
@@ -48,8 +50,6 @@ def main(argv: list[str] | None = None) -> None:
             order = _order(args, speed.cases_of(args.shapes))
             path = write(speed.measure_in(order, folder), folder)
             print(page.for_terminal(conclusions(read_json(folder / "bench.json")), path))
-    except UserError as error:
-        fail(error)
     except KeyboardInterrupt:
         print("stopped: nothing was written; the same command begins again")
         raise SystemExit(130) from None

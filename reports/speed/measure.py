@@ -34,9 +34,9 @@ from stages.learning.state import State
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
 from stages.running.files import write_json
 from stages.runs import Run
-from stages.settings.checks import UserError
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import Config, fail
+from stages.settings.config import Config
 from stages.settings.families import SHARING
 
 PARTS_TIMED = 3
@@ -176,6 +176,7 @@ MEASUREMENTS: dict[str, Callable[[Place], dict[str, Any]]] = {
 }
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make one measurement and write it to a file of its name in the folder."""
     parser = argparse.ArgumentParser(description="one measurement of a bench")
@@ -183,14 +184,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--folder", required=True, type=Path)
     add_arguments(parser)
     args = parser.parse_args(argv)
-    try:
-        config = config_of(request_of(args))
-        if args.part == "prepare":
-            result = prepare(config, args.folder)
-        else:
-            result = MEASUREMENTS[args.part](make_place(config, args.folder))
-    except UserError as error:
-        fail(error)
+    config = config_of(request_of(args))
+    if args.part == "prepare":
+        result = prepare(config, args.folder)
+    else:
+        result = MEASUREMENTS[args.part](make_place(config, args.folder))
     write_json(args.folder / f"{args.part}.json", result)
 
 

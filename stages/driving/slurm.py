@@ -19,8 +19,8 @@ from stages.driving.grid import SEEDS, study_cells, study_command
 from stages.running.files import write_text
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import UserError, fail
 
 GOALS = ("sft", "rm", "ppo")
 SECONDS_TO_STOP = 300
@@ -60,6 +60,7 @@ exit "$status"
 """
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the script; print its name and how to submit it."""
     parser = argparse.ArgumentParser(description="write a Slurm job script")
@@ -70,15 +71,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--presets", nargs="+", help="an array: a task for each of these and seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     args = parser.parse_args(argv)
-    try:
-        path = write(args)
-        print(f"wrote {path}: submit it with `sbatch {path}`")
-        if args.presets:
-            request = request_of(args)
-            command = study_command(request, study_cells(request, args.presets, args.seeds))
-            print(f"when its tasks have ended: `{command}` makes what is left, and the pages")
-    except UserError as error:
-        fail(error)
+    path = write(args)
+    print(f"wrote {path}: submit it with `sbatch {path}`")
+    if args.presets:
+        request = request_of(args)
+        command = study_command(request, study_cells(request, args.presets, args.seeds))
+        print(f"when its tasks have ended: `{command}` makes what is left, and the pages")
 
 
 def write(args: argparse.Namespace) -> Path:

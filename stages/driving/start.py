@@ -6,7 +6,6 @@ does the same as `python -m stages.sft --preset tiny`, and handles a Ctrl-C whil
 Exit codes: 2 for what the user can mend, 128 + its number after a signal (130 after a Ctrl-C).
 """
 
-import errno
 import importlib
 import os
 import signal
@@ -27,20 +26,13 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import mirrored_by
-from stages.settings.checks import UserError, fail
+from stages.settings.checks import UserError, in_one_line, what_to_mend
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
 
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
-MENDS = {
-    errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room",
-    errno.EROFS: "make it writable",
-    errno.EACCES: "make it readable and writable",
-}
-NO_SPACE = "No space left on device"
 CARDS = "reports.sharing.cards"  # loaded by name: pages and cards stand above the stages
 OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
 
@@ -56,10 +48,8 @@ def run_stage(
 
     An error that the user can mend ends the process with one line, and so does a signal.
     """
-    try:
+    with in_one_line():
         config = read(argv, description)
-    except UserError as error:
-        fail(error)
     command = make_command(config, stage)
     try:
         with ended_by_signal(command):
@@ -161,18 +151,6 @@ def end_at_once(number: int, command: str) -> NoReturn:
     os._exit(128 + number)
 
 
-def what_to_mend(error: Exception) -> str | None:
-    """What is wrong and how to mend it, in one line; None if that is not known."""
-    if isinstance(error, OSError) and error.errno in MENDS:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}: {MENDS[error.errno]}"
-    if type(error).__name__ == "OutOfMemoryError":  # torch's own, which is not loaded here
-        return "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
-    if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
-        return f"{NO_SPACE}: make room"
-    return None
-
-
 def is_about_another_process(error: Exception) -> bool:
     """Whether an error says that another process of a launch of several is gone."""
     dead = isinstance(error, RuntimeError) and any(x in str(error) for x in OTHER_DIED)
@@ -190,6 +168,7 @@ def load(module: str) -> ModuleType:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Load the module that the first argument names; run it with the other arguments."""
     module, *arguments = sys.argv[1:] if argv is None else argv

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from stages.learning.batches import global_sum, synchronized_last
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -108,11 +107,6 @@ def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -
             # outside this block the failed pass is no longer held by its error
         learner.optimizer.zero_grad()
         _halve(learner, least)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory was short. cuBLAS, which takes some of its own, says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
 
 
 def _halve(learner: Learner, least: int) -> None:

@@ -37,7 +37,7 @@ from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
 from stages.running.files import read_json
-from stages.settings.checks import UserError
+from stages.settings.checks import UserError, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
 
@@ -54,10 +54,9 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     Source: Huang et al. 2024, detail 3.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source))
-    except (OSError, ValueError) as error:
-        first_line = str(error).splitlines()[0]
-        raise UserError(f"tokenizer {source} does not load: {first_line}") from None
+        tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except Exception as error:  # whatever a library says of a file that the user has given
+        raise UserError(f"tokenizer {source} does not load: {first_line(error)}") from None
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"tokenizer {source} is no fast one: save it with a tokenizer.json")
     if tokenizer.eos_token_id is None:
@@ -139,14 +138,31 @@ def _load(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     quiet_loading()
     try:
-        config = with_dropout(AutoConfig.from_pretrained(str(source), **changes), dropout)
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **changes)
+        _refuse_quantised(source, config)
         model, info = auto.from_pretrained(
-            str(source), config=config, dtype=torch.float32, output_loading_info=True
+            str(source),
+            config=with_dropout(config, dropout),
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model {source} does not load: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # whatever a library says of a file that the user has given
+        if isinstance(error, UserError) or is_out_of_memory(error):
+            raise
+        raise UserError(f"model {source} does not load: {first_line(error)}") from None
     _refuse_non_finite(source, model)
     return model, info
+
+
+def _refuse_quantised(source: str | Path, config: Any) -> None:
+    """Quantised weights do not learn, and most need a package and a device of their own."""
+    if quantised := getattr(config, "quantization_config", None):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise UserError(
+            f"model {source} is quantised ({how or 'quantization_config in config.json'}): give "
+            "the weights that it was made from"
+        )
 
 
 def _refuse_non_finite(source: str | Path, model: PreTrainedModel) -> None:
@@ -268,8 +284,8 @@ def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
     except (KeyError, TypeError, ValueError) as error:
-        first_line = str(error).splitlines()[0]
-        raise UserError(f"{folder}: its base_config does not load: {first_line}") from None
+        why = first_line(error)
+        raise UserError(f"{folder}: its base_config does not load: {why}") from None
     require_heads(config, str(folder))
     return with_dropout(config, 0.0)
 
@@ -308,8 +324,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in names:
         path = folder / name
-        if name.endswith(".safetensors"):
-            weights |= load_file(path)
-        else:
-            weights |= torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            if name.endswith(".safetensors"):
+                weights |= load_file(path)
+            else:
+                weights |= torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise UserError(f"{path} does not load: {first_line(error)}") from None
     return weights

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.settings.checks import RESTORE, UserError
+
 HASHES = "hashes.json"  # of the other files of a cached folder
 
 
@@ -86,17 +88,28 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file, or None if there is no such file."""
+    """The value in a JSON file, or None if there is no such file.
+
+    Raises UserError for a file that is no JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError:  # also where the bytes are no UTF-8
+        raise UserError(f"{path} is no JSON: {RESTORE}") from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a stage wrote."""
+    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row."""
+    rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
-        return [json.loads(line) for line in lines]
+        try:
+            for line in lines:
+                rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {RESTORE}") from None
+    return rows
 
 
 def whole_lines(path: Path) -> tuple[list[Any], int]:

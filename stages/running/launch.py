@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.settings.checks import UserError, fail, unknown
+from stages.settings.checks import UserError, in_one_line, unknown
 
 ENGINES = ("ddp", "fsdp2")
 # accelerate can start these. Nobody has seen them train here, so they are refused.
@@ -108,13 +108,14 @@ def accelerate_arguments(
     return [*words, "--main_process_port", environ.get("MASTER_PORT", str(PORT))]
 
 
+@in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Start the processes; exits with the status of the first that failed."""
     engine, gpus, nodes, *stage = sys.argv[1:] if argv is None else argv
     try:
         given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
     except KeyError as error:
-        fail(UserError(f"{error.args[0]} is not set: submit what `make slurm` writes"))
+        raise UserError(f"{error.args[0]} is not set: submit what `make slurm` writes") from None
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
     raise SystemExit(run([*given, *stage]))
 

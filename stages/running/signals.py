@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from stages.settings.checks import print_nowhere
+
 SETTLE_SECONDS = 2.0
 """What drives a process passes a signal on that it already had from the terminal or with its group.
 Within this time it counts as the same signal."""
@@ -74,8 +76,7 @@ def leave_closed_terminal() -> None:
         try:
             os.write(stream.fileno(), b"")
         except OSError:
-            with suppress(OSError), open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), stream.fileno())
+            print_nowhere(stream)
 
 
 def forget_signals() -> None:

@@ -1,10 +1,52 @@
-"""The error for what a user can mend, in one line, and the checks that raise it."""
+"""Errors that the user can mend, in one line, and checks that raise them. Standard library only.
+
+Every command's `main` is under `in_one_line`, or hands its work to `run_stage`, which says beside
+the error how the stage goes on. What the disk, the memory or another library refuses is told from a
+defect by `what_to_mend`, and nowhere else; a defect keeps its traceback.
+"""
 
 import difflib
+import errno
 import math
+import os
+import signal
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO
+
+RESTORE = "restore it, or make anew (REPLACE=) what has written it"
+MENDS = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it readable and writable",
+    errno.EPERM: "make it readable and writable",
+    errno.ENOENT: RESTORE,
+    errno.EISDIR: "a folder stands where a file belongs: move it away",
+    errno.ENOTDIR: "a file stands where a folder belongs: move it away",
+    errno.EEXIST: "move it away",
+    errno.ENOTEMPTY: "move it away",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.ELOOP: "a link leads back to itself: remove it",
+    errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
+    errno.EIO: "look at the disk or the terminal",
+}
+OTHERWISE = "see to it that it can be read and written"
+NO_SPACE = "No space left on device"
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+SMALLER = "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
+# By their names, because the libraries that raise them are not loaded here. What they say of a file
+# is in their text.
+DAMAGED = {
+    *("SafetensorError", "UnpicklingError", "BadZipFile", "EOFError", "JSONDecodeError"),
+    *("ArrowInvalid", "UnicodeDecodeError"),
+}
+DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
+OURS = {"stages", "eval", "reports", "tests"}
 
 
 class UserError(Exception):
@@ -15,6 +57,89 @@ def fail(error: Exception) -> NoReturn:
     """End the process with the one line of a UserError."""
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def what_to_mend(error: BaseException) -> str | None:
+    """What is wrong and how to mend it, in one line; None if that is not known: a defect."""
+    kind, text = type(error).__name__, first_line(error)
+    if isinstance(error, UserError):
+        return text
+    if is_out_of_memory(error):
+        return SMALLER
+    if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
+        where = getattr(error, "filename", None)
+        return f"{where}: {NO_SPACE}: make room" if where else f"{NO_SPACE}: make room"
+    if isinstance(error, UnicodeEncodeError):
+        return f"a text holds half a character ({text}): replace it, or save the file as UTF-8"
+    if kind in DAMAGED or _has(text, DAMAGED_TEXTS):
+        return f"a file is damaged ({kind}: {text}): {RESTORE}"
+    if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in OURS:
+        return f"{text}: `make install` installs what this project needs"
+    return _about_a_file(error, text) if isinstance(error, OSError) else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short, of the device or of the processor."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or _has(str(error), NO_MEMORY)
+
+
+def _has(text: str, parts: Iterable[str]) -> bool:
+    return any(part in text for part in parts)
+
+
+def _about_a_file(error: OSError, text: str) -> str:
+    if error.errno is None:  # a library's own, which says all in its text
+        return text
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    where = f"{' -> '.join(names)}: " if names else ""
+    mend = MENDS.get(error.errno, OTHERWISE)
+    return f"{where}{error.strerror or os.strerror(error.errno)}: {mend}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that is not empty, or else the error's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """End the process with one line for what the user can mend; a decorator for each `main`.
+
+    A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("stopped by SIGINT: the same command begins again", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+    except BrokenPipeError:
+        print_nowhere(sys.stdout)
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except Exception as error:
+        line = what_to_mend(error)
+        if line is None:
+            raise
+        fail(UserError(line))
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines that are all that a command does; a reader may leave before the last."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        print_nowhere(sys.stdout)
+
+
+def print_nowhere(stream: TextIO) -> None:
+    """What is printed to a stream from now on is lost, and no error."""
+    with suppress(OSError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def require(condition: bool, key: str, what: str) -> None:

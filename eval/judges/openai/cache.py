@@ -21,6 +21,7 @@ from threading import RLock, get_ident
 from typing import Any
 
 from eval.judges.protocol import Row
+from stages.settings.checks import UserError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (
@@ -59,11 +60,12 @@ class ReplyCache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.lock = RLock()
-        self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
-        self.connection.row_factory = sqlite3.Row
-        self._patiently("PRAGMA journal_mode=WAL")
-        self.connection.executescript(SCHEMA)
+        self.path, self.lock = path, RLock()
+        with self._named():
+            self.connection = sqlite3.connect(path, SECONDS_TO_WAIT, check_same_thread=False)
+            self.connection.row_factory = sqlite3.Row
+            self._patiently("PRAGMA journal_mode=WAL")
+            self.connection.executescript(SCHEMA)
 
     def close(self) -> None:
         """Close the file; what was kept is on disk already."""
@@ -169,15 +171,24 @@ class ReplyCache:
                 time.sleep(0.01)
 
     @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What SQLite refuses is a UserError that names the file."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            mend = "make room, or move it away: the replies in it are then asked for again"
+            raise UserError(f"{self.path}: the cache of replies fails ({error}): {mend}") from None
+
+    @contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:
         """A transaction: a kill loses nothing of it; if durable, a power cut neither."""
-        with self.lock:
+        with self.lock, self._named():
             self.connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             with self.connection:
                 yield
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
-        with self.lock, closing(self.connection.execute(query, values)) as cursor:
+        with self.lock, self._named(), closing(self.connection.execute(query, values)) as cursor:
             return cursor.fetchall()
 
 
