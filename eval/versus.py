@@ -128,12 +128,9 @@ def parts_of(text: str) -> tuple[str, str, str]:
 
 def rows_of(path: Path) -> list[Row]:
     """The rows of a policy's summaries. Raises UserError for a file that no run wrote."""
-    try:
-        rows = read_lines(path)
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON lines ({error}): {OWN_FILES}") from None
+    rows = read_lines(path, OWN_FILES)
     for number, row in enumerate(rows, start=1):
-        lacking = [name for name in NEEDED if not isinstance(row, dict) or name not in row]
+        lacking = [name for name in NEEDED if name not in row]
         if lacking:
             raise UserError(f"{path}:{number}: field {lacking[0]} is missing: {OWN_FILES}")
     return rows

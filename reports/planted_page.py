@@ -22,7 +22,7 @@ from reports.parts.sentences import not_judged_alike, notes_of_judges
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
 from reports.sections.made_with import where
-from stages.running.files import file_hash, read_json
+from stages.running.files import file_hash, read_record
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.stages import STAGES
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def write_page(name: str, errors: Path, judge: str = "") -> str:
     """Write the page; its lines for the terminal."""
-    default, planted, left_out = collect(name, read_json(errors) or {}, judge)
+    default, planted, left_out = collect(name, read_record(errors) or {}, judge)
     made = blocks(default, planted, left_out)
     records = [*default, *finished(planted)]
     title = f"Known errors, planted in run {name}"
@@ -141,7 +141,7 @@ def refusals(run: str) -> dict[int, str]:
     """What checks said of the seeds of a run that they stopped."""
     told = {}
     for path in sorted((settings.RUNS / run).glob(f"seed*/{REFUSED}")):
-        record = read_json(path) or {}
+        record = read_record(path) or {}
         told[int(path.parent.name.removeprefix("seed"))] = str(record["message"])
     return told
 

@@ -20,7 +20,7 @@ from reports.parts.words import Row, estimate, interval, judge, p_value, percent
 from reports.sections.judging import controls, rates
 from reports.sections.samples import SAMPLES, sample
 from stages.finished import read_manifest, stage_folder
-from stages.running.files import file_hash, read_json, read_lines
+from stages.running.files import file_hash, read_lines, read_record
 from stages.runs import open_stage
 from stages.settings.checks import UserError, in_one_line
 from stages.settings.config import TOY
@@ -62,7 +62,7 @@ def write_page(args: Namespace) -> str:
 
 def is_real(side: Side) -> bool:
     """Whether posts and references are others' words, or nobody says that they are not."""
-    saved = read_json(side.folder / "config.json") or {}
+    saved = read_record(side.folder / "config.json") or {}
     given = saved.get("outputs", {}).get("file")
     return bool(given) or saved.get("data", {}).get("source") != TOY
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.running.code import changed_files
-from stages.running.files import file_hash, hash_files, read_json
+from stages.running.files import file_hash, hash_files, read_record
 from stages.settings import config as settings
 from stages.settings.command_line import make_command
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
@@ -73,7 +73,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
     path = folder / "manifest.json"
     with suppress(UserError):
-        manifest = read_json(path)
+        manifest = read_record(path)
         if manifest is None or is_manifest(manifest):
             return manifest
     raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
@@ -151,7 +151,7 @@ def changed_code(config: Config, stage: str) -> list[str]:
     They make nothing stale. Empty if there is no such stage.
     """
     folder = stage_folder(config, stage)
-    record = read_manifest(folder) or read_json(partial_of(folder) / ATTEMPT)
+    record = read_manifest(folder) or read_record(partial_of(folder) / ATTEMPT)
     return changed_files(record["code"]) if record else []
 
 

@@ -36,7 +36,7 @@ from stages.finished import (
     stage_folder,
 )
 from stages.running.code import changed_files, code_record, first_of
-from stages.running.files import hash_files, read_json, sync, write_json
+from stages.running.files import hash_files, read_json, read_record, sync, write_json
 from stages.running.machine import (
     code_version,
     device_name,
@@ -245,7 +245,7 @@ def _prepare(run: Run) -> None:
     """
     module = row_of(run.stage, run.config.kind).module
     attempt = _attempt(run.config, run.stage)
-    before = read_json(run.partial / ATTEMPT) or {}
+    before = read_record(run.partial / ATTEMPT) or {}
     code = before.pop("code", None)
     if run.resume.is_dir() and before == attempt:
         for name in ("failed.json", "progress.json"):
@@ -356,11 +356,12 @@ def holder_of(path: Path) -> dict[str, Any] | None:
     """The living process that a lock names, or None; one on another machine counts as living."""
     try:
         holder = json.loads(path.read_text())
-    except (OSError, ValueError):
+        host, number = holder["host"], int(holder["pid"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    if holder["host"] == platform.node():
+    if host == platform.node():
         try:
-            os.kill(holder["pid"], 0)
+            os.kill(number, 0)
         except ProcessLookupError:
             return None
         except PermissionError:

@@ -15,7 +15,7 @@ from eval.rates.scores import agreement
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.finished import read_manifest, refusal, stage_folder, why_not
-from stages.running.files import read_json, read_lines
+from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
@@ -305,7 +305,7 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
     path = ppo / "metrics.jsonl" if ppo else None
     if ppo is None or path is None or not path.exists():
         return None
-    settings_made = (read_json(ppo / "config.json") or {}).get("ppo", {})
+    settings_made = (read_record(ppo / "config.json") or {}).get("ppo", {})
     alone = settings_made.get("critic_updates", 0)  # runs from before this setting have none
     rows = [row for row in read_lines(path) if row["step"] > alone]
     values = [row[EXPLAINED] for row in rows if row.get(EXPLAINED) is not None]
@@ -375,7 +375,7 @@ def _settings(folders: dict[str, Path], kind: str) -> dict[str, Row]:
     """Section -> field -> value, each section as the last stage that it governs recorded it."""
     sections_read: dict[str, Row] = {}
     for stage, folder in folders.items():
-        saved = read_json(folder / "config.json")
+        saved = read_record(folder / "config.json")
         learns_last = TABLE[stage].policy_gradient or stage == RELEASED
         sections = (*row_of(stage, kind).sections, *(("memory",) if learns_last else ()))
         sections_read |= {section: saved[section] for section in sections if section in saved}

@@ -15,7 +15,7 @@ from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
 from stages.driving.start import run_stage
 from stages.finished import inputs_now
-from stages.running.files import file_hash, read_json, write_json, write_text
+from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.running.machine import code_version
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -123,7 +123,7 @@ def write_about_runs(
     A stem begins with the kind of page. `names` are the runs that the page was made for, `more`
     stands in `<page>.json` too. Raises UserError where a page about other runs has this name.
     """
-    before = read_json(page.beside_the_runs() / f"{stem}.json") or {"names": names}
+    before = read_record(page.beside_the_runs() / f"{stem}.json") or {"names": names}
     if set(before["names"]) != set(names):
         raise UserError(
             f"page {stem} in {page.beside_the_runs()} is about {', '.join(before['names'])}, not"

@@ -22,7 +22,7 @@ from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
 from reports.sharing.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
-from stages.running.files import file_hash, read_json, write_json, write_text
+from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import recorded_config
@@ -134,7 +134,7 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
             stem=next(folder.glob("*.md")).stem,
             judge=folder.name,
             sources=hashes_of([folder, *(stage_folder(config, name) for name in inputs)]),
-            numbers=read_json(folder / "numbers.json") or {},
+            numbers=read_record(folder / "numbers.json") or {},
         )
 
 
@@ -198,7 +198,7 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
     Raises UserError if a run has changed since, or if a seed has finished that the page lacks.
     """
     for path in sorted(beside_the_runs().glob("*.json")):
-        note = read_json(path)
+        note = read_record(path)
         if not set(note["names"]) <= set(names) or judge not in ("", *note["judges"]):
             continue
         listed = " ".join(note["names"])
@@ -289,7 +289,7 @@ def publish(
     pages = [page for page in pages if page.kind in (kinds or there)]
     if not allow_dirty:
         check_clean(pages)
-    published = read_json(GENERATED / RECORD) or {"pages": {}}
+    published = read_record(GENERATED / RECORD) or {"pages": {}}
     check_about(pages, published)
     GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
@@ -357,7 +357,7 @@ def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
 
 def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
-    recorded = read_json(GENERATED / RECORD)["pages"].values()
+    recorded = read_record(GENERATED / RECORD)["pages"].values()
     known = {RECORD, *(name for page in recorded for name in page["files"])}
     there = (str(path.relative_to(GENERATED)) for path in GENERATED.rglob("*") if path.is_file())
     return sorted(name for name in there if name not in known)

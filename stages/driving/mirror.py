@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.finished import read_manifest, stage_folder
-from stages.running.files import read_json, read_lines, write_json
+from stages.running.files import read_lines, read_record, write_json
 from stages.running.machine import code_version
 from stages.runs import Mirror
 from stages.settings import config as settings
@@ -184,7 +184,7 @@ def note_for(config: Config, stage: str, attempt: str) -> dict[str, Any]:
     A stage that learns begins a new wandb run if this one holds another try of it already: its
     curves would lie over each other.
     """
-    note: dict[str, Any] | None = read_json(_seed_folder(config) / NOTE)
+    note: dict[str, Any] | None = read_record(_seed_folder(config) / NOTE)
     again = note is not None and note["begun"].get(stage, attempt) != attempt
     if note is None or (again and stage in TRAINING_STAGES):
         number = f"{slug(config.name)[:60]}-{config.seed}-{secrets.token_hex(4)}"

@@ -22,7 +22,7 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
-from stages.running.files import read_json, write_json
+from stages.running.files import read_record, write_json
 from stages.runs import held, move_aside
 from stages.settings import config as settings
 from stages.settings.checks import UserError, unknown
@@ -62,7 +62,7 @@ class Replacement:
 
     def _moved_before(self) -> list[str]:
         """The folders that an interrupted command with the same REPLACE has moved aside."""
-        before = read_json(self.note)
+        before = read_record(self.note)
         if before is None or before["request"] != self.request or _is_done(self.note):
             return []
         return list(before["folders"])
@@ -111,7 +111,7 @@ def forget_if_done(config: Config) -> None:
 
 
 def _is_done(note: Path) -> bool:
-    folders = read_json(note)["folders"]
+    folders = (read_record(note) or {"folders": ()})["folders"]
     return all(read_manifest(note.parent / folder) is not None for folder in folders)
 
 

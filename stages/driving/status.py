@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
 from stages.running.code import first_of
-from stages.running.files import read_json
+from stages.running.files import read_record
 from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
-from stages.settings.checks import unknown
+from stages.settings.checks import UserError, unknown, what_to_mend
 from stages.settings.command_line import recorded_config
 from stages.settings.config import SECTIONS, Config
 from stages.settings.presets import PRESETS
@@ -122,7 +122,7 @@ def look(config: Config, stage: str, folder: Path) -> Seen:
         return Seen("run", f"running, {_how_far(partial)}")
     finished = read_manifest(folder) is not None
     if not finished and partial.is_dir():
-        failure = read_json(partial / "failed.json")
+        failure = read_record(partial / "failed.json")
         if failure is not None:
             return Seen("fail", f"failed: {failure['error']}")
         return Seen("half", f"half done, {kept(partial)}")
@@ -146,7 +146,7 @@ def kept(partial: Path) -> str:
 
 
 def _how_far(partial: Path) -> str:
-    noted = read_json(partial / "progress.json")
+    noted = read_record(partial / "progress.json")
     if noted is None:
         return "just begun"
     left = f"{noted['seconds_left']} s left"
@@ -170,7 +170,10 @@ def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
             there = folder if folder.is_dir() else partial_of(folder)
             config = recorded_config(there)
             judge = folder.name if STAGES[stage].per_judge else ""
-            seen = look(config, stage, folder) if config else Seen("-")
+            try:
+                seen = look(config, stage, folder) if config else Seen("-")
+            except (UserError, OSError) as error:  # of a record that a person has changed
+                seen = Seen("fail", what_to_mend(error) or "")
             rows.setdefault(judge, {})[stage] = seen
     shared, number = rows.pop("", {}), seed.name.removeprefix("seed")
     label = f"{seed.parent.name[: LABEL - 1 - len(number)]} {number}"

@@ -36,7 +36,7 @@ from stages.learning.heads import head_name, head_of, in_float32, require_heads,
 from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
-from stages.running.files import read_json
+from stages.running.files import read_json, read_record
 from stages.settings.checks import UserError, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
@@ -249,7 +249,7 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
     The mean is None where the folder is in our layout already. Raises UserError for a folder that
     holds neither.
     """
-    saved = read_json(folder / "config.json")
+    saved = read_record(folder / "config.json")
     if saved is None:
         raise UserError(f"{folder} holds no reward model: config.json is missing")
     if "base_config" not in saved and "base_model" not in saved:

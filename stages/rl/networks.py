@@ -23,7 +23,7 @@ from stages.learning.lora import WithoutAdapter, adapter_layers
 from stages.learning.models import keep_model, load_policy, load_reward_model, new_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
-from stages.running.files import read_json
+from stages.running.files import read_record
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
 
@@ -48,7 +48,7 @@ def score_shift(normalized: Path, settings: PolicyGradient) -> float:
     """What reward_normalization=false adds back to every score of a finished `normalize` stage."""
     if settings.reward_normalization:
         return 0.0
-    return float((read_json(normalized / "manifest.json") or {})["results"]["mean_before"])
+    return float((read_record(normalized / "manifest.json") or {})["results"]["mean_before"])
 
 
 @dataclass(frozen=True, kw_only=True)

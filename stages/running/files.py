@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +88,65 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file, or None if there is no such file.
+def read_json(path: Path, as_object: Callable[[Any], Any] | None = None) -> Any:
+    """The value in a JSON file, or None if there is no such file; `as_object` makes its objects.
 
     Raises UserError for a file that is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_hook=as_object)
     except FileNotFoundError:
         return None
     except ValueError:  # also where the bytes are no UTF-8
         raise UserError(f"{path} is no JSON: {RESTORE}") from None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row."""
+class Written(dict[str, Any]):
+    """An object of a JSON file that a run has written; where a person has taken a key out, the
+    error names the file.
+    """
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path, items: Any) -> None:
+        super().__init__(items)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingKeyError(f"{self.path} lacks {key!r}: {RESTORE}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class MissingKeyError(UserError, KeyError):
+    """A record lacks a key."""
+
+    __str__ = Exception.__str__
+
+
+def read_record(path: Path) -> Any:
+    """The object in a JSON file, or None if there is no such file.
+
+    Raises UserError for a file that is no JSON object, and later for a key that is missing.
+    """
+    value = read_json(path, partial(Written, path))
+    if value is not None and not isinstance(value, dict):
+        raise UserError(f"{path} is no JSON object: {RESTORE}")
+    return value
+
+
+def read_lines(path: Path, mend: str = RESTORE) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row, with
+    the mend.
+    """
     rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
         try:
             for line in lines:
-                rows.append(dict(json.loads(line)))
+                rows.append(Written(path, json.loads(line)))
         except (ValueError, TypeError):
-            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {RESTORE}") from None
+            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {mend}") from None
     return rows
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import read_json, write_json
+from stages.running.files import read_record, write_json
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 
@@ -239,7 +239,7 @@ def _key(source: Source) -> str:
 
 
 def _recorded() -> dict[str, str]:
-    return read_json(_records()) or {}
+    return read_record(_records()) or {}
 
 
 def _record(source: Source, commit: str) -> None:

@@ -9,6 +9,7 @@ import difflib
 import errno
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ MENDS = {
 OTHERWISE = "see to it that it can be read and written"
 NO_SPACE = "No space left on device"
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
 SMALLER = "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
 # By their names, because the libraries that raise them are not loaded here. What they say of a file
 # is in their text.
@@ -46,6 +48,8 @@ DAMAGED = {
     *("ArrowInvalid", "UnicodeDecodeError"),
 }
 DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loading state_dict")
+OTHER_SHAPES = "ignore_mismatched_sizes"
+OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
 OURS = {"stages", "eval", "reports", "tests"}
 
 
@@ -64,11 +68,12 @@ def what_to_mend(error: BaseException) -> str | None:
     kind, text = type(error).__name__, first_line(error)
     if isinstance(error, UserError):
         return text
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or NO_PRIMITIVE in text:
         return SMALLER
-    if NO_SPACE in str(error):  # torch and safetensors have errors of their own for it
-        where = getattr(error, "filename", None)
-        return f"{where}: {NO_SPACE}: make room" if where else f"{NO_SPACE}: make room"
+    if number := OS_ERROR.search(str(error)):
+        return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
+    if NO_SPACE in str(error) and not isinstance(error, OSError):  # torch has one of its own
+        return f"{NO_SPACE}: {MENDS[errno.ENOSPC]}"
     if isinstance(error, UnicodeEncodeError):
         return f"a text holds half a character ({text}): replace it, or save the file as UTF-8"
     if kind in DAMAGED or _has(text, DAMAGED_TEXTS):
@@ -99,8 +104,13 @@ def _about_a_file(error: OSError, text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that is not empty, or else the error's name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    text, kind = str(error), type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if OTHER_SHAPES in text:
+        return "its weights have other shapes than its config.json says"
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines and " " in lines[0] else ": ".join([kind, *lines[:1]])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import require, unknown
+from stages.settings.checks import RESTORE, require, unknown
 from stages.settings.config import (
     HUB,
     MUST_BE_A_RUN_NAME,
@@ -93,6 +93,8 @@ def config_of(request: Request, upstream: Config | None = None) -> Config:
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
+    for word in request.arguments:  # surrogates stand for bytes that are no text
+        require(word.isprintable(), ascii(word)[:80], "hold no control characters, and be UTF-8")
     if request.preset not in PRESETS:
         raise unknown("preset", request.preset, PRESETS)
     config = PRESETS[request.preset]()
@@ -220,9 +222,12 @@ def recorded_sections(request: Request) -> dict[str, Any]:
     sections = {}
     for stage in SHARED_STAGES:
         path = folder / stage / "config.json"
-        saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
-            sections[name] = section_from(name, saved[name])
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
+                sections[name] = section_from(name, saved[name])
+        except (ValueError, TypeError, AttributeError):
+            raise UserError(f"{path} is no config of ours: {RESTORE}") from None
     return sections
 
 

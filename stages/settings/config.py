@@ -149,7 +149,8 @@ class Config:
 
 def is_run_name(name: str) -> bool:
     """Whether a run may be called so: one folder, which nothing else uses."""
-    return "/" not in name and name not in ("", ".", "..", *RESERVED)
+    is_text = name.isprintable() and name == name.strip()  # without control characters
+    return is_text and "/" not in name and name not in ("", ".", "..", *RESERVED)
 
 
 SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}
