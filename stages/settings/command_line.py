@@ -75,7 +75,10 @@ class Request:
         words = ["--preset", self.preset, "--seed", str(self.seed)]
         for option in ("name", "data", "tokenizer", "upstream"):
             value = getattr(self, option)
-            words += [f"--{option}", value] if value else []
+            if not value:
+                continue
+            # Joined, so that a value may begin with a dash.
+            words += [f"--{option}={value}"] if value[:1] == "-" else [f"--{option}", value]
         return [*words, "--set", *self.overrides] if self.overrides else words
 
 
@@ -306,7 +309,7 @@ def _set(config: Config, key: str, value: Any) -> Config:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every stage takes."""
-    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--preset", default="", help="tiny, or that of the run called --name")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
@@ -316,9 +319,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What parsed options ask for."""
+    """What parsed options ask for; a run that is named alone is asked for as it was made."""
     known = {option.name: getattr(args, option.name) for option in fields(Request)}
-    return Request(**{**known, "overrides": tuple(args.overrides)})
+    known |= {"preset": args.preset or Request.preset, "overrides": tuple(args.overrides)}
+    request = Request(**known)
+    others = [text for text in request.overrides if text.split(".")[0] not in SAME_RUN]
+    # `make judge` gives this preset where nobody has chosen one; it needs a file.
+    chosen = args.preset not in ("", OUTPUTS)
+    alone = not (chosen or others or request.data or request.tokenizer or request.upstream)
+    return as_recorded(request) if request.name and alone else request
+
+
+def as_recorded(request: Request) -> Request:
+    """The request with the preset, data and settings of the run that it names, if that is there.
+
+    Another seed of the run stands for one that is not. A section that the request sets itself
+    counts as it says.
+    """
+    root = settings.RUNS / request.name
+    configs: list[Config] = []
+    for seed in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
+        made = [recorded_config(seed / stage) for stage in STAGES if not STAGES[stage].per_judge]
+        configs = configs or [config for config in made if config is not None]
+    if not configs:
+        return request
+    last, own = configs[-1], {text.split(".")[0] for text in request.overrides}
+    texts = {text.split("=")[0]: text for config in configs for text in config.overrides}
+    kept = (text for key, text in texts.items() if key.split(".")[0] not in own)
+    preset, data, tokenizer = PRESETS[last.preset](), last.data.source, last.base.tokenizer
+    return replace(
+        request,
+        preset=last.preset,
+        upstream=last.upstream,
+        data="" if data in (TOY, HUB, preset.data.source) else data,
+        tokenizer="" if tokenizer in (TRAIN_TOKENIZER, preset.base.tokenizer) else tokenizer,
+        overrides=(*kept, *request.overrides),
+    )
 
 
 def config_from_arguments(argv: list[str] | None, description: str) -> Config:

@@ -1,0 +1,74 @@
+"""NAME alone asks for a run that is there as it was made: its preset, data and settings."""
+
+import shutil
+
+import pytest
+
+from stages.pipeline import parse
+from stages.settings.command_line import Request, config_of, make_config, request_of
+from tests.fabricated_runs import fabricate
+
+MADE = ("base.num_layers=1", "judge.kind=openai", "judge.model=other")
+
+
+def requested(*words: str) -> Request:
+    return request_of(parse(["eval", *words]))
+
+
+@pytest.fixture
+def foo(runs):
+    config = make_config("tiny-xs", name="foo", overrides=MADE)
+    fabricate(config)
+    return config
+
+
+@pytest.mark.parametrize("preset", [(), ("--preset", "outputs")])
+def test_a_run_named_alone_is_asked_for_as_it_was_made(foo, preset):
+    request = requested("--name", "foo", *preset)
+    assert request.preset == "tiny-xs"
+    assert config_of(request) == foo
+
+
+def test_another_judge_is_the_same_run_and_nothing_of_the_recorded_judge_is_left(foo):
+    request = requested("--name", "foo", "--set", "judge.kind=facts")
+    assert request.preset == "tiny-xs"
+    assert request.overrides == ("base.num_layers=1", "judge.kind=facts")
+
+
+def test_another_seed_of_the_run_has_its_settings_too(foo):
+    request = requested("--name", "foo", "--seed", "5")
+    assert (request.preset, request.seed, request.overrides) == ("tiny-xs", 5, MADE)
+
+
+def test_data_and_tokenizer_are_those_of_the_run(runs, tmp_path, tokenizer_folder):
+    folders = {"data": str(tmp_path), "tokenizer": str(tokenizer_folder)}
+    config = make_config("posts", name="own", **folders)
+    fabricate(config)
+    request = requested("--name", "own")
+    assert {"data": request.data, "tokenizer": request.tokenizer} == folders
+    assert config_of(request) == config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--name", "nosuch"),
+        ("--name", "foo", "--preset", "tiny"),
+        ("--name", "foo", "--set", "ppo.kl_coef=0.1"),
+        ("--name", "foo", "--data", "folder"),
+        ("--name", "foo", "--upstream", "tiny"),
+        (),
+    ],
+)
+def test_what_is_asked_for_otherwise_is_taken_at_its_word(foo, words):
+    request = requested(*words)
+    assert request.preset == "tiny"
+    assert not set(MADE) & {*request.overrides}
+
+
+def test_a_record_that_says_nothing_is_no_record(foo, runs):
+    for path in (runs / "foo").rglob("config.json"):
+        path.write_text("{}")
+    assert requested("--name", "foo").preset == "tiny"
+    shutil.rmtree(runs)
+    assert requested("--name", "foo").preset == "tiny"
