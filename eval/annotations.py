@@ -26,7 +26,7 @@ from eval.versus import Side, check_posts, read_side
 from stages.posts.bad_rows import BadRowError
 from stages.posts.readers import Located, check_comparison, is_cnndm, read_split
 from stages.posts.tables import parsed_rows
-from stages.running.files import write_text
+from stages.running.files import write_whole
 from stages.settings.checks import UserError, in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Data
@@ -214,7 +214,7 @@ def write_comparisons(folder: Path, rows: Sequence[Row]) -> Path:
         raise UserError(
             f"{path} holds other comparisons: put the saved files into their own folder"
         )
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
 
 

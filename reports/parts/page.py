@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -38,7 +39,7 @@ from reports.parts.blocks import (
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import in_one_line, visible
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
@@ -244,10 +245,22 @@ def digest(text: str) -> str:
 
 def as_data(value: object) -> Markup:
     """JSON that may stand inside a script element, whatever the texts in it hold."""
-    text = json.dumps(value)  # ASCII, so half a character is spelled out too
+    text = json.dumps(_visible(value))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
+
+
+def _visible(value: Any) -> Any:
+    """A JSON value whose texts are as `visible` makes them."""
+    match value:
+        case str():
+            return visible(value)
+        case dict():
+            return {visible(str(key)): _visible(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_visible(each) for each in value]
+    return value
 
 
 def _file(name: str) -> str:

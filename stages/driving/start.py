@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
@@ -26,7 +26,7 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import mirrored_by
-from stages.settings.checks import UserError, in_one_line, what_to_mend
+from stages.settings.checks import UserError, VisibleStream, in_one_line, what_to_mend
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
@@ -52,7 +52,7 @@ def run_stage(
         config = read(argv, description)
     command = make_command(config, stage)
     try:
-        with ended_by_signal(command):
+        with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
             with mirrored_by(open_mirrors):
                 made = function(config)
             leave_cards(config, stage)

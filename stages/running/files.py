@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import RESTORE, UserError
+from stages.settings.checks import RESTORE, UserError, visible
 
 HASHES = "hashes.json"  # of the other files of a cached folder
 
@@ -36,10 +36,15 @@ def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is whole or absent, whenever the machine stops."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text that people look at, as `visible` makes it; else as `write_whole`."""
+    write_whole(path, visible(text))
+
+
+def write_whole(path: Path, text: str) -> None:
     """Write a text file so that it is whole or unchanged, whenever the machine stops."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as handle:
@@ -122,7 +127,7 @@ class Written(dict[str, Any]):
 class MissingKeyError(UserError, KeyError):
     """A record lacks a key."""
 
-    __str__ = Exception.__str__
+    __str__ = UserError.__str__
 
 
 def read_record(path: Path) -> Any:

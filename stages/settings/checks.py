@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn, TextIO
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
@@ -53,8 +53,37 @@ OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
 OURS = {"stages", "eval", "reports", "tests"}
 
 
+# Control characters but for newline and tab, what turns the direction of a text, half characters.
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """A text as a terminal, a page or a table may show it: what could steer them is U+FFFD.
+
+    A carriage return ends a line.
+    """
+    return HIDDEN.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+class VisibleStream:
+    """A stream to which texts go as `visible` makes them, for all that a command prints."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length."""
+        return self.stream.write(visible(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 class UserError(Exception):
     """Something that the user can mend; its text is one line that says what and how."""
+
+    def __str__(self) -> str:
+        return " ".join(visible(super().__str__()).splitlines())
 
 
 def fail(error: Exception) -> NoReturn:
@@ -104,7 +133,7 @@ def _about_a_file(error: OSError, text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that is not empty, or else the error's name."""
-    text, kind = str(error), type(error).__name__
+    text, kind = visible(str(error)), type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if OTHER_SHAPES in text:
         return "its weights have other shapes than its config.json says"
@@ -120,7 +149,8 @@ def in_one_line() -> Iterator[None]:
     A Ctrl-C is one line too. A reader that has gone, as in `| head -1`, is none.
     """
     try:
-        yield
+        with redirect_stdout(VisibleStream(sys.stdout)):
+            yield
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped by SIGINT: the same command begins again", file=sys.stderr)

@@ -1,0 +1,113 @@
+"""No control character of a text reaches a terminal, a page, its Markdown or its tables."""
+
+import json
+import re
+import sys
+from contextlib import suppress
+
+import pytest
+
+from eval import outputs
+from reports import annotate_page, run_page
+from reports.parts import page
+from reports.parts.page import Details, Heading, Note, Sample, Table, Text
+from stages.finished import stage_folder
+from stages.running.files import write_json
+from stages.settings.checks import HIDDEN, UserError, in_one_line, visible
+from stages.settings.command_line import make_config
+from tests import fabricated_runs
+from tests.fabricated_runs import fabricate
+from tests.test_annotate import pair
+
+STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
+HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"
+
+
+WHOLE = HOSTILE.replace("\ud83d", "")  # half characters are refused where rows are read
+
+
+def hidden_in(text: str) -> list[str]:
+    """What may not be shown, spelled out in JSON or as a character reference, too."""
+    spelled = re.findall(r"(?<!\\)\\u00[01][0-9a-f]|&#(?:x1b|27|0);", text)
+    return HIDDEN.findall(text) + spelled
+
+
+def test_what_steers_is_replaced_and_all_else_stays():
+    shown = visible(HOSTILE)
+    assert not hidden_in(shown)
+    assert shown.startswith("a post�[31mred�]0;title�")
+    assert shown.endswith("\nand\na line\tand ▄ é אב")
+    assert visible("plain\n\ttext ✓ 👍🏽 \u200f") == "plain\n\ttext ✓ 👍🏽 \u200f"
+
+
+def test_an_error_is_one_line_that_steers_nothing(capsys):
+    with pytest.raises(SystemExit), in_one_line():
+        raise UserError(HOSTILE)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: a post�[31mred")
+    assert not hidden_in(line)
+
+
+def test_what_a_command_prints_steers_nothing(capsys):
+    with in_one_line():
+        print(HOSTILE, flush=True)
+        sys.stdout.write(HOSTILE)
+    assert capsys.readouterr().out == f"{visible(HOSTILE)}\n{visible(HOSTILE)}"
+
+
+def test_every_file_of_a_page_is_free_of_it(tmp_path):
+    blocks = [
+        Text(WHOLE),
+        Heading(WHOLE),
+        Note(WHOLE),
+        Table((WHOLE, "n"), [[WHOLE, "1"]], WHOLE, name="t"),
+        Sample(WHOLE, WHOLE, [("SFT" + WHOLE, WHOLE, WHOLE)]),
+        Details(WHOLE, [Text(WHOLE)]),
+    ]
+    page.write(tmp_path, "p", WHOLE, blocks)
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".html", ".csv")]
+    assert {path.suffix for path in files} == {".md", ".html", ".csv"}
+    for path in files:
+        text = path.read_bytes().decode()
+        assert not hidden_in(text), path
+        assert "red" in text
+
+
+def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, monkeypatch, capsys):
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+    monkeypatch.setattr(fabricated_runs, "NASTY", f"TITLE: {WHOLE}\n\nPOST: x\n\nTL;DR:")
+    fabricate(make_config("tiny"))
+    run_page.main(["--preset", "tiny"])
+    folder = stage_folder(make_config("tiny"), "report")
+    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".csv", ".txt")]
+    assert len(texts) > 5
+    for path in texts:
+        assert not hidden_in(path.read_text(encoding="utf-8")), path
+    assert "�[31mred" in (folder / "tiny-seed44413.html").read_text(encoding="utf-8")
+    assert not hidden_in(capsys.readouterr().out)
+
+
+def test_the_page_for_people_is_free_of_it():
+    pairs = [pair(1, texts=(WHOLE, "second"), post=WHOLE)]
+    assert not hidden_in(visible(annotate_page.to_html(pairs, WHOLE)))
+    assert "red" in page.as_data([HOSTILE])
+
+
+def test_data_keep_every_character(tmp_path):
+    write_json(tmp_path / "x.json", {"text": WHOLE})
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"text": WHOLE}
+
+
+def test_names_of_systems_in_a_given_file_steer_no_terminal(runs, tmp_path, capsys):
+    rows = [
+        {"id": number, "post": "p", "reference": "r", "system": f"s{STEERING[:8]}", "summary": "x"}
+        for number in range(4)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--preset", "outputs", "--set", f"outputs.file={path}", "judge.kind=openai"]
+    with suppress(SystemExit):
+        outputs.main(words)
+    captured = capsys.readouterr()
+    assert not hidden_in(captured.out + captured.err)
