@@ -127,8 +127,6 @@ class Written(dict[str, Any]):
 class MissingKeyError(UserError, KeyError):
     """A record lacks a key."""
 
-    __str__ = UserError.__str__
-
 
 def read_record(path: Path) -> Any:
     """The object in a JSON file, or None if there is no such file.

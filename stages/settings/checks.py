@@ -83,7 +83,7 @@ class UserError(Exception):
     """Something that the user can mend; its text is one line that says what and how."""
 
     def __str__(self) -> str:
-        return " ".join(visible(super().__str__()).splitlines())
+        return " ".join(visible(Exception.__str__(self)).splitlines())
 
 
 def fail(error: Exception) -> NoReturn:
