@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,14 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
     own = folder.with_name(f"{folder.name}.partial{os.getpid()}")
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
-    make(own)
-    write_json(own / HASHES, hash_files(own))
+    try:
+        make(own)
+        write_json(own / HASHES, hash_files(own))
+    except BaseException:
+        shutil.rmtree(own)
+        with suppress(OSError):  # others lie beside it
+            own.parent.rmdir()
+        raise
     try:
         own.rename(folder)
     except OSError:  # another run was faster with the same content
