@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -227,15 +228,16 @@ def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
 def test_make_bench_and_publish_start_the_page(tmp_path):
     makefile = ["make", "-n", "-f", str(ROOT / "Makefile"), "VENV="]
     for words, said in (
-        (["bench"], "reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2"),
-        (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs 2   "),
+        (["bench"], "reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs=2"),
+        (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs=2   "),
         (["bench", "CHECK=1"], "--check"),
         (["publish", "NAME=bench"], "reports.speed.bench_page --publish"),
         (["publish"], "reports.sharing.publish"),
         (["publish", "NAME=tiny bench"], "reports.sharing.publish --names tiny"),
     ):
         made = subprocess.run([*makefile, *words], cwd=ROOT, capture_output=True, text=True)
-        assert said.strip() in " ".join(made.stdout.replace("\\\n", " ").split()), words
+        typed = " ".join(shlex.split(made.stdout.replace("\\\n", " ")))
+        assert said.strip() in typed, words
     alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
     assert b"reports.sharing.publish" not in alone.stdout
 

@@ -90,7 +90,7 @@ def test_make_hands_the_numbers_on(goal, tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
     said = found.stdout + found.stderr
-    assert "--gpus 2 --nodes 1 --engine zero3" in said or "ENGINE=zero3 is refused" in said
+    assert "--gpus='2' --nodes='1' --engine='zero3'" in said or "ENGINE=zero3 is refused" in said
 
 
 # -- inside a process ------------------------------------------------------------------------------

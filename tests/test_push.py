@@ -236,7 +236,7 @@ def test_make_passes_it_on_and_make_n_only_looks(place):
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     last = found.splitlines()[-1]  # before it stands the command, as `make -n` prints it
     assert (
-        last.split() == "-m reports.sharing.push --hub anna --name tiny --seed 1 --dry-run".split()
+        last.split() == "-m reports.sharing.push --hub=anna --name=tiny --seed=1 --dry-run".split()
     )
 
 
