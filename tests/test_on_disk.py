@@ -55,7 +55,7 @@ def test_a_tokenizer_without_a_fast_form_is_refused_in_one_line(monkeypatch, tmp
         eos_token_id = 0
 
     monkeypatch.setattr(
-        "stages.learning.models.AutoTokenizer.from_pretrained", lambda source: Slow()
+        "stages.learning.models.AutoTokenizer.from_pretrained", lambda source, **_: Slow()
     )
     with pytest.raises(UserError, match=r"is no fast one: save it with a tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from stages.driving.start import load
 from stages.running.signals import handled_signals
+from stages.settings.checks import in_one_line
 
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 
@@ -84,7 +85,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     if stage is not None:
         module, arguments = stage
-        module.main(arguments)
+        with in_one_line():
+            module.main(arguments)
 
 
 def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:

@@ -1,0 +1,135 @@
+"""What the system and other libraries refuse is one line with its mend; a defect is a traceback."""
+
+import ast
+import errno
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from stages.running.files import read_lines, read_record, write_json
+from stages.settings.checks import UserError, in_one_line, what_to_mend
+
+ROOT = Path(__file__).parents[1]
+ERRORS: list[tuple[Exception, str]] = [
+    (UserError("seed must be at least 0"), "seed must be at least 0"),
+    (
+        OSError(errno.ENOSPC, "No space left on device", "x"),
+        "x: No space left on device: make room",
+    ),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), "x: Permission denied: make it read"),
+    (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory: a folder stands"),
+    (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x"), "a file stands where a folder"),
+    (
+        OSError(errno.EFBIG, "File too large"),
+        "File too large: raise the limit on the size of files",
+    ),
+    (
+        OSError(errno.EMFILE, "Too many open files", "x"),
+        "raise the limit on open files (ulimit -n)",
+    ),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "give it a shorter name"),
+    (
+        OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"),
+        "a -> b: Invalid cross-dev",
+    ),
+    (OSError("the hub says\nmore than a line"), "the hub says"),
+    (RuntimeError("I/O error: No space left on device (os error 28)"), "make room"),
+    (SafetensorError("Error while serializing: (os error 27)"), "raise the limit on the size"),
+    (SafetensorError("HeaderTooSmall"), "a file is damaged (SafetensorError"),
+    (pickle.UnpicklingError("invalid load key"), "a file is damaged (UnpicklingError"),
+    (RuntimeError("PytorchStreamReader failed reading zip archive"), "a file is damaged"),
+    (MemoryError(), "out of memory: set a smaller memory.forward_batch_size"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: set a smaller"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out of memory: set a smaller"),
+    (ModuleNotFoundError("No module named 'gguf'", name="gguf"), "No module named 'gguf': `make i"),
+    (UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates"), "a text holds half a character"),
+]
+
+
+@pytest.mark.parametrize(("error", "line"), ERRORS)
+def test_what_a_user_can_mend_is_one_line(capsys, error, line):
+    with pytest.raises(SystemExit) as ended, in_one_line():
+        raise error
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert line in said
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        KeyError("rate"),
+        ValueError("shapes"),
+        ZeroDivisionError(),
+        ModuleNotFoundError("No module named 'stages.gone'", name="stages.gone"),
+    ],
+)
+def test_a_defect_keeps_its_traceback(defect):
+    assert what_to_mend(defect) is None
+    with pytest.raises(type(defect)), in_one_line():
+        raise defect
+
+
+def test_a_key_that_was_taken_out_of_a_record_is_named_with_its_file(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"inner": {"a": 1}})
+    record = read_record(path)
+    assert record == {"inner": {"a": 1}}
+    assert record["inner"].get("b") is None
+    with pytest.raises(UserError) as refused:
+        record["inner"]["b"]
+    assert str(refused.value).startswith(f"{path} lacks 'b': restore it")
+    path.write_text('{"a": 1}\n[2]\n')
+    with pytest.raises(UserError, match=r"x\.json:2 is no row of JSON"):
+        read_lines(path)
+
+
+def test_a_ctrl_c_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended, in_one_line():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped by SIGINT: the same command begins again\n"
+
+
+@pytest.mark.parametrize(("goal", "status"), [("status", 0), ("help", 0)])
+def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-B", "-m", "stages.pipeline", goal]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (status, b"")
+
+
+def test_every_command_ends_in_one_line():
+    """A module that is a command decorates its main, or hands all its work to what does."""
+    handing_on = {"run_stage", "print_page", "print_report"}
+    for path in [
+        *ROOT.glob("stages/**/*.py"),
+        *ROOT.glob("eval/**/*.py"),
+        *ROOT.glob("reports/**/*.py"),
+    ]:
+        text = path.read_text(encoding="utf-8")
+        if "__main__" not in text or path.name in ("warm.py", "peer_trl.py"):
+            continue  # those two have callers of ours that read what they say
+        (main,) = [
+            node
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef) and node.name == "main"
+        ]
+        called = {
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            for node in ast.walk(main)
+            if isinstance(node, ast.Call)
+        }
+        assert "in_one_line" in called or called & handing_on, path
