@@ -56,7 +56,7 @@ def write_page(name: str, ablations: Sequence[str] | None = None, judge: str = "
     names = (there(name) or list(ABLATIONS)) if ablations is None else ablations_named(ablations)
     default, others, left_out = collect(name, names, judge)
     made = blocks(name, default, others, left_out)
-    group = next((key for key, members in GROUPS.items() if set(members) == set(names)), "")
+    group = next((key for key, members in GROUPS.items() if set(names) <= set(members)), "")
     title = f"Ablations of run {name}" + (f": the {group}" if group else "")
     records, stem = compared(default, others), "-".join(["ablations", name, *filter(None, [group])])
     path = write_about_runs(stem, title, made, [name], records)
