@@ -52,7 +52,7 @@ define newline
 endef
 text = $(if $(findstring $(newline),$(value $(1))),$(error $(1) holds a line break: leave it out)) \
 	$(eval override $(1) := $$(value $(1)))
-$(foreach name,$(KNOWN),$(if $(filter-out undefined default file,$(origin $(name))),$(call text,$(name))))
+$(foreach name,$(filter-out POST,$(KNOWN)),$(if $(filter-out undefined default file,$(origin $(name))),$(call text,$(name))))
 quoted = '$(subst ','\'',$(1))'
 each = $(foreach word,$(1),$(call quoted,$(word)))
 option = $(if $(2),--$(1)=$(call quoted,$(2)))
@@ -94,7 +94,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
 OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \
 	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
-	planted smollm judge-server
+	planted smollm judge-server summarize
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
 .PHONY: $(OWN) $(GOALS)
 .DEFAULT_GOAL := help
@@ -164,6 +164,18 @@ versus: $(INSTALLED)
 		$(call options,set,$(SET)) $(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page $(SIDES) $(call option,judge,$(JUDGE)) \
 		$(call options,set,$(SET))
+# One post, typed. It may hold line breaks, so it goes through the environment, where nothing reads it.
+POST ?=
+FILE ?=
+ID ?=
+TEMPERATURE ?=
+INTERACTIVE ?=
+summarize: override export POST := $(value POST)
+summarize: $(INSTALLED)
+	@$(PY) -m stages.driving.start eval.summarize $(call option,preset,$(PRESET)) \
+		$(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
+		$(call option,policy,$(POLICY)) $(call option,file,$(FILE)) $(call option,id,$(ID)) \
+		$(call option,temperature,$(TEMPERATURE)) $(if $(INTERACTIVE),--interactive)
 # How many posts and dollars tell two policies apart, from the verdicts of a finished run.
 DIFFERENCE ?=
 OF_RUN = $(call option,name,$(or $(NAME),$(PRESET))) $(call option,seed,$(SEED))
