@@ -5,8 +5,8 @@
 takes every finished seed's page, the judge's calibration, comparisons of two policies, and pages
 about several runs, if all runs of such a page are named. For each page, published.json holds runs,
 judge, code, device, versions, the SHA-256 of its files and of the manifests behind it, and a run's
-row of numbers. The README's table of numbers is written from it. A page is refused if its run
-is stale or was made with code that was not committed.
+row of numbers. The README's table of numbers and the index of all published pages are written from
+it. A page is refused if its run is stale or was made with code that was not committed.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Any
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
+from reports.sharing.index import write_index
 from reports.sharing.readme_blocks import in_readme
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_record, write_json, write_text
@@ -294,14 +295,20 @@ def publish(
     GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
-    published["pages"] = dict(sorted(published["pages"].items()))
-    write_json(GENERATED / RECORD, published)
+    write_record(published)
     if README.exists():
         before = README.read_text(encoding="utf-8")
         after = in_readme(before, published)
         if after != before:
             write_text(README, after)
     return pages, left_out
+
+
+def write_record(published: dict[str, Any]) -> None:
+    """Write the record of all published pages, and the index that lists them."""
+    pages = dict(sorted(published["pages"].items()))
+    record = published | {"pages": pages, "index": write_index(GENERATED, pages)}
+    write_json(GENERATED / RECORD, record)
 
 
 def replace_page(page: Page) -> dict[str, Any]:
@@ -357,8 +364,9 @@ def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
 
 def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
-    recorded = read_record(GENERATED / RECORD)["pages"].values()
-    known = {RECORD, *(name for page in recorded for name in page["files"])}
+    record = read_record(GENERATED / RECORD)
+    owned = (name for page in record["pages"].values() for name in page["files"])
+    known = {RECORD, *record["index"], *owned}
     there = (str(path.relative_to(GENERATED)) for path in GENERATED.rglob("*") if path.is_file())
     return sorted(name for name in there if name not in known)
 

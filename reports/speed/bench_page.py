@@ -140,8 +140,7 @@ def publish_last() -> Path:
         "numbers": {},
         "headline": "",
     }
-    record["pages"] = dict(sorted({**record["pages"], STEM: entry}.items()))
-    write_json(publish.GENERATED / publish.RECORD, record)
+    publish.write_record(record | {"pages": {**record["pages"], STEM: entry}})
     return publish.GENERATED / f"{STEM}.html"
 
 

@@ -1,0 +1,88 @@
+"""The index of the published pages: every page, what it says, what made it, and links that lead."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from reports import scaling_page
+from reports.parts import numbers
+from reports.parts.blocks import NUMBERS, Text
+from reports.sharing import publish
+from reports.sharing.index import listed_page, write_index
+from reports.sharing.publish import GENERATED, RECORD
+from stages.running.files import file_hash
+from tests.test_publish import ROOT, finished, place
+
+__all__ = ["place"]  # a fixture
+
+
+def record_below(folder: Path) -> dict:
+    return json.loads((folder / GENERATED / RECORD).read_text(encoding="utf-8"))
+
+
+def rows_of(text: str) -> dict[str, str]:
+    """The rows of the Markdown table, by the page that they link to."""
+    rows = [line for line in text.splitlines() if line.startswith("| [")]
+    return {re.findall(r"\]\(([^)]*)\.md\)", row)[0]: row for row in rows}
+
+
+def test_publishing_lists_every_page_with_its_first_sentence_and_record(place, capsys):
+    finished(1, 2)
+    scaling_page.main(["--names", "tiny"])
+    publish.main([])
+    record = record_below(place)
+    text = (GENERATED / "index.md").read_text()
+    rows = rows_of(text)
+    assert list(rows) == list(record["pages"]) == ["scaling-tiny", "tiny-seed1", "tiny-seed2"]
+    row = rows["tiny-seed1"]
+    first = (GENERATED / "tiny-seed1.md").read_text().split("\n\n")[1].split(". ")[0]
+    assert first.startswith("PPO BEATS the references on 600 held-out posts: ")
+    assert f"| {first}. | tiny; preset tiny; seed 1; judge facts; CPU, 2 cores (AMD EPYC" in row
+    assert row.endswith(f"; {record['pages']['tiny-seed1']['finished'][:10]} |")
+    assert "| tiny; preset tiny; seeds 1, 2; judge facts;" in rows["scaling-tiny"]
+    assert record["index"] == {
+        name: file_hash(GENERATED / name) for name in ("index.md", "index.html")
+    }
+    assert "no page of" not in capsys.readouterr().out
+
+
+def test_links_lead_and_titles_are_text(place):
+    finished(1)
+    publish.main([])
+    shown = (GENERATED / "index.html").read_text()
+    links = re.findall(r'href="([^"#]*)"', shown)
+    assert links == ["tiny-seed1.html", "tiny-seed1.md"]
+    assert all((GENERATED / link).is_file() for link in links)
+    assert "<script" not in shown
+
+
+def test_a_page_of_other_runs_and_one_without_its_json_are_listed(tmp_path):
+    entry: dict[str, Any] = {
+        "kind": "bench",
+        "about": ["a:1", "b:2"],
+        "devices": ["x", "y"],
+        "finished": "2026-11",
+    }
+    bare = listed_page(tmp_path, "bench", entry, {})
+    assert (bare.title, bare.says, bare.made_from) == ("bench", "–", "a:1, b:2; x / y; 2026-11")
+    (tmp_path / f"bench-{NUMBERS}").mkdir()
+    blocks = numbers.to_json([Text("2.4 times TRL 1.9.2: fast <b>. More.")])
+    kept = {"title": "T | *t*", "blocks": blocks}
+    (tmp_path / f"bench-{NUMBERS}/page.json").write_text(json.dumps(kept))
+    runs = {"tiny": [1], "tiny-a": [1, 2], "tiny-b": [3]}
+    entry |= {"about": ["tiny"], "runs": runs, "judge": "facts", "numbers": {}}
+    said = listed_page(tmp_path, "bench", entry, {"tiny": "tiny-s"})
+    assert said.says == "2.4 times TRL 1.9.2: fast <b>."
+    assert said.made_from.startswith("tiny and 2 more runs; preset tiny-s; seeds 1, 2, 3; judge")
+    write_index(tmp_path, {"bench": entry})
+    assert "&lt;b&gt;" in (tmp_path / "index.html").read_text()
+    assert r"[T \| \*t\*](bench.md)" in (tmp_path / "index.md").read_text()
+
+
+def test_the_committed_index_is_that_of_the_committed_record(tmp_path):
+    record = record_below(ROOT)
+    for stem in record["pages"]:
+        kept = tmp_path / f"{stem}-{NUMBERS}"
+        kept.symlink_to(ROOT / GENERATED / kept.name)
+    assert write_index(tmp_path, record["pages"]) == record["index"]
