@@ -2,19 +2,28 @@
 
 import errno
 import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
+from eval.summarize import Answer, Finished, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import LaterResult, card
+from reports.sharing.push import uploads_of
 from stages.driving.mirror import Board, open_mirrors
 from stages.driving.start import leave_cards, run_stage
 from stages.finished import damage, read_manifest, stage_folder, why_not
 from stages.runs import mirrored_by, open_stage
+from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
+from stages.settings.prompt import format_post
 from stages.settings.stages import CARD, STAGES, TRAINING_STAGES
 
 TINY = make_config("tiny")
@@ -57,13 +66,60 @@ def test_every_model_that_a_stage_saves_has_a_card(runs):
 def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
     at_eos = card(TINY, "rm", "model", MADE)
     assert 'text = "SUBREDDIT' in at_eos
-    assert '" ..." + tokenizer.eos_token\n' in at_eos
+    assert 'on monday." + tokenizer.eos_token\n' in at_eos
     assert "  # read at EOS\n" in at_eos
     assert "A score means something at EOS only" in at_eos
     before = card(replace(TINY, rm=replace(TINY.rm, read_at="before_eos")), "rm", "model", MADE)
-    assert '" ..."\n' in before
+    assert 'on monday."\n' in before
     assert "eos_token" not in before
     assert "  # read at the last token before EOS\n" in before
+
+
+RUN_ALL = """
+import sys
+for path in sys.argv[1:]:
+    exec(compile(open(path).read(), path, "exec"), {"__name__": "__main__"})
+"""
+
+
+def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
+    """What the code of some cards prints in a folder, without this project and without network."""
+    for number, text in enumerate(cards):
+        (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        (folder / f"{number}.py").write_text(code)
+    names = [f"{number}.py" for number in range(len(cards))]
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", RUN_ALL, *names],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", "HOME": str(folder)},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_the_code_of_a_pushed_card_prints_what_our_own_code_writes(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "RUNS", whole.parents[1])
+    uploads = uploads_of("anna", "resumed", 44413)
+    for upload in uploads:
+        for name, part in upload.files.items():
+            target = tmp_path / upload.repository / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(part if isinstance(part, bytes) else part.read_bytes())
+    here = tmp_path / "anna/resumed-seed44413-ppo"
+    texts = [(tmp_path / upload.repository / CARD).read_text() for upload in uploads]
+    names = [upload.repository.rpartition("-")[2] for upload in uploads]
+    printed = dict(zip(names, printed_by_cards(tmp_path, texts), strict=True))
+    run = Finished(finished_policies("tiny", "resumed", 44413))
+    post = run.post_of_text(format_post(cards.POST, run.config.data.prompt))
+    for stage in ("sft", "ppo", "dpo"):
+        assert printed[stage] == run.summary(stage, post, temperature=1e-6).text != ""
+    tokens = [*run.encode([cards.SUMMARY])[0], run.tokenizer.eos_token_id]
+    (score,) = run.scores(post, [Answer(writer="", text="", tokens=tokens, has_eos=True)])
+    assert float(printed["reward"]) == pytest.approx(score, abs=1e-5)
+    own = (whole / "ppo/model" / CARD).read_text()  # which stands beside its model
+    assert printed_by_cards(here, [own]) == [printed["ppo"]]
 
 
 def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):

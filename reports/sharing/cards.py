@@ -5,6 +5,7 @@ other words in it make nothing stale. Its head is the one that the Hugging Face 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -54,18 +55,33 @@ MEANINGS = {
     "policy/response_length": "length, tokens, over the last updates",
     "episodes": "episodes",
 }
+# Any post will do; of the built-in world's words, so that its models know them.
+POST = {
+    "subreddit": "tifu",
+    "title": "My bike",
+    "post": "My boss sold my bike. It was on monday. I told tom. We were at work.",
+}
+SUMMARY = " My boss sold my bike, on monday."
+HERE = "."  # a card stands in its model's folder
 POLICY_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
+folder = {folder}
 tokenizer = AutoTokenizer.from_pretrained(folder)
 policy = AutoModelForCausalLM.from_pretrained(folder)
 query = {query}
-tokens = policy.generate(**tokenizer(query, return_tensors="pt"), max_new_tokens={length})"""
+tokens = tokenizer(query, add_special_tokens=False, return_tensors="pt").input_ids
+written = policy.generate(
+    tokens, max_new_tokens={length}, do_sample=False, pad_token_id=tokenizer.pad_token_id
+)
+print(tokenizer.decode(written[0, tokens.shape[1] :], skip_special_tokens=True).strip())"""
 SCORER_CODE = """from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+folder = {folder}
 tokenizer = AutoTokenizer.from_pretrained(folder)
 scorer = AutoModelForTokenClassification.from_pretrained(folder)
-text = {query} + " ..."{end}
-score = scorer(**tokenizer(text, return_tensors="pt")).logits[0, -1, 0]  # read {where}"""
+text = {query} + {summary}{end}
+tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+print(scorer(tokens).logits[0, -1, 0].item())  # read {where}"""
 # rm.read_at -> how the text goes on, up to where it is read, and that place in words.
 READ = {EOS: (" + tokenizer.eos_token", "at EOS"), BEFORE_EOS: ("", "at the last token before EOS")}
 
@@ -92,23 +108,20 @@ def card(
     folder: str,
     made: dict[str, Any],
     judged: Sequence[LaterResult] = (),
+    place: str = HERE,
 ) -> str:
     """The card of the model in a stage's folder `model` or `critic`.
 
-    `made` is the stage's manifest, of which settings, inputs and results are read.
+    `made` is the stage's manifest, of which settings, inputs and results are read; `place` is where
+    its code finds the model, a folder or a hub id.
     """
     title = TITLES["critic" if folder == "critic" else stage]
     is_policy = stage in POLICIES and folder == "model"
-    query = format_post({"subreddit": "tifu", "title": "...", "post": "..."}, config.data.prompt)
-    code = POLICY_CODE if is_policy else SCORER_CODE
-    end, where = READ[config.rm.read_at]
-    code = code.replace("{length}", str(config.data.max_summary_tokens))
-    code = code.replace("{end}", end).replace("{where}", where)
     parts = [
         _head(config, stage, is_policy),
         f"# {config.name}, seed {config.seed}: {title}",
         f"{_about(config, title)} {_beside(folder)}",
-        f"```python\n{code.replace('{query}', _quoted(query))}\n```",
+        f"```python\n{_code(config, is_policy, place)}\n```",
         f"## How it was made\n\n{_made_from(config, stage, made)}",
         f"## Data\n\n{_data(config)}",
         f"## Results\n\n{_results(made['results'], judged)}",
@@ -116,6 +129,23 @@ def card(
         f"## Licence\n\n{_licences(config)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _code(config: Config, is_policy: bool, place: str) -> str:
+    """What opens the model and shows it at work on one post."""
+    end, where = READ[config.rm.read_at]
+    values = {
+        "folder": _quoted(place) + ("  # the folder of this file" if place == HERE else ""),
+        "query": _quoted(format_post(POST, config.data.prompt)),
+        "length": str(config.data.max_summary_tokens),
+        "summary": _quoted(SUMMARY),
+        "end": end,
+        "where": where,
+    }
+    # In one pass: a prompt may hold braces.
+    return re.sub(
+        r"{(\w+)}", lambda match: values[match[1]], POLICY_CODE if is_policy else SCORER_CODE
+    )
 
 
 # -- the head --------------------------------------------------------------------------------------

@@ -75,14 +75,18 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
         check_holds(config, stage)
     pages = [page for kind in KINDS for page in pages_of_seed(folder, kind, judge_folder)]
     refuse_texts_of_others(pages, next(iter(configs.values())))
-    return [
-        Upload(
-            repository=repository(hub, config, stage),
-            stage=stage,
-            files=files_of_model(folder, config, stage, pages),
-        )
+    names = {
+        stage: repository(hub, config, stage)
         for stage, config in configs.items()
         if stage in PUSHED
+    }
+    return [
+        Upload(
+            repository=name,
+            stage=stage,
+            files=files_of_model(folder, configs[stage], stage, pages, name),
+        )
+        for stage, name in names.items()
     ]
 
 
@@ -119,15 +123,18 @@ def repository(hub: str, config: Config, stage: str) -> str:
 
 
 def files_of_model(
-    folder: Path, config: Config, stage: str, pages: Sequence[Page]
+    folder: Path, config: Config, stage: str, pages: Sequence[Page], place: str
 ) -> dict[str, Path | bytes]:
-    """A model's files; its card with what is known by now; the pages beside PPO's."""
+    """A model's files; its card with what is known by now; the pages beside PPO's.
+
+    `place` is the repository, which the card's code names.
+    """
     model = folder / stage / "model"
     files: dict[str, Path | bytes] = {
         str(path.relative_to(model)): path for path in sorted(model.rglob("*")) if path.is_file()
     }
     manifest = read_manifest(folder / stage) or {}
-    text = card(config, stage, "model", manifest, judged(stage, folder, pages))
+    text = card(config, stage, "model", manifest, judged(stage, folder, pages), place)
     shown = pages if stage == WITH_PAGES else ()
     if shown:
         names = "\n".join(f"- [{page.stem}]({PAGES}/{page.stem}.md)" for page in shown)
