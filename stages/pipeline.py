@@ -50,7 +50,7 @@ from stages.finished import (
 )
 from stages.running.code import other_code
 from stages.running.launch import add_launch_arguments, launch_words
-from stages.running.progress import folded
+from stages.running.progress import COLUMNS, folded
 from stages.running.signals import (
     CALLER_SAYS_STOP,
     answer_at_once,
@@ -249,6 +249,8 @@ class Maker:
             environment[CALLER_SAYS_STOP] = "1"
         if not label and tuple(words[:3]) == START and can_be_forked():
             return _shell_code(self._warmed(environment).run(words[3:]))
+        if label:
+            environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
         out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
         self.running.add(process)

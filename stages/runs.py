@@ -45,7 +45,7 @@ from stages.running.machine import (
     peak_memory_gib,
     processor,
 )
-from stages.running.progress import progress
+from stages.running.progress import progress, say_result
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.config import Config, hash_of, settings_hash, settings_of
@@ -109,6 +109,8 @@ class Run:
         self.mirrors: list[Mirror] = []
         """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
         self.finished = False
+        self.latest: dict[str, float] = {}
+        """The last value of each metric."""
 
     def require(self, stage: str) -> Path:
         """The folder of an earlier stage of this run, after checking it.
@@ -121,17 +123,22 @@ class Run:
         return stage_folder(self.config, stage)
 
     def progress(self, items: Iterable[T], label: str, total: int, done: int = 0) -> Iterator[T]:
-        """Pass the items on and show the progress, to `make status` too."""
+        """Pass the items on and show the progress, to `make status` too.
+
+        The stage's own loop, which has its name, shows metrics beside it.
+        """
 
         def note(count: int, left: float) -> None:
             state = {"label": label, "done": count, "total": total, "seconds_left": round(left)}
             with suppress(OSError):  # on a full disk the work goes on without a note
                 write_json(self.partial / "progress.json", state)
 
-        return progress(items, label, total, done, note if self.main else None)
+        numbers = (lambda: self.latest) if label == self.stage else dict
+        return progress(items, label, total, done, note if self.main else None, numbers)
 
     def log(self, step: int, **metrics: float) -> None:
         """Append one line to metrics.jsonl (keys are TRL's), and show it in the mirrors."""
+        self.latest |= metrics
         if self.main:
             self.append("metrics.jsonl", {"step": step, **metrics})
             for mirror in self.mirrors:
@@ -163,6 +170,7 @@ class Run:
         outputs = {name: digest for name, digest in hashes.items() if Path(name).name != CARD}
         for name in outputs:  # a manifest on the disk says that all of this is
             sync(self.partial / name)
+        seconds = round(time.monotonic() - self.started, 1)
         manifest = {
             "stage": self.stage,
             "preset": self.config.preset,
@@ -179,7 +187,7 @@ class Run:
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
             "results": results,
             "halvings": self.halvings,
-            "seconds": round(time.monotonic() - self.started, 1),
+            "seconds": seconds,
             "peak_memory_gib": peak_memory_gib(),
             "peak_gpu_gib": peak_gpu_gib(),
             "device": device_name(),
@@ -190,6 +198,7 @@ class Run:
         write_json(self.partial / "manifest.json", manifest)
         put_in_place(self.config, self.stage)
         self.finished = True
+        say_result(self.stage, seconds, results)
         for mirror in self.mirrors:
             mirror.finish()
 

@@ -156,7 +156,6 @@ def test_two_checkpoints_are_kept_and_none_is_half_written(tmp_path):
     train(loop)
     names = [path.name for path in (tmp_path / "sft.partial/resume").iterdir()]
     assert sorted(names) == ["checkpoint-0000005", "checkpoint-0000006"]
-    assert loop.saves == 6
 
 
 def test_tied_weights_are_saved_and_loaded_as_one(tmp_path):

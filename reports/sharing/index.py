@@ -13,7 +13,7 @@ from typing import Any
 from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
 from reports.parts.words import MISSING
-from stages.running.files import file_hash, read_json
+from stages.running.files import file_hash, read_record
 
 STEM = "index"
 TITLE = "Published pages"
@@ -71,7 +71,7 @@ def listed_page(
     folder: Path, stem: str, entry: Mapping[str, Any], presets: Mapping[str, str]
 ) -> Listed:
     """A page's row: its title and first sentence as its JSON has them, and its record in words."""
-    kept = read_json(folder / f"{stem}-{NUMBERS}" / "page.json") or {}
+    kept = read_record(folder / f"{stem}-{NUMBERS}" / "page.json") or {}
     texts = [block["text"] for block in kept.get("blocks", ()) if block["kind"] == "Text"]
     sentence = SENTENCE.match(texts[0]) if texts else None
     return Listed(

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,6 @@ class State:
     """PPO's coefficient in the next update, reward units per nat; an adaptive one changes."""
     dropout: float = 0.0
     """Probability. If it is above 0, torch's own generator is seeded before each update."""
-    saves: int = 0
-    save_seconds: float = 0.0
-    """Seconds that this process has spent on saving."""
-    _started: float = field(default_factory=time.monotonic)
     _update_started: float = 0.0
     _last: tuple[float, float] = (0.0, 0.0)  # when the last save ended, and what it took
 
@@ -136,8 +132,6 @@ class State:
                     self.save()
                 if number:
                     raise Stopped(number)
-        if self.saves:
-            self.say_what_saving_took()
 
     def agreed(self, *numbers: int) -> list[int]:
         """The largest of each number over all processes, so that all do the same."""
@@ -165,11 +159,8 @@ class State:
             if failed:
                 self._give_up(partial, fault)
                 break
-        else:
-            self.saves += 1
         now = time.monotonic()
         self._last = now, now - began
-        self.save_seconds += now - began
 
     def _begin(self, partial: Path) -> None:
         if self.run.main:
@@ -285,12 +276,6 @@ class State:
 
     def _unwrapped(self, models: list[nn.Module], folder: str) -> None:
         models[:] = [self.accelerator.unwrap_model(model) for model in models]
-
-    def say_what_saving_took(self) -> None:
-        """One line at the end of the loop."""
-        share = self.save_seconds / max(1e-9, time.monotonic() - self._started)
-        if self.run.main:
-            print(f"saves: {self.saves}, {share:.1%} of the time", file=sys.stderr)
 
 
 def _without_wrapping(models: list[nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
