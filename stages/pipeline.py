@@ -58,7 +58,7 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import in_one_line, show, unknown, what_to_mend
+from stages.settings.checks import in_one_line, say_error, show, unknown, what_to_mend
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import ABLATIONS, ablations_named
@@ -289,7 +289,7 @@ class Maker:
                 line = what_to_mend(error)
                 if line is None:
                     raise
-                print(f"error: {cell.label}: {line}", file=sys.stderr, flush=True)
+                say_error(f"error: {cell.label}: {line}")
                 code = 2
             if ended and not self.stopped:
                 ended(cell, code)

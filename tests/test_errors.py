@@ -1,5 +1,6 @@
 """Bad input as a user meets it: one line with file, line and field, and nothing left behind."""
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from stages import base, ppo, sft
+from stages.settings.checks import say_error
 
 ROOT = Path(__file__).parents[1]
 POST = {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post.", "summary": "Short."}
@@ -124,6 +126,23 @@ def test_make_refuses_bad_settings_before_anything_runs(tmp_path, arguments, exp
     assert expected in found.stderr
     assert "Traceback" not in found.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_long_error_is_folded_on_a_terminal_and_one_line_in_a_log(monkeypatch):
+    text = (
+        "error: model runs/a-name/seed44413/sft/model has weights that are not finite (gpt_neox):"
+        " make or fetch it anew, or run `make sft rm ppo PRESET=pythia-1b SEED=44413 NAME=a-name`"
+    )
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stderr", stream)
+        say_error(text)
+        lines = stream.getvalue().splitlines()
+        assert " ".join(lines) == text
+        assert len(lines) == (3 if is_terminal else 1)
+        assert "`make sft rm ppo PRESET=pythia-1b SEED=44413 NAME=a-name`" in stream.getvalue()
+        assert max(map(len, lines)) <= 80 or not is_terminal
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ from stages.running.signals import (
     leave_closed_terminal,
 )
 from stages.runs import mirrored_by
-from stages.settings.checks import UserError, VisibleStream, in_one_line, what_to_mend
+from stages.settings.checks import UserError, VisibleStream, in_one_line, say_error, what_to_mend
 from stages.settings.command_line import config_from_arguments, make_command
 from stages.settings.config import Config
 from stages.settings.stages import STAGES
@@ -86,7 +86,7 @@ def leave_cards(config: Config, stage: str) -> None:
 
 def leave(text: str, status: int = 2) -> NoReturn:
     """Say why on stderr and end the process."""
-    print(text, file=sys.stderr, flush=True)
+    say_error(text)
     end_process(status)
     raise SystemExit(status)
 

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn, TextIO
@@ -88,8 +89,19 @@ class UserError(Exception):
 
 def fail(error: Exception) -> NoReturn:
     """End the process with the one line of a UserError."""
-    print(f"error: {error}", file=sys.stderr)
+    say_error(f"error: {error}")
     raise SystemExit(2)
+
+
+def say_error(text: str) -> None:
+    """Print a sentence on stderr: in lines of 80 columns on a terminal, else in one line, which a
+    log is searched for. Commands in backticks and paths stay whole.
+    """
+    if sys.stderr.isatty() and "\n" not in text:
+        whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+        lines = textwrap.wrap(whole, 80, break_long_words=False, break_on_hyphens=False)
+        text = "\n".join(lines).replace("\0", " ")
+    print(text, file=sys.stderr, flush=True)
 
 
 def what_to_mend(error: BaseException) -> str | None:
