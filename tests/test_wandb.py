@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.driving.mirror import MOST_ROWS, Wandb, headline, note_for, open_mirrors, results_of
+from stages.driving.mirror import MOST_ROWS, Tracker, headline, note_for, open_mirrors, results_of
 from stages.finished import read_manifest
 from stages.running.files import read_lines, write_json
 from stages.runs import mirrored_by, open_stage
@@ -274,7 +274,7 @@ class Failing:
 
 def test_a_failure_of_wandb_is_said_and_the_stage_goes_on(runs, capsys):
     def failing(config, stage, attempt):
-        return [Wandb(config, stage, Failing(), note_for(config, stage, attempt))]
+        return [Tracker(config, stage, Failing(), note_for(config, stage, attempt))]
 
     with mirrored_by(failing), open_stage(TINY, "sft") as run:
         for step in (1, 2):

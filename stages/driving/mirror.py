@@ -1,10 +1,13 @@
-"""A run at wandb and in TensorBoard, if the environment asks for it. Standard library at the top.
+"""A run at wandb, in trackio and in TensorBoard, if the environment asks for it.
+
+Standard library at the top.
 
 A seed has one wandb run. Its stages are processes of their own, so each resumes that run by an id
 that lies in the seed's folder. The record stays metrics.jsonl and the manifests: whatever goes
-wrong at wandb is printed in one line, and the stage goes on.
+wrong at wandb is printed in one line, and the stage goes on. trackio is told the same.
 """
 
+import importlib
 import os
 import re
 import secrets
@@ -24,7 +27,10 @@ from stages.settings.config import Config, public_settings, slug
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import STAGES, TRAINING_STAGES
 
-NOTE = "wandb.json"  # below a seed
+WANDB, TRACKIO = "wandb", "trackio"
+TRACKIO_RUN = "stages.driving.trackio_run"  # loaded by name, by those who ask for it
+NOTE = "{}.json"  # of each of them, below a seed
+EXPLAINED = "val/explained_variance"
 FINISHED = "finished"  # in the note, in place of an attempt
 SAMPLES = "samples.jsonl"
 # What wandb would send beside what is logged: output of the terminal, command line, host, folder,
@@ -62,7 +68,12 @@ def open_mirrors(config: Config, stage: str, attempt: str) -> list[Mirror]:
         note = note_for(config, stage, attempt)
         client = connect(config, stage, note["id"])
         if client is not None:
-            mirrors.append(Wandb(config, stage, client, note))
+            mirrors.append(Tracker(config, stage, client, note))
+    if os.environ.get("TRACKIO_PROJECT"):
+        note = note_for(config, stage, attempt, TRACKIO)
+        run = importlib.import_module(TRACKIO_RUN).connect(config, stage, note["id"])
+        if run is not None:
+            mirrors.append(Tracker(config, stage, run, note, TRACKIO))
     return mirrors
 
 
@@ -95,13 +106,16 @@ class Board(Mirror):
 # -- wandb -----------------------------------------------------------------------------------------
 
 
-class Wandb(Mirror):
+class Tracker(Mirror):
     """One stage in the wandb run of its seed; each stage has an axis for its own steps."""
 
-    def __init__(self, config: Config, stage: str, client: Any, note: dict[str, Any]) -> None:
-        self.config, self.stage, self.note = config, stage, note
+    def __init__(
+        self, config: Config, stage: str, client: Any, note: dict[str, Any], library: str = WANDB
+    ) -> None:
+        self.config, self.stage, self.note, self.library = config, stage, note, library
         self.client = client
-        """wandb's run; None after it has failed."""
+        """wandb's run, or trackio's behind the same methods; None after it has failed."""
+        self.warned = False
         self.samples: list[dict[str, Any]] = []
         """Those of one step, which become one table."""
         self._try("the beginning", self._begin)
@@ -110,6 +124,7 @@ class Wandb(Mirror):
         """The metrics of one step; a step that is logged again replaces itself on its axis."""
         self._try("logging", self._show_samples)
         self._try("logging", self._log, step, metrics)
+        self._try("an alert", self._warn, step, metrics)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Collect the samples of a step; the first of the next step shows them."""
@@ -131,7 +146,8 @@ class Wandb(Mirror):
         try:
             client.finish(exit_code=int(failed))
         except Exception as error:
-            warn(f"sending failed ({_line(error)}): `wandb sync {client.sync_dir}`")
+            mend = f": `wandb sync {client.sync_dir}`" if self.library == WANDB else ""
+            warn(f"sending failed ({one_line(error)}){mend}", self.library)
 
     def _try(self, what: str, show: Callable[..., None], *arguments: Any) -> None:
         """Show something; what goes wrong is printed once, and then this stage shows no more."""
@@ -140,7 +156,8 @@ class Wandb(Mirror):
         try:
             show(*arguments)
         except Exception as error:
-            warn(f"{what} failed ({_line(error)}): the stage goes on without wandb")
+            text = f"{what} failed ({one_line(error)}): the stage goes on without {self.library}"
+            warn(text, self.library)
             self.close(failed=True)
 
     def _begin(self) -> None:
@@ -155,36 +172,41 @@ class Wandb(Mirror):
     def _show_samples(self) -> None:
         rows, self.samples = self.samples, []
         if rows:
-            self._log(rows[0]["step"], {"samples": _table(rows)})
+            self._log(rows[0]["step"], {"samples": self._table(rows)})
+
+    def _warn(self, step: int, metrics: dict[str, float]) -> None:
+        """Once, when the critic is worse than a constant after its updates without the policy."""
+        alone = getattr(getattr(self.config, self.stage, None), "critic_updates", 0)
+        explained = metrics.get(EXPLAINED, 0.0)
+        if explained < 0 and step > alone and not self.warned:
+            self.warned = True
+            text = f"it is {explained:.2f} at step {step}: the critic is worse than a constant"
+            self.client.alert(title=f"{self.stage}: {EXPLAINED} below 0", text=text, level="WARN")
 
     def _show_results(self) -> None:
         self.client.summary.update(results_of(self.config, self.stage))
         rows = texts_of(self.config, self.stage)
         if rows:
-            self.client.log({f"{key_of(self.config, self.stage)}/texts": _table(rows)})
+            self.client.log({f"{key_of(self.config, self.stage)}/texts": self._table(rows)})
         self.note["begun"][self.stage] = FINISHED
         self._save_note()
 
     def _save_note(self) -> None:
-        write_json(_seed_folder(self.config) / NOTE, self.note)
+        write_json(_seed_folder(self.config) / NOTE.format(self.library), self.note)
+
+    def _table(self, rows: Sequence[dict[str, Any]]) -> Any:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(key) for key in columns] for row in rows]
+        return importlib.import_module(self.library).Table(columns=columns, data=data)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Any:
-    import wandb
-
-    columns: list[str | int] = list(dict.fromkeys(key for row in rows for key in row))
-    return wandb.Table(
-        columns=columns, data=[[row.get(str(key)) for key in columns] for row in rows]
-    )
-
-
-def note_for(config: Config, stage: str, attempt: str) -> dict[str, Any]:
+def note_for(config: Config, stage: str, attempt: str, library: str = WANDB) -> dict[str, Any]:
     """The `id` of the seed's wandb run, and the attempt of each stage that has `begun` there.
 
     A stage that learns begins a new wandb run if this one holds another try of it already: its
     curves would lie over each other.
     """
-    note: dict[str, Any] | None = read_record(_seed_folder(config) / NOTE)
+    note: dict[str, Any] | None = read_record(_seed_folder(config) / NOTE.format(library))
     again = note is not None and note["begun"].get(stage, attempt) != attempt
     if note is None or (again and stage in TRAINING_STAGES):
         number = f"{slug(config.name)[:60]}-{config.seed}-{secrets.token_hex(4)}"
@@ -225,7 +247,8 @@ def connect(config: Config, stage: str, number: str) -> Any:
         return wandb.init(**request)
     except (UsageError, AuthenticationError, ValueError) as error:
         raise UserError(
-            f"wandb: {_line(error)} Correct it, or set WANDB_MODE=offline, or unset WANDB_PROJECT"
+            f"wandb: {one_line(error)} Correct it, or set WANDB_MODE=offline, or unset"
+            " WANDB_PROJECT"
         ) from None
     except Exception as error:
         return _connect_offline(wandb, request, error)
@@ -244,18 +267,18 @@ def _connect_offline(wandb: Any, request: dict[str, Any], error: Exception) -> A
         wandb.teardown()  # its service still holds the id for the try that failed
         client = wandb.init(**request, mode="offline")
     except Exception as again:
-        warn(f"it fails ({_line(error)}; {_line(again)}): the stage goes on without wandb")
+        warn(f"it fails ({one_line(error)}; {one_line(again)}): the stage goes on without wandb")
         return None
-    warn(f"it does not answer ({_line(error)}): `wandb sync {client.sync_dir}` sends it later")
+    warn(f"it does not answer ({one_line(error)}): `wandb sync {client.sync_dir}` sends it later")
     return client
 
 
-def warn(text: str) -> None:
-    """Print one line about wandb on stderr."""
-    print(f"wandb: {text}", file=sys.stderr, flush=True)
+def warn(text: str, library: str = WANDB) -> None:
+    """Print one line about wandb or trackio on stderr."""
+    print(f"{library}: {text}", file=sys.stderr, flush=True)
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error of wandb in one line; a setting that it refuses takes it several to say."""
     lines = [line.strip() for line in str(error).splitlines() if "further information" not in line]
     text = " ".join(line for line in lines if line)
