@@ -87,7 +87,7 @@ def test_a_bar_has_the_numbers_too_and_fits(monkeypatch, often):
         (
             "normalize",
             {"mean_before": 1.234, "mean_after": 1e-7, "std": 2.0},
-            "normalize: done in 95 s: mean score of the references 1.23, now 0.00",
+            "normalize: done in 95 s: mean score of the references was 1.23",
         ),
         ("judge", {"judgements": 3, "judge": {}}, ""),
         ("sft", {"rougeL": None, "loss/validation": float("nan")}, "sft: done in 95 s: held-out"),
@@ -117,7 +117,7 @@ def test_what_is_shown_of_a_stage_is_what_it_logs_and_ends_with(whole):
         }
         assert [name for name in WATCHED if name in latest] == names
         results = (read_manifest(whole / stage) or {})["results"]
-        assert len(parts_of(ENDED_WITH, results)) >= 2, stage
+        assert len(parts_of(ENDED_WITH, results)) > 1, stage
 
 
 def test_parallel_runs_leave_room_for_their_names(tmp_path, monkeypatch, capsys):

@@ -41,8 +41,7 @@ ENDED_WITH = {
     "loss": "loss {:.3f} there",
     "loss/validation": "held-out loss {:.3f}",
     "rougeL": "ROUGE-L {:.3f}",
-    "mean_before": "mean score of the references {:.2f}",
-    "mean_after": "now {:.2f}",
+    "mean_before": "mean score of the references was {:.2f}",
 }
 
 
