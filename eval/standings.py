@@ -121,8 +121,8 @@ def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     for first, second in names:
         a, b = scores[first], scores[second]
         if judged_for_both(a, b):
-            found = paired_difference(a, b, resamples=draws)
-            pairs.append({"first": first, "second": second} | asdict(found))
+            difference = paired_difference(a, b, resamples=draws)
+            pairs.append({"first": first, "second": second} | asdict(difference))
     corrected = holm([pair["p_value"] for pair in pairs])
     return [pair | {"holm": p} for pair, p in zip(pairs, corrected, strict=True)]
 

@@ -228,7 +228,7 @@ def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
 def test_make_bench_and_publish_start_the_page(tmp_path):
     makefile = ["make", "-n", "-f", str(ROOT / "Makefile"), "VENV="]
     for words, said in (
-        (["bench"], "reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs=2"),
+        (["bench", "SHAPES=a:4:2 b:4:2"], "reports.speed.bench_page --shapes a:4:2 b:4:2 --runs=2"),
         (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs=2   "),
         (["bench", "CHECK=1"], "--check"),
         (["publish", "NAME=bench"], "reports.speed.bench_page --publish"),
