@@ -365,12 +365,13 @@ def numbers_of(record):
 
 
 def numbers_of_linked_tables(text):
-    """Every number, and every count as in 1.02M, of the tables of pages about sizes and ablations
-    it links to.
+    """Every number, and every count as in 1.02M, of the tables of pages about sizes, ablations and
+    planted errors it links to.
     """
     found = set()
-    for stem in re.findall(r"\(reports/generated/(ablations-[\w-]+)\.md\)", text):
-        table = ROOT / GENERATED / f"{stem}-numbers" / "means-over-seeds-switch.csv"
+    names = {"ablations": "means-over-seeds-switch.csv", "planted": "each-error-error.csv"}
+    for stem, kind in re.findall(r"\(reports/generated/((ablations|planted)-[\w-]+)\.md\)", text):
+        table = ROOT / GENERATED / f"{stem}-numbers" / names[kind]
         cells = table.read_text(encoding="utf-8")
         found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
