@@ -1,5 +1,6 @@
 """The prompt is a setting: refused if it cannot be read back, used from tokens to the judge."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from eval.controls import control_rows
 from eval.judges.prompt import LINES, make_question
-from reports.sharing.cards import card
+from reports.sharing.cards import POST, card
 from stages.base import make_base
 from stages.finished import stage_folder
 from stages.posts.ragged import load_split
@@ -75,4 +76,4 @@ def test_another_prompt_goes_through_base_and_into_a_judges_question(runs):
     controls = control_rows(posts, OTHER)
     assert [row["summary"] for row in controls["title"]] == [row["title"] for row in posts]
     made: dict[str, Any] = {"results": {}, "inputs": {}}
-    assert "Forum tifu:\\n...\\n\\nTITLE: ..." in card(config, "sft", "model", made)
+    assert json.dumps(format_post(POST, OTHER)) in card(config, "sft", "model", made)

@@ -365,9 +365,7 @@ def numbers_of(record):
 
 
 def numbers_of_linked_tables(text):
-    """Every number, and every count as in 1.02M, of the tables of pages about sizes, ablations and
-    planted errors it links to.
-    """
+    """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
     names = {"ablations": "means-over-seeds-switch.csv", "planted": "each-error-error.csv"}
     for stem, kind in re.findall(r"\(reports/generated/((ablations|planted)-[\w-]+)\.md\)", text):
