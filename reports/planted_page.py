@@ -250,21 +250,24 @@ def win_rate_cells(wrong: PlantedRun) -> list[str]:
 
 def errors_table(planted: Sequence[PlantedRun]) -> Table:
     """A row an error."""
-    header = "error|verdict|win rate|over seeds|each seed|first number|seen|value|default's"
-    header += "|begins in|what it is"
+    header = ("error", "what it is", "in", "verdict", "win rate", "over seeds", "each seed")
     rows = []
     for wrong in planted:
-        first = _betrayal_cells(wrong.betrayals[0]) if wrong.betrayals else [MISSING] * 4
-        rows.append(
-            [wrong.name, wrong.verdict, *win_rate_cells(wrong), *first, wrong.stage, wrong.what]
-        )
+        first = _first(wrong.betrayals[0]) if wrong.betrayals else MISSING
+        cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
+        rows.append([*cells, first])
     caption = (
-        "Win rate: PPO's minus the default run's, in points, paired over seeds, with the 95%"
-        " interval over seeds (Student's t; none for one seed, or where all seeds give one number)."
-        " First number: of those that leave the default's range, the earliest; its value there is"
-        " the mean over seeds, beside the default's mean."
+        "In: the first stage that the error changes. Win rate: PPO's minus the default run's, in"
+        " points, paired over seeds, with the 95% interval over seeds (Student's t; none for one"
+        " seed, or where all seeds give one number). First number: of those that leave the"
+        " default's range, the earliest; the mean over seeds there, and the default's mean."
     )
-    return Table(header.split("|"), rows, caption, strong=True)
+    return Table((*header, "first number"), rows, caption, strong=True)
+
+
+def _first(seen: Betrayal) -> str:
+    name, when, value, default = _betrayal_cells(seen)
+    return f"{name} {when}: {value}, default's {default}"
 
 
 def _betrayal_cells(seen: Betrayal) -> list[str]:

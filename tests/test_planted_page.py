@@ -107,15 +107,13 @@ def test_each_error_has_its_verdict_and_the_first_sentence_counts_them(places):
 
 def test_a_row_says_the_difference_the_seeds_and_the_first_number_beside_the_defaults(places):
     text = text_of()
-    _, rate, over, each, first, seen, _, _, stage, what = cells(text, "worse")
+    what, stage, _, rate, over, each, first = cells(text, "worse")
     assert (rate, each) == ("-35.0", "-30.0, -35.0, -40.0")
     assert over == "[-47.4, -22.6]"  # 4.303 * 5 / sqrt(3) on either side
-    assert (first, seen, stage, what) == ("–", "–", "ppo", "It wins less.")
-    *_, first, seen, value, default, _, _ = cells(text, "longer")
-    assert (first, seen) == ("response length", "from update 7")
-    assert (value, default) == ("24.20", "20.20")
-    assert cells(text, "unpaired")[4:8] == ["held-out accuracy", "before PPO", "60.0%", "78.1%"]
-    assert cells(text, "stopped")[1:4] == ["–"] * 3
+    assert (first, stage, what) == ("–", "ppo", "It wins less.")
+    assert cells(text, "longer")[-1] == "response length from update 7: 24.20, default's 20.20"
+    assert cells(text, "unpaired")[-1] == "held-out accuracy before PPO: 60.0%, default's 78.1%"
+    assert cells(text, "stopped")[3:6] == ["–"] * 3
     assert f"| stopped | 2 | {REFUSAL} |" in text
 
 
