@@ -251,6 +251,8 @@ class Maker:
             return _shell_code(self._warmed(environment).run(words[3:]))
         if label:
             environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
+            # Threads that wait must not spin while another run has work.
+            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)
         self.running.add(process)

@@ -151,6 +151,15 @@ def test_lines_of_cells_that_are_made_at_once_name_their_cell(capfd):
     assert capfd.readouterr().out == "tiny seed 1| one\ntiny seed 1| two\n"
 
 
+@pytest.mark.parametrize(("given", "seen"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_cells_that_are_made_at_once_do_not_spin(monkeypatch, capfd, given, seen):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    Maker(Execution(jobs=2)).call(["sh", "-c", "echo $OMP_WAIT_POLICY"], "tiny seed 1")
+    assert capfd.readouterr().out == f"tiny seed 1| {seen}\n"
+
+
 def test_several_cells_at_once_do_not_share_the_cards_of_one_machine(runs):
     with pytest.raises(UserError, match="-j and GPUS: every cell takes all cards"):
         make_study(Recorder(Execution(jobs=2, launch=("accelerate",))), Request(), cells_of("tiny"))
