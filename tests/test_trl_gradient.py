@@ -22,7 +22,7 @@ from stages.rl.networks import Networks
 from stages.rl.rollout import measure as measured_by
 from stages.rl.update import optimize
 from stages.settings.command_line import config_of, make_config
-from stages.settings.rloo import Rloo
+from stages.settings.ppo import Rloo
 from tests.conftest import learner_of
 
 ROOT = Path(__file__).parents[1]

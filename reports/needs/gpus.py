@@ -6,9 +6,9 @@ from typing import NamedTuple
 from eval.judges.openai.budget import CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS, price_of, usual_reply
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
-from reports.needs.lengths import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
-from reports.needs.memory import MOMENTS, Setting
-from reports.needs.shapes import FULL, adapter_parameters, policy_parameters, scorer_parameters
+from reports.needs.memory import FULL, MOMENTS, Setting
+from reports.needs.shapes import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
+from reports.needs.shapes import adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import HUB, RANDOM
 

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from reports.needs.gpus import GIB, gpu_of_device
-from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
 from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.shapes import policy_parameters, shape_of
+from reports.needs.shapes import lengths_of, policy_parameters, shape_of
 from reports.needs.work import OPTIONAL, updates_of, work_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder

@@ -4,15 +4,13 @@ Work is counted: multiplications of every pass. Hours are that work at an assume
 GPU's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from reports.needs.gpus import Gpu
-from reports.needs.lengths import ARTICLE_TOKENS, Lengths
-from reports.needs.memory import Setting
+from reports.needs.memory import HALF, Network, Setting
 from reports.needs.parts import shares
-from reports.needs.shapes import HALF, block_weights
+from reports.needs.shapes import ARTICLE_TOKENS, block_weights
 from stages.settings.families import CHECKED_ROWS, SHARING
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
@@ -85,7 +83,7 @@ def training_factor(setting: Setting, stage: str) -> int:
 
 def work_of(setting: Setting) -> list[Work]:
     """Everything that a run does, in the order of its stages; DPO is the optional one."""
-    kinds: list[Callable[[Setting], list[Work]]] = [_sft, _rm, _normalize, _ppo, _dpo, _summaries]
+    kinds = (_sft, _rm, _normalize, _ppo, _dpo, _summaries)
     return [work for kind in kinds for work in kind(setting)]
 
 
@@ -104,31 +102,18 @@ def updates_of(setting: Setting) -> dict[str, int]:
 def _pass(
     setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
 ) -> Work:
-    """A forward pass over so many sequences, `logits` positions each."""
-    tokens = rows * length
-    flops = forward_flops(setting, tokens, length, rows * logits)
-    size = shares(setting)[1]
+    """A forward pass over so many sequences, `logits` positions each; training passes where the
+    label begins with `learn`.
+    """
+    stage, label = name
+    learns = label.startswith("learn")
+    factor, size = training_factor(setting, stage) if learns else 1, shares(setting)[not learns]
     return Work(
-        stage=name[0],
-        label=name[1],
-        tokens=tokens,
-        flops=flops,
-        passes=rows / setting.devices / size,
-    )
-
-
-def _train(
-    setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
-) -> Work:
-    """Training passes over so many sequences."""
-    factor, once = training_factor(setting, name[0]), _pass(setting, name, rows, length, logits)
-    small, large = shares(setting)
-    return Work(
-        stage=name[0],
-        label=name[1],
-        tokens=once.tokens,
-        flops=factor * once.flops,
-        passes=factor * once.passes * large / small,
+        stage=stage,
+        label=label,
+        tokens=rows * length,
+        flops=factor * forward_flops(setting, rows * length, length, rows * logits),
+        passes=factor * rows / setting.devices / size,
     )
 
 
@@ -138,17 +123,15 @@ def _sample(setting: Setting, name: tuple[str, str], rows: float, response: floa
     A pass for one token reads the bf16 copies of the weights, or, under LoRA, casts the frozen ones
     anew.
     """
-    shape, query = setting.shape, setting.lengths.query
+    query = setting.lengths.query
     prompt = _pass(setting, name, rows, query)
-    weights = shape.layers * block_weights(shape) + shape.hidden * shape.vocabulary
+    weights = Network(shape=setting.shape).matrices
     each = 4 * HALF if setting.rank(name[0]) and name[0] == "ppo" else HALF
     size = min(shares(setting)[1], max(1.0, rows / setting.devices))
-    return Work(
-        stage=name[0],
-        label=name[1],
+    return replace(
+        prompt,
         tokens=prompt.tokens + rows * response,
         flops=prompt.flops + forward_flops(setting, rows * response, query, rows * response),
-        passes=prompt.passes,
         steps=rows / setting.devices / size * response,
         read=weights * (each if setting.half else 2 * HALF),
     )
@@ -162,7 +145,7 @@ def _sft(setting: Setting) -> list[Work]:
     held_out = lengths.rows["sft_validation"]
     looks = held_out * (config.evaluations + MORE_EVALUATIONS)
     return [
-        _train(setting, ("sft", "learn"), rows, length, logits),
+        _pass(setting, ("sft", "learn"), rows, length, logits),
         _pass(setting, ("sft", "validate"), looks, length, logits),
         _sample(setting, ("sft", "sample"), held_out, lengths.longest_summary),
     ]
@@ -178,17 +161,12 @@ def _compared(setting: Setting) -> float:
 def _rm(setting: Setting) -> list[Work]:
     lengths, length = setting.lengths, _compared(setting)
     pairs = updates_of(setting)["rm"] * setting.config.rm.batch_size
+    articles = 2 * lengths.rows["comparisons_cnndm"]  # pairs about news, which are longer
     return [
-        _train(setting, ("rm", "learn"), 2 * pairs, length),
+        _pass(setting, ("rm", "learn"), 2 * pairs, length),
         _pass(setting, ("rm", "validate"), 2 * lengths.rows["comparisons_validation"], length),
-        _articles(setting, "rm"),
+        _pass(setting, ("rm", "articles"), articles, ARTICLE_TOKENS),
     ]
-
-
-def _articles(setting: Setting, stage: str) -> Work:
-    """Validation pairs about news articles, which are longer."""
-    rows = 2 * setting.lengths.rows["comparisons_cnndm"]
-    return _pass(setting, (stage, "articles"), rows, ARTICLE_TOKENS)
 
 
 def _normalize(setting: Setting) -> list[Work]:
@@ -204,15 +182,15 @@ def _ppo(setting: Setting) -> list[Work]:
     ppo, lengths = setting.config.ppo, setting.lengths
     episodes = float(ppo.num_updates * ppo.batch_size)
     of_policy = float((ppo.num_updates - ppo.critic_updates) * ppo.batch_size)
-    response = float(lengths.longest_summary)
+    response, epochs = float(lengths.longest_summary), ppo.num_ppo_epochs
     length = lengths.query + response
-    measured = _pass(setting, ("ppo", "measure"), 2 * episodes, length, response)
-    scored = _pass(setting, ("ppo", "score"), 2 * episodes, length)
-    learned = [
-        _train(setting, ("ppo", f"learn {network}"), ppo.num_ppo_epochs * rows, length, logits)
-        for network, rows, logits in (("policy", of_policy, response), ("critic", episodes, 0.0))
+    return [
+        _sample(setting, ("ppo", "sample"), episodes, response),
+        _pass(setting, ("ppo", "measure"), 2 * episodes, length, response),
+        _pass(setting, ("ppo", "score"), 2 * episodes, length),
+        _pass(setting, ("ppo", "learn policy"), epochs * of_policy, length, response),
+        _pass(setting, ("ppo", "learn critic"), epochs * episodes, length),
     ]
-    return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
 
 
 def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -> dict[str, float]:
@@ -220,24 +198,17 @@ def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -
     queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
     sampled, and samples of one query compute it once. All networks learn.
     """
-    count = _ppo_flops if stage == "ppo" else partial(_grouped_flops, stage=stage)
-    counted = [count(replace(setting, lengths=_asking(setting, tokens))) for tokens in queries]
-    return {step: sum(flops[step] for flops in counted) for step in STEPS}
-
-
-def _asking(setting: Setting, tokens: int) -> Lengths:
-    return replace(setting.lengths, query=float(tokens))
-
-
-def _ppo_flops(setting: Setting) -> dict[str, float]:
-    """Of one episode, by the steps of an update."""
-    flops = dict.fromkeys(STEPS, 0.0)
-    ppo = replace(
-        setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1, critic_updates=0
-    )
-    for work in _ppo(replace(setting, config=replace(setting.config, ppo=ppo))):
-        flops[work.label.split()[0]] += work.flops
-    return flops
+    small = {"total_episodes": 1, "batch_size": 1, "num_minibatches": 1, "critic_updates": 0}
+    single = replace(setting.config, ppo=replace(setting.config.ppo, **small))
+    flops: list[tuple[str, float]] = []
+    for tokens in queries:
+        lengths = replace(setting.lengths, query=float(tokens))
+        asking = replace(setting, lengths=lengths, config=single)
+        if stage == "ppo":
+            flops += [(work.label.split()[0], work.flops) for work in _ppo(asking)]
+        else:
+            flops += _grouped_flops(asking, stage).items()
+    return totals(flops)
 
 
 def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
@@ -264,7 +235,7 @@ def _dpo(setting: Setting) -> list[Work]:
     # The reference of every pair, and the held-out pairs once more after training.
     passed = lengths.rows["comparisons_train"] + 2 * lengths.rows["comparisons_validation"]
     return [
-        _train(setting, ("dpo", "learn"), 2 * pairs, length, lengths.compared),
+        _pass(setting, ("dpo", "learn"), 2 * pairs, length, lengths.compared),
         _pass(setting, ("dpo", "reference"), 2 * passed, length, lengths.compared),
     ]
 
@@ -281,20 +252,30 @@ def _summaries(setting: Setting) -> list[Work]:
     ]
 
 
+def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of the numbers of each name, in the order in which the names come first."""
+    sums: dict[str, float] = {}
+    for name, number in parts:
+        sums[name] = sums.get(name, 0.0) + number
+    return sums
+
+
 def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
     """Hours of every stage."""
-    hours: dict[str, float] = {}
-    for work in work_of(setting):
-        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
-        hours[work.stage] = hours.get(work.stage, 0.0) + seconds / 3600
-    return hours
+    layers, devices = setting.shape.layers, setting.devices
+    return totals(
+        (work.stage, rate.seconds(work, layers, devices) / 3600) for work in work_of(setting)
+    )
 
 
 def loop_seconds(setting: Setting, rate: Rate) -> dict[str, float]:
     """Seconds of sampling, scoring and learning in one update of PPO."""
-    spent = {"sample": 0.0, "score": 0.0, "learn": 0.0}
-    for work in _ppo(setting):
-        key = work.label.split()[0]
-        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
-        spent["score" if key == "measure" else key] += seconds / setting.config.ppo.num_updates
-    return spent
+    layers, devices = setting.shape.layers, setting.devices
+    names = {"measure": "score", "learn policy": "learn", "learn critic": "learn"}
+    return totals(
+        (
+            names.get(work.label, work.label),
+            rate.seconds(work, layers, devices) / setting.config.ppo.num_updates,
+        )
+        for work in _ppo(setting)
+    )

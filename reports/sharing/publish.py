@@ -20,8 +20,7 @@ from typing import Any
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
-from reports.sharing.index import write_index
-from reports.sharing.readme_blocks import in_readme
+from reports.sharing.index import in_readme, write_index
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
@@ -292,7 +291,6 @@ def publish(
         check_clean(pages)
     published = read_record(GENERATED / RECORD) or {"pages": {}}
     check_about(pages, published)
-    GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
     write_record(published)
@@ -311,18 +309,24 @@ def write_record(published: dict[str, Any]) -> None:
     write_json(GENERATED / RECORD, record)
 
 
+def copy_files(folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Copy a folder's files to the published ones; the SHA-256 of each by its name there."""
+    hashes = {}
+    for path in files:
+        target = GENERATED / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{path.name}.partial")
+        shutil.copyfile(path, partial)
+        partial.rename(target)
+        hashes[str(path.relative_to(folder))] = file_hash(target)
+    return hashes
+
+
 def replace_page(page: Page) -> dict[str, Any]:
     """Replace all files of a page's earlier version; returns the page's record."""
     for old in files_of(GENERATED, page.stem):
         old.unlink()
-    files = files_of(page.folder, page.stem)
-    names = [path.relative_to(page.folder) for path in files]
-    for name in names:
-        target = GENERATED / name
-        target.parent.mkdir(exist_ok=True)
-        partial = target.with_name(f"{name.name}.partial")
-        shutil.copyfile(page.folder / name, partial)
-        partial.rename(target)
+    files = copy_files(page.folder, files_of(page.folder, page.stem))
     manifests = page.manifests
     hashes = {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()}
     versions: dict[str, set[str]] = {}
@@ -340,7 +344,7 @@ def replace_page(page: Page) -> dict[str, Any]:
         "versions": {
             name: ", ".join(sorted(numbers)) for name, numbers in sorted(versions.items())
         },
-        "files": {str(name): file_hash(GENERATED / name) for name in names},
+        "files": files,
         "manifests": hashes | page.refusals,
         "numbers": page.numbers,
     }

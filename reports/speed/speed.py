@@ -2,7 +2,7 @@
 
 Each measurement is a process of its own, so that its peak memory is its own. A shape is measured
 several times, ours and every peer interleaved, so that a machine that slows down slows all of them.
-Then optimizer steps of SFT, reward model and DPO, ours alone. A peer's environment is made once,
+A peer's environment is made once,
 below `runs/peers/`, from the same pinned versions as ours.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,8 +35,6 @@ LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
 APART, ALONE = "-apart", "ours, queries not shared"  # samples of a query that share nothing
 SHAPE = ("preset", "batch", "microbatch")
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
-# Measurement -> what the page calls it.
-STEPS_OF_STAGES = {"sft": "sft step", "rm": "rm step", "dpo": "dpo step"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +133,6 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
     peers, left_out = _peers()
     shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.cases}
     first = order.cases[0]
-    stages = {first.text: _measure_stages(order, first, work)}
     updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
     return {
         "about": {
@@ -153,7 +150,6 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
             "matrix_rate": max(run["matrix_rate"] for run in updates),
         },
         "shapes": shapes,
-        "stages": stages,
     }
 
 
@@ -171,7 +167,7 @@ def _peers() -> tuple[dict[str, Path], list[str]]:
 def _measure_shape(
     order: BenchRequest, case: Case, work: Path, peers: dict[str, Path]
 ) -> dict[str, Any]:
-    folder, request = _folder(case, work), order.request(case)
+    folder, request = work / case.text.replace(":", "-"), order.request(case)
     folder.mkdir(parents=True)
     prepared, config = run_part("prepare", request, folder), config_of(request)
     parts = {OURS: case.stage} | ({} if case.stage == PPO else {ALONE: f"{case.stage}{APART}"})
@@ -195,21 +191,6 @@ def _measure_shape(
         "samples_per_query": section.samples_per_query,
     }
     return about | prepared | {"measured": measured}
-
-
-def _measure_stages(order: BenchRequest, case: Case, work: Path) -> dict[str, list[dict[str, Any]]]:
-    """Optimizer steps of the other stages, each several times."""
-    folder, request = _folder(case, work), order.request(case)
-    steps: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS_OF_STAGES.values()}
-    for run in range(1, order.runs + 1):
-        for part, step in STEPS_OF_STAGES.items():
-            _announce(case, step, run, order.runs)
-            steps[step].append(run_part(part, request, folder))
-    return steps
-
-
-def _folder(case: Case, work: Path) -> Path:
-    return work / case.text.replace(":", "-")
 
 
 def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
@@ -239,8 +220,8 @@ class Peer:
     label: str
     packages: tuple[str, ...]
     """What pip installs beside torch."""
-    modules: Mapping[str, str]
-    """Stage -> our script that drives it; called with the files of the task and of the result."""
+    module: str
+    """Our script that drives it; called with the files of the task and of the result."""
 
 
 # The last release of TRL that has a PPOTrainer.
@@ -248,11 +229,7 @@ TRL = Peer(
     name="trl",
     label="TRL 1.9.2",
     packages=("trl==1.9.2", "requests"),  # its RLOOTrainer imports the second, unasked
-    modules={
-        PPO: "reports.speed.peer_trl",
-        "rloo": "reports.speed.peer_trl_grouped",
-        "grpo": "reports.speed.peer_trl_grouped",
-    },
+    module="reports.speed.peer_trl",
 )
 PEERS = {TRL.name: TRL}
 
@@ -295,7 +272,7 @@ def run_peer(peer: Peer, python: Path, folder: Path, task: dict[str, Any]) -> di
     written, result = (folder / f"{peer.name}-{kind}.json" for kind in ("task", "result"))
     write_json(written, task)
     result.unlink(missing_ok=True)
-    words = [str(python), "-m", peer.modules[task["stage"]], str(written), str(result)]
+    words = [str(python), "-m", peer.module, str(written), str(result)]
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     measured: dict[str, Any] | None = read_json(result)
     if made.returncode or measured is None:

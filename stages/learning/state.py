@@ -26,17 +26,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.finished import stage_folder
+from stages.learning import checkpoints
 from stages.learning.batches import Order, stream_seed
-from stages.learning.checkpoints import (
-    RECORDS,
-    checkpoints,
-    fingerprints,
-    newest_good,
-    record_lengths,
-    refuse_differences,
-    remove_leftovers,
-    seal,
-)
 from stages.learning.learner import Learner, NonFiniteError
 from stages.learning.loop import (
     cosine_rate,
@@ -164,7 +155,7 @@ class State:
 
     def _begin(self, partial: Path) -> None:
         if self.run.main:
-            remove_leftovers(partial.parent)
+            checkpoints.remove_leftovers(partial.parent)
             partial.mkdir(parents=True)
 
     def _write(self, partial: Path) -> None:
@@ -183,7 +174,7 @@ class State:
 
     def _seal(self, partial: Path) -> None:
         if self.run.main:
-            seal(partial)
+            checkpoints.seal(partial)
 
     def _fault_of(self, step: Callable[[Path], None], partial: Path) -> str:
         try:
@@ -196,7 +187,7 @@ class State:
         if not self.run.main:
             return
         shutil.rmtree(partial, ignore_errors=True)
-        kept = checkpoints(partial.parent)
+        kept = checkpoints.checkpoints(partial.parent)
         last = f"{kept[0].name} is kept" if kept else "there is none yet"
         why = fault or "another process could not write"
         print(f"saving {partial} failed: {why}; {last}", file=sys.stderr, flush=True)
@@ -206,7 +197,7 @@ class State:
             "update": self.update,
             "updates": self.updates,
             "kl_coef": self.kl_coef,
-            "lengths": record_lengths(self.run.partial),
+            "lengths": checkpoints.record_lengths(self.run.partial),
             "processes": self.accelerator.num_processes,
             "fingerprints": self.fingerprints(),
         }
@@ -217,7 +208,7 @@ class State:
         rows = self.order.batch(self.update)
         next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
-        hashes = fingerprints(model, self.learner.optimizer)
+        hashes = checkpoints.fingerprints(model, self.learner.optimizer)
         if not is_sharded(model):
             return plain | hashes
         for index, part in enumerate(gather_object([hashes])):
@@ -235,17 +226,17 @@ class State:
         fitted = [halving["to"] for halving in self.run.halvings]
         self.learner.microbatch_size = min([self.learner.microbatch_size, *fitted])
         if self.run.main:
-            newest = [str(newest_good(folder, self.run.partial) or "")]
+            newest = [str(checkpoints.newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
             newest = broadcast_object_list(newest)
         if not newest[0]:
-            self._cut_records(dict.fromkeys(RECORDS, 0))
+            self._cut_records(dict.fromkeys(checkpoints.RECORDS, 0))
             return
         checkpoint = Path(newest[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self._read(checkpoint, recorded["processes"])
         self.learner.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
-        refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
+        checkpoints.refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
         self._cut_records(recorded["lengths"])
         if self.run.main:
             print(f"{self.run.stage} goes on after update {self.update}", file=sys.stderr)
@@ -308,7 +299,7 @@ def saving_a_broken_batch(
         name = f"{run.folder.name}.failed{state.accelerator.process_index}.safetensors"
         path = run.folder.with_name(name)
         save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
-        good = [*checkpoints(run.resume), stage_folder(run.config, before)][0]
+        good = [*checkpoints.checkpoints(run.resume), stage_folder(run.config, before)][0]
         raise UserError(
             f"{error} (update {state.update + 1}, its batch is in {path}; the last good weights "
             f"are those in {good})"

@@ -15,7 +15,7 @@ from torch import Tensor
 from stages import functional
 from stages.learning.batches import batch_rows, chunks, global_sum, local_share
 from stages.learning.learner import Learner
-from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout

@@ -16,8 +16,7 @@ from typing import Any
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs, Released
-from stages.settings.ppo import Ppo
-from stages.settings.rloo import Grpo, Rloo
+from stages.settings.ppo import Grpo, Ppo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
