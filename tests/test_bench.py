@@ -137,9 +137,6 @@ def test_everything_that_was_ordered_is_measured_and_stands_on_the_page(place, m
     assert "One update of PPO, tiny-s" in markdown
 
 
-SAME = ("tokens", "flops", "floor", "queries")
-
-
 def measured_in(folder, part, request):
     measure.main([part, "--folder", str(folder), *request.arguments])
     return json.loads((folder / f"{part}.json").read_text("utf-8"))
@@ -151,8 +148,7 @@ def test_an_update_of_a_rival_is_measured_on_the_same_queries_with_four_samples_
 ):
     case = replace(CASE, batch=8, microbatch=4, stage=stage)
     request = ORDER.request(case)
-    found, apart = (measured_in(prepared, part, request) for part in (stage, f"{stage}-apart"))
-    assert {key: found[key] for key in SAME} == {key: apart[key] for key in SAME}
+    found = measured_in(prepared, stage, request)
     queries = json.loads((prepared / "queries.json").read_text("utf-8"))[:2]
     lengths = [len(query) for query in queries]
     assert found["queries"] == {"rows": 2, "mean": sum(lengths) / 2, "longest": max(lengths)}

@@ -90,12 +90,8 @@ def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
 def gpu_of_device(device: str) -> Gpu | None:
     """The GPU that a device's name means; None for others."""
     words = device.lower().replace("-", " ").split()
-    named = (gpu for name, gpu in GPUS.items() if _model_of(name) in words)
-    return next(named, None)
-
-
-def _model_of(name: str) -> str:
-    return name.split("-")[0].replace("rtx", "")
+    models = {name.split("-")[0].replace("rtx", ""): gpu for name, gpu in reversed(GPUS.items())}
+    return next((gpu for model, gpu in models.items() if model in words), None)
 
 
 # -- disk and judge --------------------------------------------------------------------------------

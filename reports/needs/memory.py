@@ -165,11 +165,6 @@ class Setting:
         """Rank of a stage's adapters; 0 if it learns all weights."""
         return self.config.lora.rank if stage in self.config.lora.adapted_stages else 0
 
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of a weight of PPO's reference policy and reward model."""
-        return HALF if self.config.memory.frozen_dtype == "bf16" else FULL
-
 
 # -- activations -----------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from dataclasses import replace
 from reports.needs.gpus import Gpu
 from reports.needs.memory import (
     ENTROPY,
+    FULL,
+    HALF,
     LOSS_FORWARD,
     PLAIN_FORWARD,
     Batch,
@@ -95,7 +97,7 @@ def _pair_rows(setting: Setting, sequences: int) -> Batch:
 
 def ppo_networks(setting: Setting) -> list[Network]:
     """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
-    shape, each = setting.shape, setting.frozen_bytes
+    shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
     policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
     scorer = Network(shape=shape, scalar=True, frozen=True, each=each)
     reference = Network(shape=shape, frozen=True, each=each)

@@ -46,6 +46,11 @@ class Work:
     read: float = 0
     """Bytes that such a pass moves."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether its passes are training passes."""
+        return self.label.startswith("learn")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:

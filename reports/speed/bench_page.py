@@ -23,7 +23,7 @@ from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
 from reports.speed import speed
-from reports.speed.speed import ALONE, OURS
+from reports.speed.speed import OURS
 from stages.running.files import read_json, write_json
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line
@@ -208,7 +208,7 @@ def figures(bench: Record, name: str) -> list[Figures]:
     shape, about = bench["shapes"][name], bench["about"]
     bounds = least(shape, about["matrix_rate"])
     made = []
-    for key, label in {OURS: OURS, ALONE: ALONE, **about["peers"]}.items():
+    for key, label in {OURS: OURS, **about["peers"]}.items():
         runs = [run for run in shape["measured"].get(key, []) if "failed" not in run]
         if not runs:
             continue

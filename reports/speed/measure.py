@@ -4,8 +4,7 @@
 
 `prepare` writes weights, and queries: of real posts where a folder is given, else tokens with the
 lengths of real posts. `ppo`, `rloo` and `grpo` are one whole update: all rows of the batch as they
-come, all epochs; a peer is measured on the same tokens. `rloo-apart` computes a query anew for each
-of its samples.
+come, all epochs; a peer is measured on the same tokens.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +29,7 @@ from reports.needs.parts import update_floor
 from reports.needs.shapes import Shape, lengths_of, policy_parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import APART, IDS, LABELS, PPO, QUERIES
+from reports.speed.speed import IDS, LABELS, QUERIES
 from stages.base import copy_tokens, make_tokenizer, read_rows, split_limits
 from stages.functional import leave_one_out, minus_group_mean
 from stages.learning.batches import stream
@@ -153,33 +152,27 @@ def make_place(config: Config, folder: Path) -> Place:
     )
 
 
-def measure_update(place: Place, stage: str, apart: bool = False) -> dict[str, Any]:
+def measure_update(place: Place, stage: str) -> dict[str, Any]:
     """Seconds of an update and of its steps, peak memory, tokens; and by counting, the operations
     that it must do and the bytes that it must hold.
-
-    `apart`: with a row of its own for each sample of a query, which is computed anew for each.
     """
     config, meter, setting = place.config, place.meter, place.setting
     settings: PolicyGradient = getattr(config, stage)
-    samples, passes = settings.samples_per_query, settings
+    samples = settings.samples_per_query
     rate = matrix_rate(meter, setting.half)
     rows: list[list[int]] = read_json(place.folder / QUERIES)[: settings.batch_size // samples]
     lengths = [len(row) for row in rows]
-    if apart:  # the same passes for episodes that share no query
-        rows = [row for row in rows for _ in range(samples)]
-        same = {field.name: getattr(settings, field.name) for field in fields(PolicyGradient)}
-        passes = PolicyGradient(**same | {"samples_per_query": 1})
     learner = load_learner(place, stage, settings)
     networks = learner.networks
     # The smallest update, with which torch loads what it needs and the moments come to be.
-    few = rows[: config.memory.microbatch_size // passes.samples_per_query]
-    once = replace(passes, num_ppo_epochs=1, num_minibatches=1)
+    few = rows[: config.memory.microbatch_size // samples]
+    once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
-    take_update(learner, few, (settings, once), noise)
+    take_update(learner, few, once, noise)
     noise = replace(noise, length=config.data.max_summary_tokens)
     with timed_steps(meter) as spent:
         (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, (settings, passes), noise)
+            lambda: take_update(learner, rows, settings, noise)
         )
     longest = max(lengths)
     return {
@@ -218,28 +211,21 @@ def load_learner(place: Place, stage: str, settings: PolicyGradient) -> PolicyLe
 
 
 def take_update(
-    learner: PolicyLearner,
-    rows: list[list[int]],
-    ways: tuple[PolicyGradient, PolicyGradient],
-    noise: Noise,
+    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
 ) -> tuple[Rollout, float]:
-    """All six steps and their metrics, as the stage takes them; the seconds of learning.
-
-    `ways` are the settings of the advantages, and those of the passes.
-    """
-    credited, settings = ways
+    """All six steps and their metrics, as the stage takes them; the seconds of learning."""
     kl_coef, pad_id = settings.kl_coef, learner.networks.pad_id
     set_rate(learner, settings)
     queries = [torch.tensor(row) for row in rows]
     measured = measure(learner, sample_responses(learner, queries, noise, settings), settings)
     episodes = score(learner, measured, settings)
-    if isinstance(credited, Ppo):  # GAE, or the baseline of a stage without a critic
-        shaped = shape(episodes, credited, pad_id, kl_coef, credited.score_at)
-        rollout = credit(learner.accelerator, shaped, credited)
+    if isinstance(settings, Ppo):  # GAE, or the baseline of a stage without a critic
+        shaped = shape(episodes, settings, pad_id, kl_coef, settings.score_at)
+        rollout = credit(learner.accelerator, shaped, settings)
     else:
-        assert isinstance(credited, Grouped)
-        shaped = shape(episodes, credited, pad_id, kl_coef)
-        rollout = grouped.credit(shaped, credited, BASELINES[credited.section])
+        assert isinstance(settings, Grouped)
+        shaped = shape(episodes, settings, pad_id, kl_coef)
+        rollout = grouped.credit(shaped, settings, BASELINES[settings.section])
     describe(learner, rollout, settings, kl_coef)
     started = time.perf_counter()
     optimize(learner, rollout, settings, noise.seed, kl_coef)
@@ -272,21 +258,11 @@ def timed_steps(meter: Meter) -> Iterator[dict[str, float]]:
             setattr(rollout_module, name, function)
 
 
-MEASUREMENTS: dict[str, Callable[[Place], dict[str, Any]]] = {
-    **{stage: partial(measure_update, stage=stage) for stage in LABELS},
-    **{
-        f"{stage}{APART}": partial(measure_update, stage=stage, apart=True)
-        for stage in LABELS
-        if stage != PPO
-    },
-}
-
-
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Make one measurement and write it to a file of its name in the folder."""
     parser = argparse.ArgumentParser(description="one measurement of a bench")
-    parser.add_argument("part", choices=["prepare", *MEASUREMENTS])
+    parser.add_argument("part", choices=["prepare", *LABELS])
     parser.add_argument("--folder", required=True, type=Path)
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -294,7 +270,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.part == "prepare":
         result = prepare(config, args.folder)
     else:
-        result = MEASUREMENTS[args.part](make_place(config, args.folder))
+        result = measure_update(make_place(config, args.folder), args.part)
     write_json(args.folder / f"{args.part}.json", result)
 
 

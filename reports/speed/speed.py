@@ -32,7 +32,6 @@ LAST_LINE = 200
 PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
 LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
-APART, ALONE = "-apart", "ours, queries not shared"  # samples of a query that share nothing
 SHAPE = ("preset", "batch", "microbatch")
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
 
@@ -130,7 +129,13 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
     """Everything that is measured. Raises UserError if ours fails; a peer that fails says so."""
     for case in order.cases:
         config_of(order.request(case))  # refuses a bad setting before anything is measured
-    peers, left_out = _peers()
+    peers: dict[str, Path] = {}
+    left_out = []
+    for name, peer in PEERS.items():
+        try:
+            peers[name] = interpreter_of(peer)
+        except UserError as error:
+            left_out.append(str(error))
     shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.cases}
     first = order.cases[0]
     updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
@@ -153,29 +158,16 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
     }
 
 
-def _peers() -> tuple[dict[str, Path], list[str]]:
-    """The interpreter of each peer that can be installed, and why others cannot."""
-    ready, left_out = {}, []
-    for name, peer in PEERS.items():
-        try:
-            ready[name] = interpreter_of(peer)
-        except UserError as error:
-            left_out.append(str(error))
-    return ready, left_out
-
-
 def _measure_shape(
     order: BenchRequest, case: Case, work: Path, peers: dict[str, Path]
 ) -> dict[str, Any]:
     folder, request = work / case.text.replace(":", "-"), order.request(case)
     folder.mkdir(parents=True)
     prepared, config = run_part("prepare", request, folder), config_of(request)
-    parts = {OURS: case.stage} | ({} if case.stage == PPO else {ALONE: f"{case.stage}{APART}"})
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (*parts, *peers)}
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
     for run in range(1, order.runs + 1):
-        for label, part in parts.items():
-            _announce(case, label, run, order.runs)
-            measured[label].append(run_part(part, request, folder))
+        _announce(case, OURS, run, order.runs)
+        measured[OURS].append(run_part(case.stage, request, folder))
         for name, python in peers.items():
             _announce(case, PEERS[name].label, run, order.runs)
             task = task_of(folder, config, case.stage)

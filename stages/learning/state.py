@@ -261,9 +261,8 @@ class State:
             handle.remove()
 
     def _cut_records(self, lengths: dict[str, int]) -> None:
-        for name, size in lengths.items():
-            if self.run.main:
-                cut_file(self.run.partial / name, size)
+        for name, size in lengths.items() if self.run.main else ():
+            cut_file(self.run.partial / name, size)
 
     def _unwrapped(self, models: list[nn.Module], folder: str) -> None:
         models[:] = [self.accelerator.unwrap_model(model) for model in models]

@@ -225,9 +225,6 @@ def public_settings(config: Config) -> dict[str, Any]:
     for name in SECTIONS:
         section = public[name]
         public[name] = {key: public_value(f"{name}.{key}", section[key]) for key in section}
-    return {**public, "overrides": [_public_override(text) for text in config.overrides]}
-
-
-def _public_override(text: str) -> str:
-    key, equals, value = text.partition("=")
-    return f"{key}{equals}{public_value(key, value)}"
+    pairs = (text.partition("=") for text in config.overrides)
+    overrides = [f"{key}{equals}{public_value(key, value)}" for key, equals, value in pairs]
+    return {**public, "overrides": overrides}
