@@ -283,16 +283,6 @@ def copy_tokens(
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 
-    key = _tokens_key(tokenizer, rows, limits)
-    cache = cached_folder(settings.RUNS / "cache" / f"tokens-{key}", tokenize_all)
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
-    # No links: what happens to a run's files must not happen to the next run's.
-    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
-
-
-def _tokens_key(
-    tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, tokens.Limits]
-) -> str:
     digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
@@ -301,7 +291,11 @@ def _tokens_key(
             if rows.bad.skip:  # the list of skipped rows is part of what is cached
                 digest.update(where.encode())
     digest.update(json.dumps(rows.bad.skipped).encode())
-    return digest.hexdigest()[:16]
+    name = f"tokens-{digest.hexdigest()[:16]}"
+    cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    # No links: what happens to a run's files must not happen to the next run's.
+    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
 
 
 def main(argv: list[str] | None = None) -> None:

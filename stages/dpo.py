@@ -44,11 +44,17 @@ def train_dpo(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     with open_stage(config, "dpo", accelerator.is_main_process) as run:
-        splits = load_splits(run.require("base") / "data", config.rm.pairs)
+        data = run.require("base") / "data"
+        splits = {
+            "train": preferences.training_pairs(data, config.rm.pairs),
+            "validation": load_split(data, "comparisons_validation"),
+        }
+        if (data / f"{CNNDM}.jsonl").exists():
+            splits[CNNDM] = load_split(data, CNNDM)
         check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
-        held_out = load_split(run.require("base") / "data", "sft_validation").columns["queries"]
+        held_out = load_split(data, "sft_validation").columns["queries"]
         longest = int(held_out.lengths().max())  # known here, and a night before it is sampled
         require_room(policy, longest, config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens")
         references = {
@@ -66,18 +72,6 @@ def train_dpo(config: Config) -> None:
             if name in splits
         }
         run.finish({**results["validation"], "cnndm": results.get(CNNDM)})
-
-
-def load_splits(data: Path, pairs: str) -> dict[str, TokenizedSplit]:
-    """The reward model's comparisons (`train`), held-out ones, and those on news articles if any.
-
-    `pairs` as in `rm.pairs`.
-    """
-    validation = load_split(data, "comparisons_validation")
-    splits = {"train": preferences.training_pairs(data, pairs), "validation": validation}
-    if (data / f"{CNNDM}.jsonl").exists():
-        splits[CNNDM] = load_split(data, CNNDM)
-    return splits
 
 
 def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:

@@ -6,10 +6,7 @@ released ones hold the mean of the references in their configuration (Huang et a
 """
 
 import shutil
-from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
 from stages.learning.models import load_released_reward_model, load_tokenizer, save_model
@@ -34,22 +31,16 @@ def take_released(config: Config) -> None:
         if config.released.reward_model:
             source = model_source("released.reward_model", config.released.reward_model)
             folder, tokenizer = fetch_model(source).folder, load_tokenizer(base)
-            refuse_other_tokenizer(folder, tokenizer)
+            own = (folder / "tokenizer.json").exists()
+            if own and load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
+                raise UserError(
+                    "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: "
+                    "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"
+                )
             reward_model, mean = load_released_reward_model(folder)
             save_model(reward_model, tokenizer, run.partial / "reward_model")
             results["reward_model"] = {"converted": mean is not None, "mean_in_config": mean}
         run.finish(results)
-
-
-def refuse_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError if a reward model's folder holds another tokenizer than the policy's."""
-    if not (folder / "tokenizer.json").exists():
-        return
-    if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: judge with"
-            " it instead (judge.kind=reward_model judge.model=<its folder>)"
-        )
 
 
 def main(argv: list[str] | None = None) -> None:

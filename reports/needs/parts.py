@@ -28,13 +28,10 @@ from stages.settings.families import SHARING
 
 # Part -> its stage.
 STAGE_OF_PART = {
-    "sft step": "sft",
-    "sft validation": "sft",
-    "rm step": "rm",
-    "rm validation": "rm",
+    **dict.fromkeys(("sft step", "sft validation"), "sft"),
+    **dict.fromkeys(("rm step", "rm validation"), "rm"),
     "references": "normalize",
-    "ppo rollout": "ppo",
-    "ppo learn": "ppo",
+    **dict.fromkeys(("ppo rollout", "ppo learn"), "ppo"),
     "dpo step": "dpo",
     "summaries": "summaries",
 }

@@ -65,7 +65,7 @@ def _measured(args: argparse.Namespace, shapes: Sequence[str], folder: Path) -> 
     if args.runs < 1 or not shapes:
         raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
     order = speed.BenchRequest(
-        cases=speed.cases_of(shapes),
+        cases=tuple(speed.case_of(shape) for shape in dict.fromkeys(shapes)),
         runs=args.runs,
         data=args.data,
         tokenizer=args.tokenizer,

@@ -10,7 +10,6 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -107,11 +106,6 @@ def case_of(text: str) -> Case:
         by = "" if group == 1 else f", and that by the {group} samples of a query"
         raise UserError(f"SHAPES={text}: the batch must divide by the microbatch{by}")
     return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage)
-
-
-def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of a command line. Raises UserError for a bad one."""
-    return tuple(case_of(text) for text in dict.fromkeys(texts))
 
 
 def measure_in(order: BenchRequest, folder: Path) -> dict[str, Any]:

@@ -354,24 +354,21 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
 
 def make_command(config: Config, stage: str) -> str:
     """The `make` command that makes a stage of this run."""
-    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
     elsewhere = config.is_upstreams(stage)
     name = config.upstream if elsewhere else config.name
-    if name != config.preset:
-        words.append(f"NAME={name}")
-    if config.upstream and not elsewhere:
-        words.append(f"UPSTREAM={config.upstream}")
+    values = {
+        "PRESET": config.preset,
+        "SEED": str(config.seed),
+        "NAME": "" if name == config.preset else name,
+        "UPSTREAM": "" if elsewhere else config.upstream,
+    }
     if not elsewhere:
         # A path may hold spaces, at which SET= is split.
         pairs = [override.split("=", 1) for override in config.overrides]
-        others = [f"{key}={value}" for key, value in pairs if key not in MAKE_VARIABLES]
-        words += [f"SET={' '.join(others)}"] if others else []
-        words += [f"{MAKE_VARIABLES[key]}={value}" for key, value in pairs if key in MAKE_VARIABLES]
-    if config.data.source not in ("", TOY, HUB):
-        words.append(f"DATA={config.data.source}")
-    if config.base.tokenizer not in ("", TRAIN_TOKENIZER):
-        words.append(f"TOKENIZER={config.base.tokenizer}")
-    parts = (word.partition("=") for word in words)
-    return " ".join(
-        f"{name}{equals}{shlex.quote(value)}" if equals else name for name, equals, value in parts
-    )
+        values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
+        values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
+    data, tokenizer = config.data.source, config.base.tokenizer
+    values["DATA"] = "" if data in (TOY, HUB) else data
+    values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
+    words = [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
+    return " ".join(["make", STAGES[stage].goal, *words])

@@ -39,53 +39,18 @@ from stages.settings.sections import (
 from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
 
 # Folders below runs/ that hold no run.
-RESERVED = (
-    "annotate",
-    "bench",
-    "bench-check",
-    "cache",
-    "judge_cache",
-    "models",
-    "peers",
-    "reports",
-    "slurm",
-)
+RESERVED = tuple("annotate bench bench-check cache judge_cache models peers reports slurm".split())
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
 
 # Other packages import settings from here.
+# fmt: off
 __all__ = [
-    "ALL_PAIRS",
-    "HUB",
-    "RANDOM",
-    "RUNS",
-    "SECTIONS",
-    "TOY",
-    "TRAIN_TOKENIZER",
-    "Base",
-    "Checks",
-    "Config",
-    "Data",
-    "Dpo",
-    "Eval",
-    "Grpo",
-    "JudgeSettings",
-    "Lora",
-    "Memory",
-    "Normalize",
-    "Optimizer",
-    "Outputs",
-    "Ppo",
-    "Released",
-    "Rloo",
-    "Rm",
-    "Sft",
-    "UserError",
-    "World",
-    "fail",
-    "hash_of",
-    "settings_hash",
-    "settings_of",
+    "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
+    "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
+    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Rloo", "Rm", "Sft", "UserError",
+    "World", "fail", "hash_of", "settings_hash", "settings_of",
 ]
+# fmt: on
 
 RUNS = Path("runs")
 
