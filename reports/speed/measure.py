@@ -2,9 +2,9 @@
 
     python -m reports.speed.measure ppo --folder FOLDER --preset pythia-14m
 
-`prepare` writes weights, and queries: of real posts where a folder is given, else tokens with the
-lengths of real posts. `ppo`, `rloo` and `grpo` are one whole update: all rows of the batch as they
-come, all epochs; a peer is measured on the same tokens.
+`prepare` writes weights, and queries: random tokens with the lengths of real posts. `ppo`, `rloo`
+and `grpo` are one whole update: all rows of the batch as they come, all epochs; a peer is measured
+on the same tokens.
 """
 
 import argparse
@@ -29,15 +29,13 @@ from reports.needs.parts import update_floor
 from reports.needs.shapes import Shape, lengths_of, policy_parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
-from reports.speed.speed import IDS, LABELS, QUERIES
-from stages.base import copy_tokens, make_tokenizer, read_rows, split_limits
+from reports.speed.speed import EOS_ID, LABELS, QUERIES
 from stages.functional import leave_one_out, minus_group_mean
 from stages.learning.batches import stream
 from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import new_reward_model
 from stages.learning.sampling import Noise
-from stages.posts.ragged import load_split
 from stages.rl import grouped
 from stages.rl import rollout as rollout_module
 from stages.rl.credit import credit, shape
@@ -50,7 +48,7 @@ from stages.running.files import read_json, write_json
 from stages.running.machine import device_name
 from stages.settings.checks import in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
-from stages.settings.config import HUB, TOY, Config, Ppo
+from stages.settings.config import Config, Ppo
 from stages.settings.ppo import Grouped, PolicyGradient
 
 WARM_TOKENS = 2
@@ -69,41 +67,15 @@ SEED = 1
 
 
 def prepare(config: Config, folder: Path) -> dict[str, Any]:
-    """Write new weights of the shape, a reward model, the queries of one batch, and the ids of EOS
-    and [PAD].
-    """
+    """Write new weights of the shape, a reward model, and the queries of one batch."""
     make_accelerator(config)
     published = shape_of(config.base)
-    (folder / "base").mkdir()
-    count = config.ppo.batch_size
-    if config.data.source in (HUB, TOY):
-        texts = "synthetic token ids with the lengths of real posts"
-        queries = synthetic_queries(published, config.data.max_query_tokens, count)
-        ids = {"eos": 0, "pad": published.vocabulary}
-    else:
-        texts = "real posts"
-        queries, ids = real_queries(config, published, folder / "base" / "data")
-    write_json(folder / IDS, ids)
-    write_json(folder / QUERIES, queries[:count])
+    limit, count = config.data.max_query_tokens, config.ppo.batch_size
+    write_json(folder / QUERIES, synthetic_queries(published, limit, count))
     draw_weights(published, config.seed, folder / "model")
     scorer = new_reward_model(folder / "model", stream(config.seed, "reward head"))
     scorer.save_pretrained(folder / "reward_model")
-    return {"texts": texts, "parameters": policy_parameters(published)}
-
-
-def real_queries(
-    config: Config, published: Shape, folder: Path
-) -> tuple[list[list[int]], dict[str, int]]:
-    """The queries of the posts that the settings name, and the ids of EOS and [PAD].
-
-    Raises UserError for bad rows and for a tokenizer that cannot be had.
-    """
-    rows = read_rows(config)
-    tokenizer = make_tokenizer(config, rows.located["sft_train"])
-    copy_tokens(tokenizer, rows, split_limits(config.data, published.positions), folder)
-    queries = load_split(folder, "sft_train").columns["queries"]
-    ids = {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    return [queries[row].tolist() for row in range(len(queries))], ids
+    return {"parameters": policy_parameters(published)}
 
 
 def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int]]:
@@ -124,11 +96,6 @@ class Place:
     accelerator: Accelerator
     meter: Meter
     setting: Setting
-
-    @property
-    def weights(self) -> Path:
-        """The folder of the policy that everything starts from."""
-        return self.folder / "model"
 
 
 def make_place(config: Config, folder: Path) -> Place:
@@ -192,10 +159,10 @@ def measure_update(place: Place, stage: str) -> dict[str, Any]:
 
 def load_learner(place: Place, stage: str, settings: PolicyGradient) -> PolicyLearner:
     """The networks of a policy-gradient stage, all held in memory, with their optimizer."""
-    config, ids = place.config, read_json(place.folder / IDS)
-    tokenizer: Any = SimpleNamespace(eos_token_id=ids["eos"], pad_token_id=ids["pad"])
+    config, pad_id = place.config, place.setting.shape.vocabulary
+    tokenizer: Any = SimpleNamespace(eos_token_id=EOS_ID, pad_token_id=pad_id)
     origins = Origins(
-        policy=place.weights,
+        policy=place.folder / "model",
         reward_model=place.folder / "reward_model",
         seed=config.seed,
         adapt=partial(adapt, config=config, stage=stage),

@@ -26,7 +26,7 @@ from stages.settings.config import Config, UserError
 NAME = "bench"
 OURS = "ours"
 CONSTRAINTS = Path("constraints.txt")
-QUERIES, IDS = "queries.json", "base/ids.json"
+QUERIES, EOS_ID = "queries.json", 0  # [PAD] is the id after the vocabulary's last
 LAST_LINE = 200
 PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
@@ -66,9 +66,6 @@ class BenchRequest:
 
     cases: tuple[Case, ...]
     runs: int
-    data: str = ""
-    """Folder of posts; empty: token ids with the lengths of real posts."""
-    tokenizer: str = ""
     overrides: tuple[str, ...] = ()
 
     def request(self, case: Case) -> Request:
@@ -82,8 +79,6 @@ class BenchRequest:
         return Request(
             preset=case.preset,
             name="speed",  # its folder is no run's
-            data=self.data,
-            tokenizer=self.tokenizer,
             overrides=(*fixed, *self.overrides),
         )
 
@@ -131,7 +126,6 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
         except UserError as error:
             left_out.append(str(error))
     shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.cases}
-    first = order.cases[0]
     updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
     return {
         "about": {
@@ -145,7 +139,6 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
             "left_out": left_out,
             "runs": order.runs,
             "overrides": list(order.overrides),
-            "texts": shapes[first.text]["texts"],
             "matrix_rate": max(run["matrix_rate"] for run in updates),
         },
         "shapes": shapes,
@@ -268,16 +261,16 @@ def run_peer(peer: Peer, python: Path, folder: Path, task: dict[str, Any]) -> di
 
 def task_of(folder: Path, config: Config, stage: str = PPO) -> dict[str, Any]:
     """The update of a stage that ours makes too, as plain numbers and names."""
-    ids, section = read_json(folder / IDS), getattr(config, stage)
+    section, vocabulary = getattr(config, stage), shape_of(config.base).vocabulary
     group = section.samples_per_query
     return {
         "stage": stage,
         "weights": str(folder / "model"),
         "queries": read_json(folder / QUERIES)[: section.batch_size // group],
         "samples_per_query": group,
-        "vocabulary": shape_of(config.base).vocabulary,
-        "eos_id": ids["eos"],
-        "pad_id": ids["pad"],
+        "vocabulary": vocabulary,
+        "eos_id": EOS_ID,
+        "pad_id": vocabulary,
         "response_length": config.data.max_summary_tokens,
         "microbatch_size": config.memory.microbatch_size,
         "forward_batch_size": config.memory.forward_batch_size,
