@@ -23,7 +23,7 @@ from reports.needs.shapes import (
 from reports.needs.work import STEPS, update_flops
 from reports.speed import bench_page, measure, speed
 from reports.speed.meter import Meter
-from reports.speed.speed import TRL, Peer, interpreter_of, run_peer, task_of
+from reports.speed.speed import PACKAGES, PEER, peer_interpreter, run_peer, task_of
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
@@ -121,13 +121,17 @@ def test_a_peer_gets_the_same_tokens_and_settings(prepared):
     assert (task["microbatch_size"], task["forward_batch_size"], task["threads"]) == (2, 4, 1)
 
 
+def no_peer():
+    raise UserError("TRL cannot be had")
+
+
 def test_everything_that_was_ordered_is_measured_and_stands_on_the_page(place, monkeypatch):
     def in_this_process(part, request, folder):
         measure.main([part, "--folder", str(folder), *request.arguments])
         return json.loads((folder / f"{part}.json").read_text("utf-8"))
 
     monkeypatch.setattr(speed, "run_part", in_this_process)
-    monkeypatch.setattr(speed, "PEERS", {})
+    monkeypatch.setattr(speed, "peer_interpreter", no_peer)
     overrides = ("memory.cpu_threads=1", "data.max_summary_tokens=4")
     order = speed.BenchRequest(cases=(CASE,), runs=2, overrides=overrides)
     record = speed.measure_in(order, settings.RUNS / "bench")
@@ -278,13 +282,13 @@ def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path):
 
 @pytest.mark.parametrize("stage", ["ppo", "rloo", "grpo"])
 def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch, stage):
-    python = PEERS / TRL.name / "bin" / "python"
-    if not (PEERS / TRL.name / "installed").is_file():
+    python = PEERS / PEER / "bin" / "python"
+    if not (PEERS / PEER / "installed").is_file():
         pytest.skip("TRL has no environment here: `make bench` makes it")
     monkeypatch.chdir(ROOT)
     request = ORDER.request(replace(CASE, batch=4, microbatch=4, stage=stage))
     task = task_of(prepared, config_of(request), stage)
-    found = run_peer(TRL, python, prepared, task)
+    found = run_peer(python, prepared, task)
     assert "failed" not in found, found
     steps = [found[step] for step in STEPS]
     assert all(seconds > 0 for seconds in steps)
@@ -298,9 +302,9 @@ def test_trl_makes_one_update_of_the_same_task(prepared, monkeypatch, stage):
 
 def test_a_peer_that_fails_says_why_in_one_line(prepared, monkeypatch):
     monkeypatch.chdir(ROOT)
-    peer = Peer(name="gone", label="Gone 1", packages=(), module="reports.speed.no_such_module")
-    found = run_peer(peer, Path(sys.executable), prepared, task_of(prepared, config_of(REQUEST)))
-    assert "no_such_module" in found["failed"]
+    task = task_of(prepared, config_of(REQUEST)) | {"weights": "no/such/folder"}
+    found = run_peer(Path(sys.executable), prepared, task)
+    assert "no/such/folder" in found["failed"] or "trl" in found["failed"]
     assert "\n" not in found["failed"]
 
 
@@ -311,14 +315,14 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_the_reason(place, monk
     monkeypatch.setattr(sys, "executable", str(broken))
     (place / "constraints.txt").write_text("")
     with pytest.raises(UserError) as refused:
-        interpreter_of(TRL)
+        peer_interpreter()
     assert str(refused.value) == "TRL 1.9.2 cannot be installed: No matching distribution"
     assert not (settings.RUNS / "peers" / "trl" / "installed").exists()
 
 
 def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkeypatch):
     made = []
-    monkeypatch.setattr(speed, "_call", lambda peer, words: made.append(words))
+    monkeypatch.setattr(speed, "_call", made.append)
     monkeypatch.setattr(speed, "write_text", lambda path, text: put(path, text))
 
     def put(path, text):
@@ -327,11 +331,11 @@ def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkey
 
     (place / "constraints.txt").write_text("torch==1")
     for _ in range(2):
-        python = interpreter_of(TRL)
+        python = peer_interpreter()
     assert python == (settings.RUNS / "peers" / "trl" / "bin" / "python").absolute()
-    assert [words[-1] for words in made[1:]] == ["torch", TRL.packages[-1]]
+    assert [words[-1] for words in made[1:]] == ["torch", PACKAGES[-1]]
     (place / "constraints.txt").write_text("torch==2")
-    interpreter_of(TRL)
+    peer_interpreter()
     assert len(made) == 6
 
 
