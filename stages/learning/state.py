@@ -142,10 +142,13 @@ class State:
     def save(self) -> None:
         """Save. If that fails, say why on stderr; training goes on with the last good save kept."""
         began = time.monotonic()
-        folder = self.run.resume
-        partial = folder / f"checkpoint-{self.update:07d}.tmp"
+        partial = self.run.resume / f"checkpoint-{self.update:07d}.tmp"
         for step in (self._begin, self._write, self._seal):
-            fault = self._fault_of(step, partial)
+            fault = ""
+            try:
+                step(partial)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                fault = str(error).strip().partition("\n")[0] or type(error).__name__
             (failed,) = self.agreed(bool(fault))
             if failed:
                 self._give_up(partial, fault)
@@ -168,20 +171,20 @@ class State:
             finally:
                 handle.remove()
         if self.run.main or is_sharded(self.learner.trained):  # then all know the parts of all
-            record = self._record()
+            record = {
+                "update": self.update,
+                "updates": self.updates,
+                "kl_coef": self.kl_coef,
+                "lengths": checkpoints.record_lengths(self.run.partial),
+                "processes": self.accelerator.num_processes,
+                "fingerprints": self.fingerprints(),
+            }
         if self.run.main:
             write_json(partial / "state.json", record)
 
     def _seal(self, partial: Path) -> None:
         if self.run.main:
             checkpoints.seal(partial)
-
-    def _fault_of(self, step: Callable[[Path], None], partial: Path) -> str:
-        try:
-            step(partial)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            return str(error).strip().partition("\n")[0] or type(error).__name__
-        return ""
 
     def _give_up(self, partial: Path, fault: str) -> None:
         if not self.run.main:
@@ -191,16 +194,6 @@ class State:
         last = f"{kept[0].name} is kept" if kept else "there is none yet"
         why = fault or "another process could not write"
         print(f"saving {partial} failed: {why}; {last}", file=sys.stderr, flush=True)
-
-    def _record(self) -> dict[str, Any]:
-        return {
-            "update": self.update,
-            "updates": self.updates,
-            "kl_coef": self.kl_coef,
-            "lengths": checkpoints.record_lengths(self.run.partial),
-            "processes": self.accelerator.num_processes,
-            "fingerprints": self.fingerprints(),
-        }
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the weights, of what the optimizer holds, and of the next rows to learn."""

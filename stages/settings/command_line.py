@@ -83,7 +83,7 @@ class Request:
 
 
 def make_config(preset: str, **changes: Any) -> Config:
-    """The preset, changed by the other fields of `Asked`."""
+    """The preset, changed by the other fields of `Request`."""
     return config_of(Request(preset=preset, **changes))
 
 
@@ -211,7 +211,7 @@ def _shared(
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
-    """The shared sections as the stages of `asked.upstream` recorded them.
+    """The shared sections as the stages of `request.upstream` recorded them.
 
     A stage that is not made yet has none. Raises UserError if there is no such run.
     """

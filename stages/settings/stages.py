@@ -52,14 +52,14 @@ class Stage:
 
 def learned(what: str, name: str, **more: Any) -> Stage:
     """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
-    sections = ("optimizer", name, "lora")
-    row = {"head": name, "module": f"stages.{name}", "goal": name, "models": ("model",)}
-    return Stage(what=what, sections=sections, **row | more)
+    row: dict[str, Any] = {"head": name, "module": f"stages.{name}", "goal": name}
+    row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
+    return Stage(what=what, **row | more)
 
 
 def judged(what: str, module: str, head: str = "", **more: Any) -> Stage:
     """A stage that runs no model here and has a folder for each judge."""
-    row = {"goal": "eval", "computes": False, "per_judge": True}
+    row: dict[str, Any] = {"goal": "eval", "computes": False, "per_judge": True}
     return Stage(what=what, module=module, head=head, **row | more)
 
 
