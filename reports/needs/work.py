@@ -11,6 +11,7 @@ from reports.needs.gpus import Gpu
 from reports.needs.memory import HALF, Network, Setting
 from reports.needs.parts import shares
 from reports.needs.shapes import ARTICLE_TOKENS, block_weights
+from stages.settings.command_line import with_changes
 from stages.settings.families import CHECKED_ROWS, SHARING
 from stages.settings.sections import CNNDM
 
@@ -190,7 +191,7 @@ def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -
     sampled, and samples of one query compute it once. All networks learn.
     """
     small = {"total_episodes": 1, "batch_size": 1, "num_minibatches": 1, "critic_updates": 0}
-    single = replace(setting.config, ppo=replace(setting.config.ppo, **small))
+    single = with_changes(setting.config, {"ppo": small})
     flops: list[tuple[str, float]] = []
     for tokens in queries:
         lengths = replace(setting.lengths, query=float(tokens))
