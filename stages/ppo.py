@@ -73,8 +73,9 @@ def train_ppo(config: Config) -> None:
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], ppo)
             if update == ppo.critic_updates:  # the policy's first
                 say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
-            on_query = config.sft.loss_on_query
-            ptx = make_pretraining(ppo, references, on_query, config.seed, update)
+            ptx, on_query = None, config.sft.loss_on_query
+            if references is not None:
+                ptx = make_pretraining(ppo, references, on_query, config.seed, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds

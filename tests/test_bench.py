@@ -321,7 +321,7 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_the_reason(place, monk
 
 
 def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkeypatch):
-    made = []
+    made: list[list[str]] = []
     monkeypatch.setattr(speed, "_call", made.append)
     monkeypatch.setattr(speed, "write_text", lambda path, text: put(path, text))
 

@@ -39,13 +39,9 @@ def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
 
 
 def make_pretraining(
-    ppo: Ppo, train: TokenizedSplit | None, loss_on_query: bool, seed: int, update: int
-) -> loss.Pretraining | None:
-    """The pretraining mix of one update, as many references as there are episodes; None without
-    references.
-    """
-    if train is None:
-        return None
+    ppo: Ppo, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
+) -> loss.Pretraining:
+    """The pretraining mix of one update: as many references as there are episodes."""
     return loss.Pretraining(
         split=train,
         loss_on_query=loss_on_query,
