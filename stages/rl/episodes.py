@@ -39,7 +39,7 @@ class Sampled:
     def passes(self: E, size: int, pad_id: int) -> Iterator[E]:
         """The episodes of each forward pass, at most `size`, without columns of padding only."""
         everything = torch.arange(len(self.queries), device=self.queries.device)
-        for part in map(self.rows, everything.split(size)):
+        for part in map(self.rows, torch.split(everything, size)):
             yield replace(part, queries=trim_left(part.queries, pad_id))
 
     def trimmed(self: E, query: int, width: int) -> E:

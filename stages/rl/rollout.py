@@ -53,7 +53,8 @@ def sample_responses(
     numbers = noise.uniforms(len(queries) * group)[places].to(accelerator.device)
     size = pass_size(learner, settings)
     formula, parts = logprob_formula(settings.logprob_dtype), []
-    for rows_of_pass, uniform in zip(batch.split(size), numbers.split(size), strict=True):
+    passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
+    for rows_of_pass, uniform in passes:
         some = trim_left(rows_of_pass, pad_id)
         # A network's processes stop sampling at different tokens. Each autocast gives the bf16
         # copies of weights back when it ends, so sampling's do not stand beside the others'.
