@@ -124,7 +124,7 @@ rehearse: $(INSTALLED)
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)
 	@$(PY) -m reports.speed.bench_page $(call options,shapes,$(SHAPES)) $(call option,runs,$(RUNS)) \
-		$(call option,data,$(DATA)) $(call option,tokenizer,$(TOKENIZER)) $(call options,set,$(SET)) $(if $(CHECK),--check)
+		$(call options,set,$(SET)) $(if $(CHECK),--check)
 
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
 # there already when the project's own list of packages is read, so pip need not fetch it again.

@@ -27,29 +27,15 @@ from transformers import (
 )
 
 from stages.driving.start import run_stage
+from stages.learning import models
 from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
-from stages.learning.models import (
-    load_policy,
-    load_tokenizer,
-    positions_of,
-    save_model,
-    with_dropout,
-)
+from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.hub import fetch_rows, sources_of
 from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.ragged import load_split, save_split
 from stages.posts.readers import Located, is_cnndm, read_source, subsample
-from stages.posts.tokens import (
-    CNNDM_LIMITS,
-    FAR_OVER,
-    Limits,
-    length_report,
-    over_limit,
-    tokenize_comparisons,
-    tokenize_posts,
-)
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
@@ -72,9 +58,9 @@ def make_base(config: Config) -> None:
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
-        limits = split_limits(config.data, positions_of(model))
+        limits = split_limits(config.data, models.positions_of(model))
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
-        save_model(model, tokenizer, run.partial / "model")
+        models.save_model(model, tokenizer, run.partial / "model")
         from_hub = [source.record for source in fetched]
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -144,9 +130,9 @@ def read_rows(config: Config) -> SourceRows:
     return SourceRows(located=located, bad=bad, published=published)
 
 
-def split_limits(data: Data, positions: int) -> dict[str, Limits]:
+def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
     """The limits of each tokenised split."""
-    posts = Limits(
+    posts = tokens.Limits(
         query=data.max_query_tokens,
         response=data.max_summary_tokens,
         query_response=data.max_query_summary_tokens,
@@ -155,34 +141,37 @@ def split_limits(data: Data, positions: int) -> dict[str, Limits]:
         positions=positions,
         prompt=data.prompt,
     )
-    pairs = Limits(
-        query=data.max_query_tokens,
+    pairs = replace(
+        posts,
         response=data.max_comparison_tokens,
         query_response=data.max_query_comparison_tokens,
         setting="data.max_comparison_tokens",
-        positions=positions,
-        prompt=data.prompt,
+        sampled=0,
     )
     return {
         **dict.fromkeys((*POSTS, PPO_TRAIN), posts),
         **dict.fromkeys(COMPARISONS, pairs),
-        CNNDM: replace(CNNDM_LIMITS, positions=positions),
+        CNNDM: replace(tokens.CNNDM_LIMITS, positions=positions),
     }
 
 
-def describe(run: Run, rows: SourceRows, limits: dict[str, Limits]) -> dict[str, Any]:
+def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, tokens, counts = run.partial / "data", {}, {}
+    folder, lengths, counts = run.partial / "data", {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
     left_out = {row["where"] for row in listed}
     for name, located in rows.located.items():
         split = load_split(folder, name)
-        tokens[name] = length_report(split)
+        lengths[name] = tokens.length_report(split)
         skipped = sum(row["split"] == name for row in listed)
-        counts[name] = {"rows": len(split), "skipped": skipped, **over_limit(split, limits[name])}
+        counts[name] = {
+            "rows": len(split),
+            "skipped": skipped,
+            **tokens.over_limit(split, limits[name]),
+        }
         if "chosen" in split.columns:
             counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
-    return {"tokens": tokens, "rows": counts, "published": rows.published}
+    return {"tokens": lengths, "rows": counts, "published": rows.published}
 
 
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:
@@ -203,10 +192,10 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
-        return load_tokenizer(fetch_model(_checkpoint(config)).folder)
+        return models.load_tokenizer(fetch_model(_checkpoint(config)).folder)
     if config.base.tokenizer != TRAIN_TOKENIZER:
         source = model_source("base.tokenizer", config.base.tokenizer)
-        return load_tokenizer(fetch_tokenizer(source).folder)
+        return models.load_tokenizer(fetch_tokenizer(source).folder)
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -238,7 +227,7 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
     """
     base = config.base
     if base.checkpoint != RANDOM:
-        model = load_policy(fetch_model(_checkpoint(config)).folder)
+        model = models.load_policy(fetch_model(_checkpoint(config)).folder)
         require_heads(model.config, base.checkpoint)
         if tokenizer.pad_token_id > model.config.vocab_size:
             raise UserError(
@@ -247,11 +236,11 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
             )
         return model
     data = config.data
-    longest_response = FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
+    longest_response = tokens.FAR_OVER * max(data.max_summary_tokens, data.max_comparison_tokens)
     longest = max(data.max_query_tokens + longest_response, 2048)
     torch.manual_seed(stream_seed(config.seed, "base"))
     return GPTNeoXForCausalLM(
-        with_dropout(
+        models.with_dropout(
             GPTNeoXConfig(
                 vocab_size=-(-len(tokenizer) // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
                 hidden_size=base.hidden_size,
@@ -279,26 +268,21 @@ def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.M
 
 
 def copy_tokens(
-    tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, Limits], target: Path
+    tokenizer: PreTrainedTokenizerBase,
+    rows: SourceRows,
+    limits: dict[str, tokens.Limits],
+    target: Path,
 ) -> None:
     """Put the tokenised splits into `target`; they are tokenised only if no earlier run did so."""
 
     def tokenize_all(folder: Path) -> None:
         for name, located in rows.located.items():
-            tokenize = tokenize_comparisons if "comparisons" in name else tokenize_posts
+            tokenize = (
+                tokens.tokenize_comparisons if "comparisons" in name else tokens.tokenize_posts
+            )
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 
-    key = _tokens_key(tokenizer, rows, limits)
-    cache = cached_folder(settings.RUNS / "cache" / f"tokens-{key}", tokenize_all)
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
-    # No links: what happens to a run's files must not happen to the next run's.
-    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
-
-
-def _tokens_key(
-    tokenizer: PreTrainedTokenizerBase, rows: SourceRows, limits: dict[str, Limits]
-) -> str:
     digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
@@ -307,7 +291,11 @@ def _tokens_key(
             if rows.bad.skip:  # the list of skipped rows is part of what is cached
                 digest.update(where.encode())
     digest.update(json.dumps(rows.bad.skipped).encode())
-    return digest.hexdigest()[:16]
+    name = f"tokens-{digest.hexdigest()[:16]}"
+    cache = cached_folder(settings.RUNS / "cache" / name, tokenize_all)
+    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
+    # No links: what happens to a run's files must not happen to the next run's.
+    shutil.copytree(cache, target, ignore=shutil.ignore_patterns(HASHES))
 
 
 def main(argv: list[str] | None = None) -> None:

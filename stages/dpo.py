@@ -20,20 +20,11 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import dpo_loss, implicit_rewards
-from stages.learning.batches import batch_tensors, check_batch, chunks, local_share
-from stages.learning.learner import optimizer_step
+from stages.learning import preferences
+from stages.learning.batches import batch_tensors, check_batch
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer, require_room
 from stages.learning.passes import summary_logprobs
-from stages.learning.preferences import (
-    alike,
-    gap_rows,
-    over_pairs,
-    pair_length,
-    pair_tokens,
-    summarize_gaps,
-    training_pairs,
-)
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS, open_stage, write_rows
@@ -53,11 +44,17 @@ def train_dpo(config: Config) -> None:
     """Run the stage."""
     accelerator = make_accelerator(config)
     with open_stage(config, "dpo", accelerator.is_main_process) as run:
-        splits = load_splits(run.require("base") / "data", config.rm.pairs)
+        data = run.require("base") / "data"
+        splits = {
+            "train": preferences.training_pairs(data, config.rm.pairs),
+            "validation": load_split(data, "comparisons_validation"),
+        }
+        if (data / f"{CNNDM}.jsonl").exists():
+            splits[CNNDM] = load_split(data, CNNDM)
         check_batch("dpo", config.dpo.batch_size, len(splits["train"]), accelerator)
         sft = run.require("sft") / "model"
         tokenizer, policy = load_tokenizer(sft), load_policy(sft).to(accelerator.device)
-        held_out = load_split(run.require("base") / "data", "sft_validation").columns["queries"]
+        held_out = load_split(data, "sft_validation").columns["queries"]
         longest = int(held_out.lengths().max())  # known here, and a night before it is sampled
         require_room(policy, longest, config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens")
         references = {
@@ -75,18 +72,6 @@ def train_dpo(config: Config) -> None:
             if name in splits
         }
         run.finish({**results["validation"], "cnndm": results.get(CNNDM)})
-
-
-def load_splits(data: Path, pairs: str) -> dict[str, TokenizedSplit]:
-    """The reward model's comparisons (`train`), held-out ones, and those on news articles if any.
-
-    `pairs` as in `rm.pairs`.
-    """
-    validation = load_split(data, "comparisons_validation")
-    splits = {"train": training_pairs(data, pairs), "validation": validation}
-    if (data / f"{CNNDM}.jsonl").exists():
-        splits[CNNDM] = load_split(data, CNNDM)
-    return splits
 
 
 def learn(state: State, train: TokenizedSplit, reference: Tensor) -> None:
@@ -112,7 +97,6 @@ def take_step(
     learner, config = state.learner, state.run.config
     accelerator, policy = learner.accelerator, learner.trained
     policy.train()
-    share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
     def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         chosen, rejected = pair_logprobs(policy, train, part, accelerator.device)
@@ -132,9 +116,7 @@ def take_step(
         sums = {key: x.detach().double().sum() for key, x in columns.items()}
         yield loss * len(part) / len(rows), sums
 
-    # A pair counts as two sequences.
-    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
-    return {key: total / len(rows) for key, total in stats.items()}
+    return preferences.pair_step(learner, train, rows, losses)
 
 
 def tolerance(config: Config) -> float:
@@ -165,9 +147,9 @@ def pair_logprobs(
 
     The sum is over the summary's tokens and its EOS; the query does not count.
     """
-    queries, summaries = pair_tokens(split, rows)
+    queries, summaries = preferences.pair_tokens(split, rows)
     chosen, rejected = summary_logprobs(policy, queries, summaries, device).unbind(0)
-    return chosen, alike(summaries, chosen, rejected)
+    return chosen, preferences.alike(summaries, chosen, rejected)
 
 
 @torch.no_grad()
@@ -189,7 +171,7 @@ def split_logprobs(
         return torch.stack(pair_logprobs(policy, split, rows, accelerator.device), dim=1).tolist()
 
     size = config.memory.microbatch_size  # logits of all response tokens, as in training
-    logprobs = over_pairs(accelerator, split, size, label, measure, keep)
+    logprobs = preferences.over_pairs(accelerator, split, size, label, measure, keep)
     return torch.tensor(logprobs, dtype=torch.float64)
 
 
@@ -204,8 +186,8 @@ def evaluate(
     chosen, rejected = rewards.mean(dim=0).tolist()
     gaps = (rewards[:, 0] - rewards[:, 1]).tolist()
     means = {"rewards/chosen": chosen, "rewards/rejected": rejected}
-    write_rows(state.run, file, gap_rows(gaps, split))
-    return means | summarize_gaps(gaps)
+    write_rows(state.run, file, preferences.gap_rows(gaps, split))
+    return means | preferences.summarize_gaps(gaps)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,14 +2,12 @@
 
 The mean score of the reference summaries over the SFT train split, or over `normalize.posts` of
 them, is subtracted from the head's bias; the scale stays as it is. The saved model is checked on
-some of them. PPO loads it twice: as
-the reward model, and as the critic's starting point (detail 22).
+some of them. PPO loads it twice: as the reward model, and as the critic's start (detail 22).
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -57,8 +55,10 @@ def normalize(config: Config) -> None:
         # Padded on the other side, so that one pass checks the saved model and the padding.
         score = partial(score_rows, accelerator, saved, checked, right_padded=True)
         after = reference_scores(accelerator, score, checked, size, "check the saved model", keep)
-        # All of `before - before.mean()` averages 0; what the saved model adds is the rest.
-        mean_after = (after - expected).mean().item()
+        # All of `before - before.mean()` averages 0; what the saved model adds is the rest. It is
+        # also what the side of the padding changes (detail 14).
+        side = after - expected
+        mean_after = side.mean().item()
         check_mean(mean_after, TOLERANCES[config.memory.mixed_precision])
         if accelerator.is_main_process:
             keep_known_answers(run.partial, saved, train)
@@ -71,8 +71,10 @@ def normalize(config: Config) -> None:
             "references": len(before),
             "mean_after": mean_after,
             "checked": len(checked),
+            "padding_difference_mean": mean_after,
+            "padding_difference_over_0.01": (side.abs() > 1e-2).double().mean().item(),
         }
-        run.finish(results | padding_difference(expected, after))
+        run.finish(results)
 
 
 def evenly(rows: int, count: int) -> list[int]:
@@ -147,17 +149,6 @@ def score_rows(
         return score_responses(
             reward_model, left.to(accelerator.device), right.to(accelerator.device), pad
         )
-
-
-def padding_difference(left: Tensor, right: Tensor) -> dict[str, Any]:
-    """How much the side of the padding changes a score, right minus left (Huang et al. 2024,
-    detail 14). Shapes: scores of the same references, [rows] float64.
-    """
-    difference = right - left
-    return {
-        "padding_difference_mean": difference.mean().item(),
-        "padding_difference_over_0.01": (difference.abs() > 1e-2).double().mean().item(),
-    }
 
 
 def main(argv: list[str] | None = None) -> None:

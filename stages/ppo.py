@@ -25,9 +25,8 @@ from stages.learning.loop import make_accelerator
 from stages.learning.lora import adapt
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin, saving_a_broken_batch
-from stages.posts.ragged import TokenizedSplit, load_split
+from stages.posts.ragged import load_split
 from stages.rl.credit import credit, shape
-from stages.rl.loss import Pretraining
 from stages.rl.metrics import describe, describe_texts, samples, summarize
 from stages.rl.networks import (
     Origins,
@@ -51,8 +50,9 @@ def train_ppo(config: Config) -> None:
     with open_stage(config, "ppo", accelerator.is_main_process) as run:
         ppo = config.ppo
         check_episodes("ppo", ppo, accelerator)
-        split, queries = load_queries(run.require("base") / "data")
-        references = load_references(run)
+        base = run.require("base")
+        split, queries = load_queries(base / "data")
+        references = load_split(base / "data", "sft_train") if ppo.ptx_coef else None
         tokenizer = load_tokenizer(run.require("sft") / "model")
         origins = origins_of(run)
         learner = load_learner(config, accelerator, tokenizer, origins)
@@ -73,7 +73,9 @@ def train_ppo(config: Config) -> None:
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], ppo)
             if update == ppo.critic_updates:  # the policy's first
                 say_if_worse_than_a_constant(accelerator, metrics["val/explained_variance"])
-            ptx = pretraining(config, references, update)
+            ptx, on_query = None, config.sft.loss_on_query
+            if references is not None:
+                ptx = make_pretraining(ppo, references, on_query, config.seed, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
@@ -108,21 +110,6 @@ def load_learner(
     ppo = config.ppo
     networks = load_networks(origins, tokenizer, ppo, config.memory.frozen_dtype)
     return make_learner(accelerator, networks, ppo, config.optimizer, config.memory)
-
-
-def load_references(run: Run) -> TokenizedSplit | None:
-    """The reference summaries of the pretraining mix; None if the settings have none."""
-    data = run.require("base") / "data"
-    return load_split(data, "sft_train") if run.config.ppo.ptx_coef else None
-
-
-def pretraining(
-    config: Config, references: TokenizedSplit | None, update: int
-) -> Pretraining | None:
-    """The pretraining mix of one update, if there is one."""
-    if references is None:
-        return None
-    return make_pretraining(config.ppo, references, config.sft.loss_on_query, config.seed, update)
 
 
 def main(argv: list[str] | None = None) -> None:

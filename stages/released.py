@@ -6,10 +6,7 @@ released ones hold the mean of the references in their configuration (Huang et a
 """
 
 import shutil
-from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
 from stages.learning.models import load_released_reward_model, load_tokenizer, save_model
@@ -26,43 +23,24 @@ def take_released(config: Config) -> None:
         if not config.released.policy:
             raise UserError("stage released needs a released policy: add POLICY=")
         base = run.require("base") / "model"
-        link_files(base, run.partial / "model")
+        shutil.rmtree(run.partial / "model", ignore_errors=True)  # of an interrupted attempt
+        (run.partial / "model").mkdir()
+        for path in base.iterdir():  # without a second copy where the disk allows it
+            link_or_copy(path, run.partial / "model" / path.name)
         results: dict[str, Any] = {"reward_model": None}
         if config.released.reward_model:
-            folder = reward_model_folder(config.released.reward_model)
-            tokenizer = load_tokenizer(base)
-            refuse_other_tokenizer(folder, tokenizer)
+            source = model_source("released.reward_model", config.released.reward_model)
+            folder, tokenizer = fetch_model(source).folder, load_tokenizer(base)
+            own = (folder / "tokenizer.json").exists()
+            if own and load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
+                raise UserError(
+                    "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: "
+                    "judge with it instead (judge.kind=reward_model judge.model=<its folder>)"
+                )
             reward_model, mean = load_released_reward_model(folder)
             save_model(reward_model, tokenizer, run.partial / "reward_model")
             results["reward_model"] = {"converted": mean is not None, "mean_in_config": mean}
         run.finish(results)
-
-
-def link_files(source: Path, target: Path) -> None:
-    """The files of a folder in another one, without a second copy where the disk allows it."""
-    shutil.rmtree(target, ignore_errors=True)  # of an attempt that was interrupted
-    target.mkdir()
-    for path in source.iterdir():
-        link_or_copy(path, target / path.name)
-
-
-def reward_model_folder(source: str) -> Path:
-    """Where `folder` or `id[@revision]` lies on this machine; it is fetched if need be.
-
-    Raises UserError if the hub does not give it.
-    """
-    return fetch_model(model_source("released.reward_model", source)).folder
-
-
-def refuse_other_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError if a reward model's folder holds another tokenizer than the policy's."""
-    if not (folder / "tokenizer.json").exists():
-        return
-    if load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            "REWARD_MODEL has another tokenizer than POLICY, whose tokens it would read: judge with"
-            " it instead (judge.kind=reward_model judge.model=<its folder>)"
-        )
 
 
 def main(argv: list[str] | None = None) -> None:

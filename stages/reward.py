@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from stages.driving.start import run_stage
 from stages.functional import preference_loss
-from stages.learning.batches import batch_tensors, check_batch, chunks, local_share, stream
+from stages.learning.batches import batch_tensors, check_batch, stream
 from stages.learning.heads import read_scores_before
-from stages.learning.learner import optimizer_step
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.passes import summary_scores
@@ -26,7 +25,7 @@ from stages.learning.preferences import (
     alike,
     gap_rows,
     over_pairs,
-    pair_length,
+    pair_step,
     pair_tokens,
     summarize_gaps,
     training_pairs,
@@ -72,16 +71,13 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> dict[str,
     learner, accelerator, reward_model = state.learner, state.accelerator, state.learner.trained
     center = state.run.config.rm.center
     reward_model.train()
-    share = sorted(local_share(rows, accelerator), key=lambda row: pair_length(train, row))
 
     def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         chosen, rejected = score_pairs(reward_model, train, part, accelerator.device)
         loss = preference_loss(chosen, rejected, center) * len(part)
         yield loss / len(rows), {"loss/train": loss, "accuracy/train": (chosen > rejected).sum()}
 
-    # A pair counts as two sequences.
-    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
-    return {key: total / len(rows) for key, total in stats.items()}
+    return pair_step(learner, train, rows, losses)
 
 
 def score_pairs(

@@ -15,19 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
-from stages.learning.batches import (
-    batch_tensors,
-    check_batch,
-    chunks,
-    gather_rows,
-    global_sum,
-    local_share,
-    parts_by_length,
-)
+from stages.learning import batches
 from stages.learning.learner import optimizer_step
-from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
 from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_policy, load_tokenizer
+from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.sampling import Sampling, respond
 from stages.learning.sharding import gathered
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
@@ -45,7 +37,7 @@ def train_sft(config: Config) -> None:
         tokenizer = load_tokenizer(base / "model")
         train = load_split(base / "data", "sft_train")
         validation = load_split(base / "data", "sft_validation")
-        check_batch("sft", config.sft.batch_size, len(train), accelerator)
+        batches.check_batch("sft", config.sft.batch_size, len(train), accelerator)
         policy = load_policy(base / "model", config.sft.dropout)
         state = begin_supervised(run, accelerator, policy, len(train))
         policy = state.learner.trained
@@ -55,7 +47,7 @@ def train_sft(config: Config) -> None:
             run.log(0, **{"loss/validation": loss})
         for update in state.remaining("sft"):
             rate, rows = state.set_rate(config.sft.learning_rate), state.order.batch(update)
-            with saving_a_broken_batch(state, "base", partial(batch_tensors, train, rows)):
+            with saving_a_broken_batch(state, "base", partial(batches.batch_tensors, train, rows)):
                 loss = take_step(state, train, rows)
             metrics = {"loss/train": loss, "lr": rate, "seconds/update": state.seconds}
             if (update + 1) % evaluation == 0 or update + 1 == state.updates:
@@ -72,15 +64,17 @@ def take_step(state: State, train: TokenizedSplit, rows: list[int]) -> float:
     learner, config = state.learner, state.run.config
     accelerator, policy = learner.accelerator, learner.trained
     policy.train()
-    share = local_share(rows, accelerator)
-    (count,) = global_sum(accelerator, counted_tokens(train, share, config.sft.loss_on_query))
+    share = batches.local_share(rows, accelerator)
+    (count,) = batches.global_sum(
+        accelerator, counted_tokens(train, share, config.sft.loss_on_query)
+    )
     share.sort(key=lambda row: sequence_length(train, row))
 
     def losses(part: Sequence[int]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         summed = summed_loss(policy, train, part, config.sft.loss_on_query, accelerator.device)
         yield summed / count, {"loss/train": summed}
 
-    stats = optimizer_step(learner, lambda size: chunks(share, size), losses)
+    stats = optimizer_step(learner, lambda size: batches.chunks(share, size), losses)
     return stats["loss/train"] / count
 
 
@@ -93,14 +87,14 @@ def validation_loss(
     alone = accelerator.unwrap_model(policy)  # processes may have different numbers of parts
     on_query, device = config.sft.loss_on_query, accelerator.device
     lengths = [sequence_length(split, row) for row in range(len(split))]
-    share = local_share(range(len(split)), accelerator)
+    share = batches.local_share(range(len(split)), accelerator)
     total = 0.0
     # A microbatch, because logits of all positions exist here as they do in training.
-    parts = parts_by_length(accelerator, lengths, config.memory.microbatch_size)
+    parts = batches.parts_by_length(accelerator, lengths, config.memory.microbatch_size)
     with gathered(alone):
         for part in parts:
             total += summed_loss(alone, split, part, on_query, device).item()
-    total, count = global_sum(accelerator, total, counted_tokens(split, share, on_query))
+    total, count = batches.global_sum(accelerator, total, counted_tokens(split, share, on_query))
     return total / count
 
 
@@ -116,7 +110,7 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = validation.columns["queries"]
-    responses = gather_rows(
+    responses = batches.gather_rows(
         accelerator, respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     )
     texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]

@@ -86,7 +86,8 @@ def at_last_column(
     # Where padding is masked, its column repeats EOS: token, position and text before it are equal.
     tokens = torch.cat([queries, responses], dim=1)
     counted = torch.cat([queries != pad_id, torch.ones_like(responses, dtype=torch.bool)], dim=1)
-    return passes.token_scalars(model, tokens.masked_fill(tokens == pad_id, 0), counted)[:, -1]
+    inputs = passes.model_inputs(tokens.masked_fill(tokens == pad_id, 0), counted)
+    return passes.head_scalars(model, inputs)[:, -1]
 
 
 def at_every_token(

@@ -11,7 +11,6 @@ import pytest
 
 from reports.sharing.publish import GENERATED, RECORD
 from reports.speed import bench_page, speed
-from reports.speed import figures as bench
 from stages.running.files import file_hash
 from stages.settings import config as settings
 
@@ -54,8 +53,7 @@ def found_of(ours=(20.0, 22.0), peer=(50.0, 40.0), peak=3e6):
         "trl": [one_run(one, 0.9 * one, 6e6) for one in peer],
     }
     shape = {"preset": "tiny-s", "batch": 4, "microbatch": 2, "response": 28, "epochs": 4}
-    shape |= {"parameters": 200_000, "texts": "synthetic token ids", "measured": measured}
-    step = {"seconds": 3.0, "tokens": 300, "flops": 1.5e9, "peak": 1e6}
+    shape |= {"parameters": 200_000, "measured": measured}
     return {
         "about": {
             "date": "2026-11-22T00:00:00+00:00",
@@ -68,16 +66,14 @@ def found_of(ours=(20.0, 22.0), peer=(50.0, 40.0), peak=3e6):
             "left_out": [],
             "runs": 2,
             "overrides": [],
-            "texts": "synthetic token ids",
             "matrix_rate": 1e9,
         },
         "shapes": {NAME: shape},
-        "stages": {NAME: {step_name: [step, step] for step_name in speed.STEPS_OF_STAGES.values()}},
     }
 
 
 def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound():
-    ours, peer = bench.figures(found_of(), NAME)
+    ours, peer = bench_page.figures(found_of(), NAME)
     assert (ours.seconds, ours.episodes, ours.tokens) == (20.0, 0.2, 20.0)
     assert ours.spread == pytest.approx(0.1)
     assert (ours.above, ours.learning_above) == (2.0, 2.0)  # 20 s of 10 s, 12 s of 6 s
@@ -86,12 +82,12 @@ def test_figures_are_the_fastest_run_its_spread_and_its_distance_from_the_bound(
 
 
 def worse_than_published(**changes):
-    return bench.compare(found_of(), found_of(**changes))[1]
+    return bench_page.compare(found_of(), found_of(**changes))[1]
 
 
 def test_the_check_fails_beyond_15_percent_of_time_and_2_of_memory():
-    lines, worse = bench.compare(found_of(), found_of())
-    assert len(lines) == 7  # bound and TRL: time; bound: learning; TRL: memory; three stages
+    lines, worse = bench_page.compare(found_of(), found_of())
+    assert len(lines) == 4  # bound and TRL: time; bound: learning; TRL: memory
     assert worse == []
     assert worse_than_published(ours=(22.8,)) == []
     slow = worse_than_published(ours=(23.2,))
@@ -109,19 +105,16 @@ def test_the_check_fails_beyond_15_percent_of_time_and_2_of_memory():
 def test_a_slower_machine_is_no_failure_but_a_missing_peer_is():
     slower = found_of(ours=(40.0,), peer=(80.0,))
     slower["about"]["matrix_rate"] = 0.5e9
-    slower["stages"] = {
-        NAME: {k: [v[0] | {"seconds": 6.0}] for k, v in slower["stages"][NAME].items()}
-    }
-    assert bench.compare(found_of(), slower)[1] == []
+    assert bench_page.compare(found_of(), slower)[1] == []
     alone = found_of()
     alone["shapes"][NAME]["measured"]["trl"] = [{"failed": "no memory"}]
-    worse = bench.compare(found_of(), alone)[1]
+    worse = bench_page.compare(found_of(), alone)[1]
     assert [line.split(": ")[1] for line in worse] == [
         "time over TRL 1.9.2",
         "memory over TRL 1.9.2",
     ]
     assert all("not measured now" in line for line in worse)
-    assert bench.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
+    assert bench_page.failures(alone) == [f"TRL 1.9.2 at {NAME}: no memory"]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -137,7 +130,6 @@ def test_the_page_says_who_is_faster_and_by_how_much(place):
     assert cells["ours"][:4] == ["0.20", "20", "20.00", "10.0%"]
     assert cells["lower bound"][2] == "10.00"
     assert cells["ours / TRL 1.9.2"][2] == "0.50"
-    assert cells["dpo step"][-1].strip(" |") == "2.00"
     for words in ("episodes", "sampled tokens", "a processor"):
         assert words in markdown
     assert json.loads((path.parent / "bench.json").read_text("utf-8")) == found_of()
@@ -200,7 +192,7 @@ def test_a_check_measures_what_is_published_and_ends_with_an_error_where_it_is_w
         with pytest.raises(SystemExit) as ended:
             bench_page.main(["--check"])
         assert ended.value.code == code
-        assert "3 of 7 ratios are worse" in capsys.readouterr().err
+        assert "3 of 4 ratios are worse" in capsys.readouterr().err
     assert [case.text for case in orders[0].cases] == [NAME]
 
 

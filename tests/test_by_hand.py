@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
-from stages.learning.likelihood import counted_tokens, summed_loss
+from stages.learning.passes import counted_tokens, summed_loss
 from stages.learning.preferences import gap_rows, summarize_gaps
 from stages.posts.ragged import TokenizedSplit
 from stages.posts.tokens import Limits, tokenize_comparisons, tokenize_posts

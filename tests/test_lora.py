@@ -14,7 +14,7 @@ from stages.learning.batches import batch_rows
 from stages.learning.loop import make_optimizer
 from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_off, merge
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
-from stages.learning.passes import response_logprobs, token_scalars
+from stages.learning.passes import head_scalars, model_inputs, response_logprobs
 from stages.posts.ragged import load_split
 from stages.rl.update import optimize
 from stages.running.files import read_lines
@@ -315,7 +315,8 @@ def test_ppos_reference_is_the_sft_model_while_the_policy_moves(study):
     with torch.no_grad():
         expected = response_logprobs(independent, tokens, real, length, temperature)
         # The critic has an adapter of its own: its scalars at the start were the reward model's.
-        moved = token_scalars(models.critic, tokens, real) - token_scalars(start, tokens, real)
+        inputs = model_inputs(tokens, real)
+        moved = head_scalars(models.critic, inputs) - head_scalars(start, inputs)
     distance = (rollout.ref_logprobs - expected).abs()[rollout.response_mask]
     assert distance.max() < 1e-5
     assert (rollout.logprobs - expected).abs()[rollout.response_mask].max() > 1e-3

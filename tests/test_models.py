@@ -25,11 +25,11 @@ from stages.learning.models import (
 )
 from stages.learning.passes import (
     PolicyAndCritic,
+    head_scalars,
     model_inputs,
     response_logprobs,
     response_values,
     score_responses,
-    token_scalars,
 )
 from stages.learning.sampling import draw, sample
 from stages.learning.vocabulary import LogitStatistics
@@ -206,7 +206,7 @@ def test_rows_of_different_length_score_in_one_batch_as_alone(reward_model):
 def test_values_stand_at_the_position_before_each_response_token(reward_model):
     tokens, mask = random_tokens(2, 10), torch.ones(2, 10).bool()
     with torch.no_grad():
-        scalars = token_scalars(reward_model, tokens, mask)
+        scalars = head_scalars(reward_model, model_inputs(tokens, mask))
         values = response_values(reward_model, tokens, mask, 4)
     assert torch.equal(values, scalars[:, 5:9])
 
@@ -299,8 +299,9 @@ def test_saved_models_open_with_plain_transformers(policy, reward_model, tokeniz
         assert torch.equal(plain(tokens).logits, policy(tokens).logits)
         scalars = scorer(tokens).logits
         assert scalars.shape == (2, 8, 1)
-        torch.testing.assert_close(scalars[..., 0], token_scalars(reward_model, tokens, mask))
-        again = token_scalars(load_reward_model(tmp_path / "rm").eval(), tokens, mask)
+        inputs = model_inputs(tokens, mask)
+        torch.testing.assert_close(scalars[..., 0], head_scalars(reward_model, inputs))
+        again = head_scalars(load_reward_model(tmp_path / "rm").eval(), inputs)
         torch.testing.assert_close(scalars[..., 0], again)
     assert load_tokenizer(tmp_path / "policy").get_vocab() == tokenizer.get_vocab()
     assert not any("auto_map" in path.read_text() for path in tmp_path.rglob("config.json"))

@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from eval.calibration import calibrate, sample_pairs
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.base import remarks
-from stages.learning.likelihood import summed_loss
 from stages.learning.models import load_tokenizer, positions_of, require_room
+from stages.learning.passes import summed_loss
 from stages.posts.bad_rows import BadRows
 from stages.posts.published import beside_known, differences, kept_odd_rows, known_rows
 from stages.posts.readers import check_comparison, label_strength, read_source

@@ -111,7 +111,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
     assert (ended.returncode, ended.stderr) == (status, b"")
 
 
-CALLED_BY_OURS = ("warm.py", "peer_trl.py", "peer_trl_grouped.py")
+CALLED_BY_OURS = ("warm.py", "peer_trl.py")
 
 
 def test_every_command_ends_in_one_line():

@@ -11,8 +11,8 @@ from eval import versus
 from reports import ablations_page, calibration_page, run_page, scaling_page, versus_page
 from reports.parts.page import PLOT, beside_the_runs
 from reports.sharing import publish
+from reports.sharing.index import in_readme, run_entries
 from reports.sharing.publish import GENERATED, README, RECORD
-from reports.sharing.readme_blocks import in_readme, run_entries
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash
 from stages.settings import config as settings

@@ -15,7 +15,13 @@ from stages.learning.models import (
     load_tokenizer,
     save_model,
 )
-from stages.learning.passes import score_responses, shares_query, summary_scores, token_scalars
+from stages.learning.passes import (
+    head_scalars,
+    model_inputs,
+    score_responses,
+    shares_query,
+    summary_scores,
+)
 from stages.posts.ragged import load_split, pad_left, pad_right
 from stages.rl import start_checks
 from stages.running.files import read_json, read_lines
@@ -80,7 +86,7 @@ def test_by_default_a_score_is_the_scalar_of_the_last_token_to_the_bit(reward_mo
         pad(tensors(rows), PAD) for pad, rows in ((pad_left, QUERIES), (pad_right, SUMMARIES[0]))
     )
     both = torch.cat([queries, responses], dim=1)
-    scalars = token_scalars(reward_model, both, both != PAD)
+    scalars = head_scalars(reward_model, model_inputs(both, both != PAD))
     last = torch.tensor([len(summary) for summary in SUMMARIES[0]]) + queries.shape[1] - 1
     found = score_responses(reward_model, queries, responses, PAD)
     assert torch.equal(found, scalars[torch.arange(3), last])

@@ -8,9 +8,8 @@ import pytest
 from reports.needs import rehearse
 from reports.needs.gpus import GPUS, gpu_of_device
 from reports.needs.inputs import draw_weights, write_rows, write_tokenizer
-from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
-from reports.needs.shapes import read_shape, shape_of
+from reports.needs.shapes import lengths_of, read_shape, shape_of
 from reports.needs.work import work_of
 from stages import pipeline
 from stages.learning.models import load_tokenizer

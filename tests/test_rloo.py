@@ -28,8 +28,7 @@ from stages.rl.update import optimize
 from stages.running.files import read_json, read_lines
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from stages.settings.ppo import Ppo
-from stages.settings.rloo import Rloo
+from stages.settings.ppo import Ppo, Rloo
 from tests.conftest import close, learner_of
 from tests.test_families import CONFIGS
 from tests.test_loop import Process

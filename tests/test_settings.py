@@ -12,7 +12,7 @@ from stages.settings.config import SECTIONS, Config
 from tests.test_house import MODULES, tree_of
 
 WHERE_SETTINGS_LIVE = ["stages.settings.config", "stages.settings.sections"]
-WHERE_SETTINGS_LIVE += ["stages.settings.ppo", "stages.settings.rloo"]
+WHERE_SETTINGS_LIVE += ["stages.settings.ppo"]
 WHERE_SETTINGS_LIVE += ["stages.settings.judge"]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from reports.speed import measure, speed
-from reports.speed.speed import TRL, task_of
+from reports.speed.speed import PEER, task_of
 from stages.functional import leave_one_out
 from stages.posts.ragged import pad_left
 from stages.rl.credit import shape
@@ -22,11 +22,11 @@ from stages.rl.networks import Networks
 from stages.rl.rollout import measure as measured_by
 from stages.rl.update import optimize
 from stages.settings.command_line import config_of, make_config
-from stages.settings.rloo import Rloo
+from stages.settings.ppo import Rloo
 from tests.conftest import learner_of
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = ROOT / "runs" / "peers" / TRL.name
+ENVIRONMENT = ROOT / "runs" / "peers" / PEER
 CASE = speed.Case(preset="tiny-s", batch=8, microbatch=4, stage="rloo")
 REQUEST = speed.BenchRequest(
     cases=(CASE,), runs=1, overrides=("memory.cpu_threads=1", "data.max_summary_tokens=6")

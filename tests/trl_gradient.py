@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from reports.speed.peer_trl_grouped import ids_of, load_grouped, make_grouped, scorer_of
+from reports.speed.peer_trl import ids_of, load_grouped, make_grouped, scorer_of
 
 NOISE = 0.02  # the policy is no longer the reference policy, so the KL is not 0
 # A step that is the gradient. The trainer learns each microbatch once.

@@ -1,8 +1,7 @@
 """What a run needs: before it is made, by counting; and on this machine, by a short run.
 
-shapes    published shapes of models, their parameters, and the bytes of their weights
+shapes    published shapes of models and their parameters; rows and tokens of the data
 gpus      what is paid for: GPUs, disk, and the judge
-lengths   rows and tokens of the data
 memory    bytes on one device, moment by moment
 parts     the parts of every stage, and what would make them fit
 work      operations and hours

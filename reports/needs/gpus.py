@@ -6,9 +6,9 @@ from typing import NamedTuple
 from eval.judges.openai.budget import CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS, price_of, usual_reply
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
-from reports.needs.lengths import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
-from reports.needs.memory import MOMENTS, Setting
-from reports.needs.shapes import FULL, adapter_parameters, policy_parameters, scorer_parameters
+from reports.needs.memory import FULL, MOMENTS, Setting
+from reports.needs.shapes import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
+from reports.needs.shapes import adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import HUB, RANDOM
 
@@ -90,12 +90,8 @@ def gpus_for(preset: str, gpu: str = "", gpus: int = 0) -> tuple[str, int]:
 def gpu_of_device(device: str) -> Gpu | None:
     """The GPU that a device's name means; None for others."""
     words = device.lower().replace("-", " ").split()
-    named = (gpu for name, gpu in GPUS.items() if _model_of(name) in words)
-    return next(named, None)
-
-
-def _model_of(name: str) -> str:
-    return name.split("-")[0].replace("rtx", "")
+    models = {name.split("-")[0].replace("rtx", ""): gpu for name, gpu in reversed(GPUS.items())}
+    return next((gpu for model, gpu in models.items() if model in words), None)
 
 
 # -- disk and judge --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Bytes on one device, stage by stage. Standard library only.
+"""Bytes on one device, moment by moment. Standard library only.
 
 Every number follows from what the code does: master weights, gradients and Adam's two moments in
 float32; autocast to bf16 that keeps its copies of the weights; activations that autograd saves;
@@ -11,13 +11,20 @@ width. The longest sequences decide, because rows of similar length share a batc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-from reports.needs.lengths import Lengths
-from reports.needs.shapes import FULL, HALF, Network, Shape, block_weights
+from reports.needs.shapes import (
+    GPT2,
+    Lengths,
+    Shape,
+    adapter_parameters,
+    block_weights,
+    policy_parameters,
+    scorer_parameters,
+)
 from stages.settings.config import Config
 from stages.settings.families import CHUNK, PLAIN_HEAD
 
+FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
 MOMENTS = 8  # bytes of Adam's two moments of one parameter
 
 # Bytes per logit where all are held at once, in a family whose logits cannot be read in chunks
@@ -35,6 +42,60 @@ ENTROPY = 5 * FULL
 CHUNK_WORK, CHUNK_KEPT = 2 * FULL, FULL
 # `draw` inverts the cumulative distribution in float64: scaled, softmax, cumulative.
 DRAWING = 3 * 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One network on the device."""
+
+    shape: Shape
+    scalar: bool = False
+    """A reward model or critic, which has one output."""
+    adapter: int = 0
+    """Rank of its LoRA adapter; 0: none."""
+    trained: bool = False
+    """Whether an optimizer learns it."""
+    frozen: bool = False
+    """Whether its weights are marked as not to be learned: autocast keeps no copies of them."""
+    each: int = FULL
+    """Bytes of one of its weights."""
+
+    @property
+    def parameters(self) -> int:
+        """Its own parameters, without an adapter."""
+        return scorer_parameters(self.shape) if self.scalar else policy_parameters(self.shape)
+
+    @property
+    def learned(self) -> int:
+        """Parameters that learn."""
+        head = (self.shape.hidden + 1) * self.scalar
+        adapted = adapter_parameters(self.shape, self.adapter) + head
+        return (adapted if self.adapter else self.parameters) * self.trained
+
+    @property
+    def matrices(self) -> int:
+        """Weights that a matrix product reads for every token."""
+        head = self.shape.embedding * (not self.scalar)
+        return self.shape.layers * block_weights(self.shape) + head
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights; an adapter is held in float32."""
+        return self.parameters * self.each + adapter_parameters(self.shape, self.adapter) * FULL
+
+    def cast_bytes(self, recomputed: bool = False) -> int:
+        """bf16 copies of its weights that live while a pass is under way.
+
+        Autocast keeps a copy of every weight that may learn until it ends, and autograd keeps those
+        that it needs. Frozen weights are cast again for each product.
+        """
+        if self.each == HALF:
+            return 0
+        kept = not self.adapter or (self.trained and not recomputed)
+        if kept and not self.frozen:
+            return HALF * self.matrices
+        output = self.shape.embedding * (not self.scalar)
+        return HALF * max(output, self.shape.hidden * self.shape.intermediate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +120,7 @@ class Bytes:
     @property
     def total(self) -> float:
         """All of it, bytes."""
-        held = self.weights + self.gradients + self.optimizer + self.copies
-        return held + self.activations + self.logits + self.cache + self.other
+        return sum(size for name, size in vars(self).items() if name != "moment")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +164,6 @@ class Setting:
     def rank(self, stage: str) -> int:
         """Rank of a stage's adapters; 0 if it learns all weights."""
         return self.config.lora.rank if stage in self.config.lora.adapted_stages else 0
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of a weight of PPO's reference policy and reward model."""
-        return HALF if self.config.memory.frozen_dtype == "bf16" else FULL
 
 
 # -- activations -----------------------------------------------------------------------------------
@@ -164,23 +219,16 @@ def backward_extra(setting: Setting, sequences: int, tokens: int) -> float:
     return gradients + again
 
 
-def passing_activations(setting: Setting, sequences: int, tokens: int) -> float:
+def passing_activations(setting: Setting, network: Network, sequences: int, tokens: int) -> float:
     """Bytes of a forward pass without gradients, inside its widest part, the MLP: the residual
-    stream, attention's output, the norm's output, and two or three tensors of the MLP.
+    stream, attention's output, the norm's output, and two or three tensors of the MLP. LoRA adds to
+    the widest layer its input in float32, and its own product before and after it is scaled.
     """
-    shape, count = setting.shape, sequences * tokens
-    inner = (3 if shape.gated else 2) * shape.intermediate * setting.wide
-    outer = shape.hidden * (2 * FULL + setting.wide)
-    mask = sequences * tokens**2 * (1 + setting.wide)
-    return count * (inner + outer) + mask
-
-
-def beside_adapter(setting: Setting, network: Network, tokens: int) -> float:
-    """Bytes of what LoRA adds to the widest layer of a pass: its input in float32, and its own
-    product before and after it is scaled.
-    """
-    wide = FULL + 2 * setting.wide
-    return tokens * setting.shape.intermediate * wide if network.adapter else 0.0
+    shape, count, wide = setting.shape, sequences * tokens, setting.wide
+    inner = (3 if shape.gated else 2) * shape.intermediate * wide
+    inner += shape.intermediate * (FULL + 2 * wide) * bool(network.adapter)
+    mask = sequences * tokens**2 * (1 + wide)
+    return count * (inner + shape.hidden * (2 * FULL + wide)) + mask
 
 
 def cache_per_token(shape: Shape, half: bool) -> int:
@@ -189,9 +237,9 @@ def cache_per_token(shape: Shape, half: bool) -> int:
     Under autocast the keys are float32, because rotating them multiplies by float32 numbers, and
     the values are bf16. GPT-2 does not rotate.
     """
-    rotated = shape.family != "gpt2"
-    keys = FULL if rotated or not half else HALF
-    return shape.layers * shape.key_value * (keys + (HALF if half else FULL))
+    values = HALF if half else FULL
+    keys = values if shape.family == GPT2 else FULL
+    return shape.layers * shape.key_value * (keys + values)
 
 
 # -- moments ---------------------------------------------------------------------------------------
@@ -213,27 +261,14 @@ def held(setting: Setting, networks: Sequence[Network], gradients: bool) -> Byte
     )
 
 
-def gathered_layers(setting: Setting, network: Network) -> float:
-    """Bytes of a sharded network's weights that are whole while it computes: two blocks, of which
-    the second is fetched ahead, and embedding, output layer and last norm.
+def gathered(setting: Setting, network: Network, by_layer: bool) -> float:
+    """Bytes of a sharded network's weights that are whole while it computes: all where every device
+    runs it alone, as for sampling and validation; or, `by_layer`, two blocks, of which the
+    second is fetched ahead, and embedding, output layer and last norm.
     """
-    if setting.shards == 1:
-        return 0.0
-    blocks = setting.shape.layers * block_weights(setting.shape)
-    return network.each * (network.parameters - blocks + 2 * block_weights(setting.shape))
-
-
-def gathered_whole(setting: Setting, network: Network) -> float:
-    """Bytes of a sharded network that every device runs alone, as for sampling and validation."""
-    return network.weight_bytes if setting.shards > 1 else 0.0
-
-
-def embedding_gradient(networks: Sequence[Network]) -> float:
-    """Bytes of a gradient of the embedding that is added to the one there is."""
-    return max(
-        (FULL * network.largest for network in networks if network.trained and not network.adapter),
-        default=0,
-    )
+    waiting = (setting.shape.layers - 2) * block_weights(setting.shape)
+    size = network.each * (network.parameters - waiting) if by_layer else network.weight_bytes
+    return size * (setting.shards > 1)
 
 
 def logit_bytes(setting: Setting, count: float, whole: float) -> float:
@@ -244,56 +279,53 @@ def logit_bytes(setting: Setting, count: float, whole: float) -> float:
     return chunk * (CHUNK_WORK + HALF * setting.half + CHUNK_KEPT * (chunk < count))
 
 
-def training(
-    setting: Setting,
-    networks: Sequence[Network],
-    batch: tuple[int, int, int],
-    per_logit: float = LOSS_FORWARD,
-) -> Bytes:
-    """The worst moment of an optimizer step.
+Batch = tuple[int, int, int]
+"""Sequences and tokens of a pass, and positions with logits of each sequence."""
 
-    `batch` is sequences and tokens of a microbatch, and the positions with logits; `per_logit` is
-    what the loss holds per logit before the backward pass.
+
+def _worst(base: Bytes, moments: dict[str, dict[str, float]]) -> Bytes:
+    """The moment with the most bytes, each by what it holds beside the base."""
+    each = (replace(base, moment=moment, **more) for moment, more in moments.items())
+    return max(each, key=lambda moment: moment.total)
+
+
+def training(
+    setting: Setting, networks: Sequence[Network], batch: Batch, per_logit: float = LOSS_FORWARD
+) -> Bytes:
+    """The worst moment of an optimizer step on a microbatch; `per_logit` is what the loss holds per
+    logit before the backward pass.
     """
     sequences, tokens, positions = batch
-    base = held(setting, networks, gradients=True)
     learned = [network for network in networks if network.trained]
+    plain = [network for network in learned if not network.adapter]
     count = sequences * positions * setting.shape.vocabulary
     # PPO's networks learn one after the other, so one's activations and casts are alive.
     saved = saved_activations(setting, sequences, tokens)
-    casts = setting.half * max(network.cast_bytes(setting.recomputed) for network in learned)
-    whole = max(
-        gathered_layers(setting, network) * (1 + (not network.adapter)) for network in learned
-    )
-    held_casts = whole + (0 if setting.recomputed else casts)
-    extra = backward_extra(setting, sequences, tokens)
-    step = partial(replace, base, copies=held_casts, activations=saved)
-    moments = [
-        step(moment="loss", logits=logit_bytes(setting, count, per_logit)),
-        step(moment="backward", logits=logit_bytes(setting, count, LOSS_BACKWARD)),
-        step(moment="layers", activations=saved + extra),
-        replace(base, moment="embedding", copies=whole, other=embedding_gradient(networks)),
-    ]
-    if positions:
-        weight = _head_gradient(setting, learned)
-        grads = logit_bytes(setting, count, FULL + (HALF if setting.half else FULL))
-        moments.append(step(moment="head", logits=grads, other=weight))
-    return max(moments, key=lambda moment: moment.total)
-
-
-def _head_gradient(setting: Setting, learned: Sequence[Network]) -> float:
-    """Bytes of the output layer's new gradient, before it is added to the one there is."""
-    own = [network for network in learned if not network.adapter and not network.scalar]
-    each = FULL + (HALF if setting.half else 0)
-    if not setting.whole_logits:
-        each = FULL + (HALF if setting.half else FULL)  # the sum over chunks, and one chunk's
-    return max((each * network.largest for network in own), default=0)
+    casts = setting.half * (not setting.recomputed) * max(each.cast_bytes() for each in learned)
+    whole = max(gathered(setting, each, True) * (1 + (not each.adapter)) for each in learned)
+    step = {"copies": whole + casts, "activations": saved}
+    # A new gradient stands beside the one that it is added to: that of the embedding, and that of
+    # the output layer, over chunks a sum and one chunk's.
+    narrow = HALF if setting.half else FULL
+    each = FULL + (narrow if setting.half or not setting.whole_logits else 0)
+    embedding = setting.shape.embedding
+    head = any(not network.scalar for network in plain) * each * embedding
+    moments = {
+        "loss": step | {"logits": logit_bytes(setting, count, per_logit)},
+        "backward": step | {"logits": logit_bytes(setting, count, LOSS_BACKWARD)},
+        "layers": step | {"activations": saved + backward_extra(setting, sequences, tokens)},
+        "embedding": {"copies": whole, "other": FULL * embedding * bool(plain)},
+        "head": step | {"logits": logit_bytes(setting, count, FULL + narrow), "other": head},
+    }
+    if not positions:
+        del moments["head"]
+    return _worst(held(setting, networks, gradients=True), moments)
 
 
 def passing(
     setting: Setting,
     networks: Sequence[Network],
-    batch: tuple[int, int, int],
+    batch: Batch,
     per_logit: float = LOSS_FORWARD,
     together: bool = False,
 ) -> Bytes:
@@ -304,52 +336,29 @@ def passing(
     by layer only.
     """
     sequences, tokens, positions = batch
-    base = held(setting, networks, gradients=False)
-    casts: float = setting.half * networks[0].cast_bytes(recomputed=True)
-    casts += (gathered_layers if together else gathered_whole)(setting, networks[0])
-    count = sequences * positions * setting.shape.vocabulary
-    layers = passing_activations(setting, sequences, tokens)
-    layers += beside_adapter(setting, networks[0], sequences * tokens)
+    first, count = networks[0], sequences * positions * setting.shape.vocabulary
+    casts = setting.half * first.cast_bytes(recomputed=True)
+    copies = {"copies": casts + gathered(setting, first, together)}
     last = 2 * FULL * sequences * tokens * setting.shape.hidden
-    moments = [
-        replace(base, moment="layers", copies=casts, activations=layers),
-        replace(
-            base,
-            moment="logits",
-            copies=casts,
-            activations=last,
-            logits=logit_bytes(setting, count, per_logit),
-        ),
-    ]
-    return max(moments, key=lambda moment: moment.total)
+    logits = {"activations": last, "logits": logit_bytes(setting, count, per_logit)}
+    layers = {"activations": passing_activations(setting, first, sequences, tokens)}
+    moments = {"layers": copies | layers, "logits": copies | logits}
+    return _worst(held(setting, networks, gradients=False), moments)
 
 
-def sampling(setting: Setting, networks: Sequence[Network], batch: tuple[int, int, int]) -> Bytes:
+def sampling(setting: Setting, networks: Sequence[Network], batch: Batch) -> Bytes:
     """The worst moment of sampling from the first network; `batch` is sequences, tokens of a query,
     tokens of a response.
     """
     sequences, query, response = batch
-    base = held(setting, networks, gradients=False)
-    casts: float = setting.half * networks[0].cast_bytes(recomputed=True)
-    casts += gathered_whole(setting, networks[0])
+    casts = setting.half * networks[0].cast_bytes(recomputed=True)
+    copies = {"copies": casts + gathered(setting, networks[0], False)}
     token = cache_per_token(setting.shape, setting.half) * sequences
+    prompt = passing_activations(setting, networks[0], sequences, query)
+    cache = token * (query + response) * (1 + 1 / setting.shape.layers)  # one layer's grows
     draws = DRAWING * sequences * setting.shape.vocabulary
-    growing = token * (query + response) / setting.shape.layers
-    moments = [
-        replace(
-            base,
-            moment="prompt",
-            copies=casts,
-            cache=token * query,
-            activations=passing_activations(setting, sequences, query)
-            + beside_adapter(setting, networks[0], sequences * query),
-        ),
-        replace(
-            base,
-            moment="last token",
-            copies=casts,
-            cache=token * (query + response) + growing,
-            logits=draws,
-        ),
-    ]
-    return max(moments, key=lambda moment: moment.total)
+    moments = {
+        "prompt": copies | {"cache": token * query, "activations": prompt},
+        "last token": copies | {"cache": cache, "logits": draws},
+    }
+    return _worst(held(setting, networks, gradients=False), moments)

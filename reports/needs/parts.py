@@ -1,4 +1,4 @@
-"""The parts of every stage: what each holds on a device at its worst moment.
+"""The parts of every stage: what each holds on a device at its worst moment, and what fits.
 
 The names of the parts are those of a rehearsal, which measures what is planned here. Standard
 library only.
@@ -9,9 +9,13 @@ from dataclasses import replace
 from reports.needs.gpus import Gpu
 from reports.needs.memory import (
     ENTROPY,
+    FULL,
+    HALF,
     LOSS_FORWARD,
     PLAIN_FORWARD,
+    Batch,
     Bytes,
+    Network,
     Setting,
     held,
     passing,
@@ -19,20 +23,15 @@ from reports.needs.memory import (
     saved_activations,
     training,
 )
-from reports.needs.shapes import Network
-from stages.settings.command_line import override_of
-from stages.settings.config import Config
+from stages.settings.command_line import changes_of, with_changes
 from stages.settings.families import SHARING
 
 # Part -> its stage.
 STAGE_OF_PART = {
-    "sft step": "sft",
-    "sft validation": "sft",
-    "rm step": "rm",
-    "rm validation": "rm",
+    **dict.fromkeys(("sft step", "sft validation"), "sft"),
+    **dict.fromkeys(("rm step", "rm validation"), "rm"),
     "references": "normalize",
-    "ppo rollout": "ppo",
-    "ppo learn": "ppo",
+    **dict.fromkeys(("ppo rollout", "ppo learn"), "ppo"),
     "dpo step": "dpo",
     "summaries": "summaries",
 }
@@ -43,21 +42,19 @@ def part_bytes(setting: Setting) -> dict[str, Bytes]:
     config, lengths = setting.config, setting.lengths
     small, large = shares(setting)
     alone = replace(setting, sharded=False)  # what learns nothing is loaded whole by every process
-    policy, scorer = Network(shape=setting.shape), Network(shape=setting.shape, scalar=True)
-    sft, dpo = [_learner(setting, "sft")], [_learner(setting, "dpo")]
-    rm = [_learner(setting, "rm", scalar=True)]
+    policy, scorer = (Network(shape=setting.shape, scalar=scalar) for scalar in (False, True))
+    sft, rm, dpo = ([_learner(setting, stage, stage == "rm")] for stage in ("sft", "rm", "dpo"))
     positions = lengths.longest_sft if config.sft.loss_on_query else lengths.longest_summary
     sft_size = min(small, share_of(config.sft.batch_size, setting))
     rm_size = min(_pairs(small), 2 * share_of(config.rm.batch_size, setting))
     dpo_size = min(_pairs(small), 2 * share_of(config.dpo.batch_size, setting))
-    references = (large, lengths.longest_episode, 0)
     summaries = (large, lengths.longest_query, lengths.longest_summary)
     return {
         "sft step": training(setting, sft, (sft_size, lengths.longest_sft, positions)),
         "sft validation": passing(setting, sft, (small, lengths.longest_sft, positions)),
         "rm step": training(setting, rm, (*_pair_rows(setting, rm_size)[:2], 0)),
         "rm validation": passing(setting, rm, (*_pair_rows(setting, _pairs(large))[:2], 0)),
-        "references": passing(alone, [scorer], references),
+        "references": passing(alone, [scorer], (large, lengths.longest_episode, 0)),
         "ppo rollout": _rollout(setting),
         "ppo learn": _ppo_learn(setting),
         "dpo step": training(setting, dpo, _pair_rows(setting, dpo_size)),
@@ -86,7 +83,7 @@ def _pairs(size: int) -> int:
     return 2 * max(1, size // 2)
 
 
-def _pair_rows(setting: Setting, sequences: int) -> tuple[int, int, int]:
+def _pair_rows(setting: Setting, sequences: int) -> Batch:
     """Rows of a pass over pairs, their tokens, and the positions of compared summaries."""
     lengths = setting.lengths
     if setting.shape.family in SHARING:
@@ -97,7 +94,7 @@ def _pair_rows(setting: Setting, sequences: int) -> tuple[int, int, int]:
 
 def ppo_networks(setting: Setting) -> list[Network]:
     """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
-    shape, each = setting.shape, setting.frozen_bytes
+    shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
     policy, critic = (_learner(setting, "ppo", scalar=scalar) for scalar in (False, True))
     scorer = Network(shape=shape, scalar=True, frozen=True, each=each)
     reference = Network(shape=shape, frozen=True, each=each)
@@ -108,19 +105,13 @@ def _rollout(setting: Setting) -> Bytes:
     """One autocast spans what measures: the copies of policy and critic stay until its end."""
     lengths, networks = setting.lengths, ppo_networks(setting)
     size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
-    moments = [
-        sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary)),
-        passing(
-            setting,
-            networks,
-            (size, lengths.longest_episode, lengths.longest_summary),
-            per_logit=PLAIN_FORWARD if setting.half else LOSS_FORWARD,
-            together=True,
-        ),
-    ]
+    sampled = sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary))
+    batch = (size, lengths.longest_episode, lengths.longest_summary)
+    per_logit = PLAIN_FORWARD if setting.half else LOSS_FORWARD
+    measured = passing(setting, networks, batch, per_logit, together=True)
     critic = setting.half * networks[1].cast_bytes(recomputed=True)
-    moments[1] = replace(moments[1], copies=moments[1].copies + critic)
-    return max(moments, key=lambda moment: moment.total)
+    measured = replace(measured, copies=measured.copies + critic)
+    return max(sampled, measured, key=lambda moment: moment.total)
 
 
 def _ppo_learn(setting: Setting) -> Bytes:
@@ -159,37 +150,23 @@ def mends(setting: Setting, gpu: Gpu) -> list[str]:
     frozen networks in bf16, activations computed again, and at last adapters in place of all
     weights, which is another way of learning.
     """
-    config = setting.config
-    tried: list[str] = []
-    for knob in _knobs(setting):
-        tried = [*(other for other in tried if other.split("=")[0] != knob.split("=")[0]), knob]
-        if not too_large(part_bytes(replace(setting, config=_with(config, tried))), gpu):
-            return _fewest(setting, gpu, tried)
-    return []
-
-
-def _knobs(setting: Setting) -> list[str]:
-    memory = setting.config.memory
-    small = max(1, memory.microbatch_size // 4)
+    small = max(1, setting.config.memory.microbatch_size // 4)
     knobs = [f"memory.microbatch_size={small}", "memory.microbatch_size=2"]
     knobs += ["memory.forward_batch_size=16", "memory.frozen_dtype=bf16"]
     knobs += ["memory.gradient_checkpointing=true", "memory.microbatch_size=1"]
-    return [*knobs, "lora.rank=16 lora.stages=ppo", "lora.rank=16 lora.stages=sft,rm,ppo,dpo"]
-
-
-def _with(config: Config, knobs: list[str]) -> Config:
-    for text in " ".join(knobs).split():
-        section, field, value = override_of(text)
-        changed = replace(getattr(config, section), **{field: value})
-        config = replace(config, **{section: changed})
-    return config
-
-
-def _fewest(setting: Setting, gpu: Gpu, knobs: list[str]) -> list[str]:
-    """The same without the knobs that are not needed, the cheapest left out last."""
-    kept = list(knobs)
+    knobs += ["lora.rank=16 lora.stages=ppo", "lora.rank=16 lora.stages=sft,rm,ppo,dpo"]
+    tried: list[str] = []
     for knob in knobs:
-        rest = [other for other in kept if other != knob]
-        if not too_large(part_bytes(replace(setting, config=_with(setting.config, rest))), gpu):
-            kept = rest
-    return kept
+        tried = [*(other for other in tried if other.split("=")[0] != knob.split("=")[0]), knob]
+        if _fits(setting, gpu, tried):
+            for cheapest in list(tried):  # the knobs that are not needed, the cheapest first
+                rest = [other for other in tried if other != cheapest]
+                tried = rest if _fits(setting, gpu, rest) else tried
+            return tried
+    return []
+
+
+def _fits(setting: Setting, gpu: Gpu, knobs: list[str]) -> bool:
+    """Whether everything fits with these knobs."""
+    config = with_changes(setting.config, changes_of(" ".join(knobs).split()))
+    return not too_large(part_bytes(replace(setting, config=config)), gpu)

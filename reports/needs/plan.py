@@ -12,30 +12,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reports.needs.gpus import (
-    CONTEXT_GIB,
-    GIB,
-    SHARDED,
-    USABLE,
-    Gpu,
-    disk_of,
-    gpu_of,
-    gpus_for,
-    questions_of,
-)
-from reports.needs.lengths import lengths_of
+from reports.needs import gpus, work
 from reports.needs.memory import Bytes, Setting
 from reports.needs.parts import mends, part_bytes, too_large
-from reports.needs.shapes import policy_parameters, scorer_parameters, shape_of
-from reports.needs.work import (
-    MFU,
-    OPTIONAL,
-    Rate,
-    hours_by_stage,
-    loop_seconds,
-    updates_of,
-    work_of,
-)
+from reports.needs.shapes import lengths_of, policy_parameters, scorer_parameters, shape_of
 from stages.running.launch import check_numbers
 from stages.settings.checks import in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -58,9 +38,9 @@ class Plan:
     """USD for an hour of one GPU; 0: not known."""
 
     @property
-    def gpu(self) -> Gpu:
+    def gpu(self) -> gpus.Gpu:
         """Its GPU."""
-        return gpu_of(self.gpu_name)
+        return gpus.gpu_of(self.gpu_name)
 
     @property
     def gpus(self) -> str:
@@ -70,13 +50,13 @@ class Plan:
     @property
     def hours(self) -> float:
         """Hours of one seed without DPO, which is optional."""
-        hours = hours_by_stage(self.setting, Rate(gpu=self.gpu, mfu=self.mfu))
-        return sum(spent for stage, spent in hours.items() if stage != OPTIONAL)
+        hours = work.hours_by_stage(self.setting, work.Rate(gpu=self.gpu, mfu=self.mfu))
+        return sum(spent for stage, spent in hours.items() if stage != work.OPTIONAL)
 
     @property
     def disk(self) -> float:
         """Bytes on disk of all seeds."""
-        disk = disk_of(self.setting)
+        disk = gpus.disk_of(self.setting)
         return (disk["models"] + disk["checkpoints"]) * len(self.seeds) + disk["downloads"]
 
 
@@ -86,8 +66,8 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
     Raises UserError for an unknown preset, setting, GPU or shape.
     """
     config = config_of(request)
-    name, devices = gpus_for(request.preset, args.gpu, args.gpus)
-    engine = args.engine or ("fsdp2" if request.preset in SHARDED else "ddp")
+    name, devices = gpus.gpus_for(request.preset, args.gpu, args.gpus)
+    engine = args.engine or ("fsdp2" if request.preset in gpus.SHARDED else "ddp")
     check_numbers(devices, args.nodes, engine)
     setting = Setting(
         config=config,
@@ -106,7 +86,7 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
 
 def gib(count: float) -> str:
     """Bytes as GiB: three digits."""
-    value = count / GIB
+    value = count / gpus.GIB
     return "-" if not count else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
@@ -122,8 +102,8 @@ def title_lines(plan: Plan) -> list[str]:
         f"  starts from {setting.config.base.checkpoint} ({setting.shape.family})"[:80],
         f"  {policy:,} parameters; reward model and critic {scorer:,}",
         f"  {plan.gpus}{shared}, {precision}",
-        f"  of {gpu.memory_gib:.1f} GiB a card {gib(gpu.usable)} are for tensors: {USABLE:.0%} "
-        f"less {CONTEXT_GIB:g} for CUDA",
+        f"  of {gpu.memory_gib:.1f} GiB a card {gib(gpu.usable)} are for tensors: "
+        f"{gpus.USABLE:.0%} less {gpus.CONTEXT_GIB:g} for CUDA",
     ]
 
 
@@ -165,18 +145,16 @@ def fit_lines(plan: Plan, parts: dict[str, Bytes]) -> list[str]:
 
 def work_lines(plan: Plan) -> list[str]:
     """Updates, tokens and hours of every stage, and of the whole run."""
-    setting, rate = plan.setting, Rate(gpu=plan.gpu, mfu=plan.mfu)
-    updates, hours = updates_of(setting), hours_by_stage(setting, rate)
-    tokens: dict[str, float] = {}
-    for work in work_of(setting):
-        tokens[work.stage] = tokens.get(work.stage, 0.0) + work.tokens
+    setting, rate = plan.setting, work.Rate(gpu=plan.gpu, mfu=plan.mfu)
+    updates, hours = work.updates_of(setting), work.hours_by_stage(setting, rate)
+    tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
     for stage, spent in hours.items():
         count = f"{updates[stage]:,}" if stage in updates else "-"
-        mark = "  (optional)" if stage == OPTIONAL else ""
+        mark = "  (optional)" if stage == work.OPTIONAL else ""
         lines.append(f"{stage:12}{count:>10}{tokens[stage] / 1e6:>16,.0f}{spent:>10.2f}{mark}")
     seeds = f"  x {len(plan.seeds)} seeds" if len(plan.seeds) > 1 else ""
-    parts = loop_seconds(setting, rate)
+    parts = work.loop_seconds(setting, rate)
     whole = sum(parts.values())
     shares = ", ".join(f"{name} {spent / whole:.0%}" for name, spent in parts.items())
     return [
@@ -191,14 +169,14 @@ def work_lines(plan: Plan) -> list[str]:
 def cost_lines(plan: Plan) -> list[str]:
     """Disk, GPUs and judge, for all seeds."""
     setting, seeds = plan.setting, len(plan.seeds)
-    sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in disk_of(setting).items())
+    sizes = ", ".join(f"{name} {size / GIGA:,.1f}" for name, size in gpus.disk_of(setting).items())
     cards = plan.hours * setting.devices * seeds
     paid = f", ${cards * plan.price:,.0f} at ${plan.price:g} an hour" if plan.price else ""
     lines = [
         f"disk for {seeds} seed{'s' * (seeds > 1)}: {plan.disk / GIGA:,.0f} GB (one: {sizes})",
         f"cards: {cards:,.1f} hours of one card{paid}",
     ]
-    questions = questions_of(setting)
+    questions = gpus.questions_of(setting)
     if questions is None:
         return [*lines, f"judge: {setting.config.judge.kind}, which asks no server"]
     dollars = "price not known: set judge.input_price and judge.output_price"
@@ -223,7 +201,7 @@ def grid_lines(plans: Sequence[Plan]) -> list[str]:
     )
     lines, sums = [head], [0.0, 0.0, 0.0]
     for plan in plans:
-        parts, questions = part_bytes(plan.setting), questions_of(plan.setting)
+        parts, questions = part_bytes(plan.setting), gpus.questions_of(plan.setting)
         dollars = (questions.dollars or 0.0) if questions else 0.0
         row = [plan.hours * len(plan.seeds), plan.disk / GIGA, dollars * len(plan.seeds)]
         sums = [before + more for before, more in zip(sums, row, strict=True)]
@@ -252,7 +230,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")
     parser.add_argument("--nodes", type=int, default=1, help="number of machines")
     parser.add_argument("--engine", default="", help="ddp or fsdp2; default: the preset's")
-    parser.add_argument("--mfu", type=float, default=MFU, help="share of the peak, assumed")
+    parser.add_argument("--mfu", type=float, default=work.MFU, help="share of the peak, assumed")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of one GPU, USD")
     args = parser.parse_args(argv)
     args.seeds = args.seeds or [args.seed]

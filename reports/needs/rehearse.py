@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from reports.needs.gpus import GIB, gpu_of_device
-from reports.needs.lengths import lengths_of
 from reports.needs.memory import Setting
 from reports.needs.parts import STAGE_OF_PART, part_bytes
-from reports.needs.shapes import policy_parameters, shape_of
-from reports.needs.work import OPTIONAL, updates_of, work_of
+from reports.needs.shapes import lengths_of, policy_parameters, shape_of
+from reports.needs.work import OPTIONAL, Work, totals, updates_of, work_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
@@ -165,20 +164,18 @@ def record_of(configs: tuple[Config, Config], processes: int, sharded: bool) -> 
     if not finished:
         raise UserError("no stage of the rehearsal has finished: see above")
     device = next(iter(finished.values()))["device"]
-    whole, short = (
-        Setting(
-            config=settings_of,
-            shape=shape_of(config.base),
-            lengths=lengths_of(settings_of),
-            devices=processes,
-            on_gpu=not device.startswith("CPU"),
-            sharded=sharded,
-        )
-        for settings_of in configs
+    short = Setting(
+        config=short_config,
+        shape=shape_of(config.base),
+        lengths=lengths_of(short_config),
+        devices=processes,
+        on_gpu=not device.startswith("CPU"),
+        sharded=sharded,
     )
+    whole = replace(short, config=config, lengths=lengths_of(config))
     rows = {stage: row_of(short, stage, manifest) for stage, manifest in finished.items()}
-    sections = {stage: getattr(short_config, stage) for stage in ("sft", "rm", "ppo", "dpo")}
     gpu = gpu_of_device(device) if short.half else None
+    learned = ("sft", "rm", "ppo", "dpo")
     return {
         "name": config.name,
         "preset": config.preset,
@@ -187,7 +184,7 @@ def record_of(configs: tuple[Config, Config], processes: int, sharded: bool) -> 
         "device": device,
         "half": short.half,
         "memory": vars(config.memory),
-        "batches": {stage: section.batch_size for stage, section in sections.items()},
+        "batches": {stage: getattr(short_config, stage).batch_size for stage in learned},
         "peak_speed": gpu.teraflops * 1e12 * processes if gpu else None,
         "stages": rows,
         "hours": hours_of(whole, rows) if len(rows) == len(REHEARSED) else {},
@@ -202,19 +199,14 @@ def row_of(setting: Setting, stage: str, manifest: dict[str, Any]) -> Row:
     last = read_lines(metrics)[-1] if metrics.exists() else {}
     on_gpu, rollout = setting.on_gpu, last.get("seconds/rollout", 0.0)
     peak = manifest["peak_gpu_gib"] if on_gpu else manifest["peak_memory_gib"] - libraries_gib()
-    parts = part_bytes(setting)
-    row = {
-        "plan": max(held.total for part, held in parts.items() if STAGE_OF_PART[part] == stage)
-        / GIB,
-        "peak": max(0.0, peak),
-        "seconds": manifest["seconds"],
-    }
+    parts = part_bytes(setting).items()
+    plan = max(held.total for part, held in parts if STAGE_OF_PART[part] == stage) / GIB
+    row = {"plan": plan, "peak": max(0.0, peak), "seconds": manifest["seconds"]}
     if "seconds/update" not in last:
         return row
     works = [work for work in work_of(at_limits(setting, stage)) if work.stage == stage]
-    updates = updates_of(setting)[stage]
-    steps = last["seconds/update"] - rollout
-    learned = sum(work.flops for work in works if work.label.startswith("learn")) / updates
+    updates, steps = updates_of(setting)[stage], last["seconds/update"] - rollout
+    learned = sum(work.flops for work in works if work.learns) / updates
     row |= {"steps": steps, ROLLOUT: rollout, "steps_speed": learned / steps}
     if rollout:
         flops = sum(work.flops for work in works) / updates
@@ -234,28 +226,25 @@ def at_limits(setting: Setting, stage: str) -> Setting:
     query = lengths.longest_sft - lengths.longest_summary
     if stage in ("rm", "dpo"):
         query = lengths.longest_pair - lengths.longest_compared
-    longest = replace(
-        lengths,
-        query=min(query, lengths.longest_query),
-        summary=lengths.longest_summary,
-        compared=lengths.longest_compared,
+    summary, compared = lengths.longest_summary, lengths.longest_compared
+    query = min(query, lengths.longest_query)
+    return replace(
+        setting, lengths=replace(lengths, query=query, summary=summary, compared=compared)
     )
-    return replace(setting, lengths=longest)
 
 
 def hours_of(setting: Setting, rows: dict[str, Row]) -> dict[str, float]:
     """Hours of each stage of a whole run, by counting, at the speed of each stage's own steps;
     sampling, and what PPO and summaries do without learning, at that of PPO's rollout.
     """
-    hours: dict[str, float] = {}
-    for work in work_of(setting):
-        of_ppo = work.stage == "ppo" and not work.label.startswith("learn")
+
+    def speed(work: Work) -> float:
+        of_ppo = work.stage == "ppo" and not work.learns
         if of_ppo or work.label == "sample" or work.stage == "summaries":
-            speed = rows["ppo"]["rollout_speed"]
-        else:
-            speed = rows["rm" if work.stage == "normalize" else work.stage]["steps_speed"]
-        hours[work.stage] = hours.get(work.stage, 0.0) + work.flops / speed / 3600
-    return hours
+            return rows["ppo"]["rollout_speed"]
+        return rows["rm" if work.stage == "normalize" else work.stage]["steps_speed"]
+
+    return totals((work.stage, work.flops / speed(work) / 3600) for work in work_of(setting))
 
 
 # -- what is printed -------------------------------------------------------------------------------

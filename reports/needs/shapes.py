@@ -1,7 +1,9 @@
-"""Shapes of causal language models, and how many parameters follow from a shape.
+"""Shapes of causal language models and of the data, and how many parameters follow from a shape.
 
 The published sizes are known here, so that a run can be planned before anything is downloaded. A
-model that is not in the table is read from the `config.json` of its folder. Standard library only.
+model that is not in the table is read from the `config.json` of its folder. Rows of the published
+data sets are known counts; rows of a folder are counted. Tokens of a row are means that were
+measured once, of real posts with the tokenizer that Pythia uses. Standard library only.
 """
 
 import json
@@ -9,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.settings.config import RANDOM, TRAIN_TOKENIZER, Base, UserError
+from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
+from stages.settings.sections import ALL_PAIRS, CNNDM
 
 # Families by `model_type` -> how their blocks are built.
 NEOX, GPT2, LLAMA = "gpt_neox", "gpt2", "llama"
@@ -18,7 +21,7 @@ EMBEDDING_MULTIPLE = 64  # of a model with new weights, as stages/base.py makes 
 GPT_NEOX_TOKENS = 50_278  # the tokenizer that Pythia uses, with our [PAD]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """What a transformer's memory and work follow from."""
 
@@ -40,6 +43,11 @@ class Shape:
     """Whether the output layer is the embedding."""
     positions: int = 2048
     """Longest sequence; GPT-2 has an embedding of each position."""
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding, the largest tensor."""
+        return self.vocabulary * self.hidden
 
     @property
     def attention(self) -> int:
@@ -73,33 +81,28 @@ def block_weights(shape: Shape) -> int:
 
 def block_parameters(shape: Shape) -> int:
     """Parameters of one block: matrices, their biases, norms."""
-    hidden, extra = shape.hidden, 0
+    hidden, weights = shape.hidden, block_weights(shape)
     if not shape.gated:
-        biases = sum(outputs for _, outputs in linear_layers(shape))
-        return block_weights(shape) + biases + 4 * hidden  # two layer norms with bias
-    norms = 2 * hidden
-    if shape.family == "qwen2":
-        extra = shape.attention + 2 * shape.key_value  # biases of queries, keys and values
-    elif shape.family == "qwen3":
-        extra = 2 * (shape.head_width or hidden // shape.heads)  # norms of queries and keys
-    elif shape.family == "gemma2":
-        extra = 2 * hidden  # a norm after each part, too
-    return block_weights(shape) + norms + extra
+        # Every matrix has a bias, and both layer norms have one too.
+        return weights + sum(outputs for _, outputs in linear_layers(shape)) + 4 * hidden
+    extra = {
+        "qwen2": shape.attention + 2 * shape.key_value,  # biases of queries, keys and values
+        "qwen3": 2 * (shape.head_width or hidden // shape.heads),  # norms of queries and keys
+        "gemma2": 2 * hidden,  # a norm after each part, too
+    }
+    return weights + 2 * hidden + extra.get(shape.family, 0)
 
 
 def backbone_parameters(shape: Shape) -> int:
     """Parameters without any head: embeddings, blocks, the last norm."""
-    embeddings = shape.vocabulary * shape.hidden
-    if shape.family == GPT2:
-        embeddings += shape.positions * shape.hidden
-    last_norm = shape.hidden if shape.gated else 2 * shape.hidden
-    return embeddings + shape.layers * block_parameters(shape) + last_norm
+    embeddings = shape.vocabulary + shape.positions * (shape.family == GPT2)
+    norm = 1 if shape.gated else 2
+    return (embeddings + norm) * shape.hidden + shape.layers * block_parameters(shape)
 
 
 def policy_parameters(shape: Shape) -> int:
     """Parameters of the causal language model."""
-    head = 0 if shape.tied else shape.vocabulary * shape.hidden
-    return backbone_parameters(shape) + head
+    return backbone_parameters(shape) + shape.embedding * (not shape.tied)
 
 
 def scorer_parameters(shape: Shape) -> int:
@@ -115,44 +118,27 @@ def adapter_parameters(shape: Shape, rank: int) -> int:
 # -- the published ones ----------------------------------------------------------------------------
 
 
-def _pythia(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> Shape:
-    return Shape(
-        family=NEOX,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        intermediate=4 * hidden,
-        vocabulary=vocabulary,
-    )
+def _neox(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> Shape:
+    return Shape(NEOX, hidden, layers, heads, 4 * hidden, vocabulary)
 
 
-def _smollm2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
-    return Shape(
-        family=LLAMA,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        intermediate=intermediate,
-        vocabulary=49152,
-        tied=True,
-        positions=8192,
-    )
+def _smollm2(hidden: int, layers: int, heads: int, kv_heads: int, wide: int) -> Shape:
+    return Shape(LLAMA, hidden, layers, heads, wide, 49152, kv_heads, tied=True, positions=8192)
 
 
 # Biderman et al. 2023, table 1, and the configurations of EleutherAI/pythia-* and
 # HuggingFaceTB/SmolLM2-* on the hub.
 PUBLISHED = {
-    "pythia-14m": _pythia(128, 6, 4),
-    "pythia-31m": _pythia(256, 6, 8),
-    "pythia-70m": _pythia(512, 6, 8),
-    "pythia-160m": _pythia(768, 12, 12),
-    "pythia-410m": _pythia(1024, 24, 16),
-    "pythia-1b": _pythia(2048, 16, 8),
-    "pythia-1.4b": _pythia(2048, 24, 16),
-    "pythia-2.8b": _pythia(2560, 32, 32),
-    "pythia-6.9b": _pythia(4096, 32, 32, 50432),
-    "pythia-12b": _pythia(5120, 36, 40, 50688),
+    "pythia-14m": _neox(128, 6, 4),
+    "pythia-31m": _neox(256, 6, 8),
+    "pythia-70m": _neox(512, 6, 8),
+    "pythia-160m": _neox(768, 12, 12),
+    "pythia-410m": _neox(1024, 24, 16),
+    "pythia-1b": _neox(2048, 16, 8),
+    "pythia-1.4b": _neox(2048, 24, 16),
+    "pythia-2.8b": _neox(2560, 32, 32),
+    "pythia-6.9b": _neox(4096, 32, 32, 50432),
+    "pythia-12b": _neox(5120, 36, 40, 50688),
     "smollm2-135m": _smollm2(576, 30, 9, 3, 1536),
     "smollm2-360m": _smollm2(960, 32, 15, 5, 2560),
     "smollm2-1.7b": _smollm2(2048, 24, 32, 32, 8192),
@@ -164,8 +150,10 @@ def shape_of(base: Base) -> Shape:
 
     Raises UserError for a model that is neither published here nor a folder with a config.json.
     """
-    if base.checkpoint == RANDOM:
-        return _random_shape(base)
+    if base.checkpoint == RANDOM:  # the GPT-NeoX that `stages/base.py` makes with new weights
+        tokens = base.vocab_size if base.tokenizer == TRAIN_TOKENIZER else GPT_NEOX_TOKENS
+        vocabulary = -(-tokens // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE
+        return _neox(base.hidden_size, base.num_layers, base.num_heads, vocabulary)
     if Path(base.checkpoint, "config.json").is_file():
         return read_shape(Path(base.checkpoint, "config.json"))
     name = base.checkpoint.partition("@")[0].rstrip("/").split("/")[-1].lower()
@@ -175,19 +163,6 @@ def shape_of(base: Base) -> Shape:
     raise UserError(
         f"base.checkpoint: the shape of {base.checkpoint} is not known: give a folder with its "
         f"config.json, or one of {', '.join(PUBLISHED)}"
-    )
-
-
-def _random_shape(base: Base) -> Shape:
-    """The GPT-NeoX that `stages/base.py` makes with new weights."""
-    tokens = base.vocab_size if base.tokenizer == TRAIN_TOKENIZER else GPT_NEOX_TOKENS
-    return Shape(
-        family=NEOX,
-        hidden=base.hidden_size,
-        layers=base.num_layers,
-        heads=base.num_heads,
-        intermediate=4 * base.hidden_size,
-        vocabulary=-(-tokens // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE,
     )
 
 
@@ -230,67 +205,99 @@ def read_shape(path: Path) -> Shape:
         raise UserError(f"{path}: not the configuration of a model ({error})") from None
 
 
-FULL, HALF = 4, 2  # bytes of a float32 and of a bf16 number
+# -- rows and tokens of the data -------------------------------------------------------------------
+
+# Huang et al. 2024, sections C.1 and C.2: TL;DR posts, and comparisons of them.
+HUB_ROWS = {
+    "sft_train": 116_722,
+    "sft_validation": 6_447,
+    "comparisons_train": 92_858,
+    "comparisons_validation": 83_802,
+    "comparisons_cnndm": 2_284,
+}
+# Means over 4,707 posts of OpenAI's filtered TL;DR data and 4,107 human comparisons of such posts,
+# in tokens of GPT-NeoX's tokenizer, with the template, cut to 512 tokens, summaries with EOS.
+QUERY_TOKENS = 346.0
+SUMMARY_TOKENS = 33.8
+COMPARED_TOKENS = 32.5
+# CNN/DM articles are cut at 1919 tokens; most are shorter. An assumption: half of the limit.
+ARTICLE_TOKENS = 960.0
+# What the built-in world's own tokenizer makes of its posts (`make sft PRESET=tiny`, the manifest
+# of `base`): a query fills most of its limit.
+TOY_SHARE = 0.8
+CHARACTERS_PER_TOKEN = 4.06
+"""Of the same posts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """One network on the device."""
+class Lengths:
+    """Rows of the splits, and tokens: means, which say how much work there is, and the longest,
+    which say how much memory it takes.
+    """
 
-    shape: Shape
-    scalar: bool = False
-    """A reward model or critic, which has one output."""
-    adapter: int = 0
-    """Rank of its LoRA adapter; 0: none."""
-    trained: bool = False
-    """Whether an optimizer learns it."""
-    frozen: bool = False
-    """Whether its weights are marked as not to be learned: autocast keeps no copies of them."""
-    each: int = FULL
-    """Bytes of one of its weights."""
+    rows: dict[str, int]
+    query: float
+    """Mean tokens of a query."""
+    summary: float
+    """Mean tokens of a reference summary with its EOS."""
+    compared: float
+    """Mean tokens of a compared summary."""
+    longest_query: int
+    longest_summary: int
+    """Also what PPO samples."""
+    longest_compared: int
+    longest_sft: int
+    """Longest query and summary together."""
+    longest_pair: int
+    """Longest query and compared summary together."""
 
     @property
-    def parameters(self) -> int:
-        """Its own parameters, without an adapter."""
-        return scorer_parameters(self.shape) if self.scalar else policy_parameters(self.shape)
+    def longest_episode(self) -> int:
+        """Longest query and response of PPO together."""
+        return self.longest_query + self.longest_summary
 
-    @property
-    def learned(self) -> int:
-        """Parameters that learn."""
-        if not self.trained:
+
+def lengths_of(config: Config) -> Lengths:
+    """What a run reads. Missing files count 0 rows: the run itself says what is wrong with them."""
+    data, longest, rows = config.data, config.data.max_query_tokens, _rows_of(config)
+    share = TOY_SHARE if data.source == TOY else 1.0
+    used = {name: min(count, data.rows.get(name) or count) for name, count in rows.items()}
+    if config.rm.pairs != ALL_PAIRS:
+        used["comparisons_train"] //= 2
+    return Lengths(
+        rows=used,
+        query=longest * share if data.source == TOY else min(QUERY_TOKENS, longest),
+        summary=min(SUMMARY_TOKENS, data.max_summary_tokens * share),
+        compared=min(COMPARED_TOKENS, data.max_comparison_tokens * share),
+        longest_query=longest,
+        longest_summary=data.max_summary_tokens,
+        longest_compared=data.max_comparison_tokens,
+        longest_sft=data.max_query_summary_tokens,
+        longest_pair=data.max_query_comparison_tokens,
+    )
+
+
+def _rows_of(config: Config) -> dict[str, int]:
+    """Rows of every split of the data."""
+    source, world = config.data.source, config.world
+    if source == HUB:
+        return HUB_ROWS
+    if source != TOY:
+        return {name: _lines_of(Path(source), name) for name in HUB_ROWS} | {CNNDM: 0}
+    posts, pairs = world.train_posts, world.train_comparisons
+    counts = (posts, world.validation_posts, pairs, world.validation_comparisons, 0)
+    return dict(zip(HUB_ROWS, counts, strict=True))
+
+
+def _lines_of(folder: Path, split: str) -> int:
+    """Rows of one split of a folder; a Parquet file is read where pyarrow is installed."""
+    if (folder / f"{split}.jsonl").is_file():
+        with (folder / f"{split}.jsonl").open("rb") as lines:
+            return sum(1 for _ in lines)
+    if (folder / f"{split}.parquet").is_file():
+        try:
+            import pyarrow.parquet
+        except ImportError:
             return 0
-        if not self.adapter:
-            return self.parameters
-        head = self.shape.hidden + 1 if self.scalar else 0
-        return adapter_parameters(self.shape, self.adapter) + head
-
-    @property
-    def matrices(self) -> int:
-        """Weights that a matrix product reads for every token."""
-        head = 0 if self.scalar else self.shape.vocabulary * self.shape.hidden
-        return self.shape.layers * block_weights(self.shape) + head
-
-    @property
-    def largest(self) -> int:
-        """Parameters of its largest tensor, the embedding."""
-        return self.shape.vocabulary * self.shape.hidden
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its weights; an adapter is held in float32."""
-        added = adapter_parameters(self.shape, self.adapter) if self.adapter else 0
-        return self.parameters * self.each + added * FULL
-
-    def cast_bytes(self, recomputed: bool = False) -> int:
-        """bf16 copies of its weights that live while a pass is under way.
-
-        Autocast keeps a copy of every weight that may learn until it ends, and autograd keeps those
-        that it needs. Frozen weights are cast again for each product.
-        """
-        if self.each == HALF:
-            return 0
-        kept = not self.adapter or (self.trained and not recomputed)
-        if kept and not self.frozen:
-            return HALF * self.matrices
-        output = 0 if self.scalar else self.largest
-        return HALF * max(output, self.shape.hidden * self.shape.intermediate)
+        return int(pyarrow.parquet.ParquetFile(folder / f"{split}.parquet").metadata.num_rows)
+    return 0

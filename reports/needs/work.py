@@ -4,16 +4,16 @@ Work is counted: multiplications of every pass. Hours are that work at an assume
 GPU's peak, and no pass is faster than its layers can be launched. `make rehearse` measures both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from reports.needs.gpus import Gpu
-from reports.needs.lengths import ARTICLE_TOKENS, Lengths
-from reports.needs.memory import Setting
+from reports.needs.memory import HALF, Network, Setting
 from reports.needs.parts import shares
-from reports.needs.shapes import HALF, block_weights
+from reports.needs.shapes import ARTICLE_TOKENS, block_weights
+from stages.settings.command_line import with_changes
 from stages.settings.families import CHECKED_ROWS, SHARING
+from stages.settings.sections import CNNDM
 
 # Share of the peak of dense bf16 products that large passes reach. ASSUMED, not measured by us:
 # between a quarter and a half is usual for eager PyTorch with fused attention at these sizes, and
@@ -47,6 +47,11 @@ class Work:
     """Passes for one token of the sampler, on one device."""
     read: float = 0
     """Bytes that such a pass moves."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether its passes are training passes."""
+        return self.label.startswith("learn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +88,6 @@ def training_factor(setting: Setting, stage: str) -> int:
     return 1 + backward + setting.recomputed
 
 
-def work_of(setting: Setting) -> list[Work]:
-    """Everything that a run does, in the order of its stages; DPO is the optional one."""
-    kinds: list[Callable[[Setting], list[Work]]] = [_sft, _rm, _normalize, _ppo, _dpo, _summaries]
-    return [work for kind in kinds for work in kind(setting)]
-
-
 def updates_of(setting: Setting) -> dict[str, int]:
     """Updates of each training stage, as the stages count them."""
     config, rows = setting.config, setting.lengths.rows
@@ -101,118 +100,89 @@ def updates_of(setting: Setting) -> dict[str, int]:
     }
 
 
+def work_of(setting: Setting) -> list[Work]:
+    """Everything that a run does, in the order of its stages; DPO is the optional one.
+
+    Sampling stops when every row has its EOS; planned are all tokens, as at the start of PPO.
+    """
+    config, lengths, rows = setting.config, setting.lengths, setting.lengths.rows
+    query, response, ppo = lengths.query, float(lengths.longest_summary), config.ppo
+    whole, episode = query + lengths.summary, query + response
+    # Mean tokens that a pass computes for one of the two summaries of a comparison.
+    compared = query / (2 if setting.shape.family in SHARING else 1) + lengths.compared
+    learned = whole if config.sft.loss_on_query else lengths.summary
+    held_out, pairs = rows["sft_validation"], 2 * rows["comparisons_validation"]
+    looks = held_out * (config.sft.evaluations + MORE_EVALUATIONS)
+    sft, rm, dpo = (
+        float(updates_of(setting)[stage] * getattr(config, stage).batch_size)
+        for stage in ("sft", "rm", "dpo")
+    )
+    scored = min(rows["sft_train"], config.normalize.posts or rows["sft_train"])
+    scored += min(scored, CHECKED_ROWS)  # again, on the saved model
+    episodes = float(ppo.num_updates * ppo.batch_size)
+    of_policy = float((ppo.num_updates - ppo.critic_updates) * ppo.batch_size)
+    posts, epochs = config.eval.posts or held_out, ppo.num_ppo_epochs
+    # Stage and label, sequences, tokens of each, and positions with logits of each; of sampling,
+    # tokens of a query and of a response.
+    passes: list[tuple[str, str, float, float, float]] = [
+        ("sft", "learn", sft, whole, learned),
+        ("sft", "validate", looks, whole, learned),
+        ("sft", "sample", held_out, query, response),
+        ("rm", "learn", 2 * rm, compared, 0),
+        ("rm", "validate", pairs, compared, 0),
+        ("rm", "articles", 2 * rows[CNNDM], ARTICLE_TOKENS, 0),  # pairs about news are longer
+        ("normalize", "score", scored, whole, 0),
+        ("ppo", "sample", episodes, query, response),
+        ("ppo", "measure", 2 * episodes, episode, response),
+        ("ppo", "score", 2 * episodes, episode, 0),
+        ("ppo", "learn policy", epochs * of_policy, episode, response),
+        ("ppo", "learn critic", epochs * episodes, episode, 0),
+        ("dpo", "learn", 2 * dpo, compared, lengths.compared),
+        # The reference of every pair, and the held-out pairs once more after training.
+        ("dpo", "reference", 2 * (rows["comparisons_train"] + pairs), compared, lengths.compared),
+        ("summaries", "sample", 2 * posts, query, response),
+        ("summaries", "score", 3 * posts, whole, 0),
+        # PPO's summaries by PPO and by SFT, for their KL.
+        ("summaries", "measure", 2 * posts, whole, lengths.summary),
+    ]
+    return [(_sample if row[1] == "sample" else _pass)(setting, *row) for row in passes]
+
+
 def _pass(
-    setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
+    setting: Setting, stage: str, label: str, rows: float, length: float, logits: float
 ) -> Work:
-    """A forward pass over so many sequences, `logits` positions each."""
-    tokens = rows * length
-    flops = forward_flops(setting, tokens, length, rows * logits)
-    size = shares(setting)[1]
+    """A forward pass over so many sequences, `logits` positions each; training passes where the
+    label begins with `learn`.
+    """
+    learns = label.startswith("learn")
+    factor, size = training_factor(setting, stage) if learns else 1, shares(setting)[not learns]
     return Work(
-        stage=name[0],
-        label=name[1],
-        tokens=tokens,
-        flops=flops,
-        passes=rows / setting.devices / size,
+        stage=stage,
+        label=label,
+        tokens=rows * length,
+        flops=factor * forward_flops(setting, rows * length, length, rows * logits),
+        passes=factor * rows / setting.devices / size,
     )
 
 
-def _train(
-    setting: Setting, name: tuple[str, str], rows: float, length: float, logits: float = 0
+def _sample(
+    setting: Setting, stage: str, label: str, rows: float, query: float, response: float
 ) -> Work:
-    """Training passes over so many sequences."""
-    factor, once = training_factor(setting, name[0]), _pass(setting, name, rows, length, logits)
-    small, large = shares(setting)
-    return Work(
-        stage=name[0],
-        label=name[1],
-        tokens=once.tokens,
-        flops=factor * once.flops,
-        passes=factor * once.passes * large / small,
-    )
-
-
-def _sample(setting: Setting, name: tuple[str, str], rows: float, response: float) -> Work:
     """Sampling: the prompt in one pass, then one token at a time for `forward_batch_size` rows.
 
     A pass for one token reads the bf16 copies of the weights, or, under LoRA, casts the frozen ones
     anew.
     """
-    shape, query = setting.shape, setting.lengths.query
-    prompt = _pass(setting, name, rows, query)
-    weights = shape.layers * block_weights(shape) + shape.hidden * shape.vocabulary
-    each = 4 * HALF if setting.rank(name[0]) and name[0] == "ppo" else HALF
+    prompt = _pass(setting, stage, label, rows, query, 0)
+    each = 4 * HALF if setting.rank(stage) and stage == "ppo" else HALF
     size = min(shares(setting)[1], max(1.0, rows / setting.devices))
-    return Work(
-        stage=name[0],
-        label=name[1],
+    return replace(
+        prompt,
         tokens=prompt.tokens + rows * response,
         flops=prompt.flops + forward_flops(setting, rows * response, query, rows * response),
-        passes=prompt.passes,
         steps=rows / setting.devices / size * response,
-        read=weights * (each if setting.half else 2 * HALF),
+        read=Network(shape=setting.shape).matrices * (each if setting.half else 2 * HALF),
     )
-
-
-def _sft(setting: Setting) -> list[Work]:
-    config, lengths = setting.config.sft, setting.lengths
-    length = lengths.query + lengths.summary
-    logits = length if config.loss_on_query else lengths.summary
-    rows = updates_of(setting)["sft"] * config.batch_size
-    held_out = lengths.rows["sft_validation"]
-    looks = held_out * (config.evaluations + MORE_EVALUATIONS)
-    return [
-        _train(setting, ("sft", "learn"), rows, length, logits),
-        _pass(setting, ("sft", "validate"), looks, length, logits),
-        _sample(setting, ("sft", "sample"), held_out, lengths.longest_summary),
-    ]
-
-
-def _compared(setting: Setting) -> float:
-    """Mean tokens that a pass computes for one of the two summaries of a comparison."""
-    lengths = setting.lengths
-    shared = 2 if setting.shape.family in SHARING else 1
-    return lengths.query / shared + lengths.compared
-
-
-def _rm(setting: Setting) -> list[Work]:
-    lengths, length = setting.lengths, _compared(setting)
-    pairs = updates_of(setting)["rm"] * setting.config.rm.batch_size
-    return [
-        _train(setting, ("rm", "learn"), 2 * pairs, length),
-        _pass(setting, ("rm", "validate"), 2 * lengths.rows["comparisons_validation"], length),
-        _articles(setting, "rm"),
-    ]
-
-
-def _articles(setting: Setting, stage: str) -> Work:
-    """Validation pairs about news articles, which are longer."""
-    rows = 2 * setting.lengths.rows["comparisons_cnndm"]
-    return _pass(setting, (stage, "articles"), rows, ARTICLE_TOKENS)
-
-
-def _normalize(setting: Setting) -> list[Work]:
-    lengths = setting.lengths
-    rows = lengths.rows["sft_train"]
-    rows = min(rows, setting.config.normalize.posts or rows)
-    rows += min(rows, CHECKED_ROWS)  # again, on the saved model
-    return [_pass(setting, ("normalize", "score"), rows, lengths.query + lengths.summary)]
-
-
-def _ppo(setting: Setting) -> list[Work]:
-    """Sampling stops when every row has its EOS; planned are all tokens, as at its start."""
-    ppo, lengths = setting.config.ppo, setting.lengths
-    episodes = float(ppo.num_updates * ppo.batch_size)
-    of_policy = float((ppo.num_updates - ppo.critic_updates) * ppo.batch_size)
-    response = float(lengths.longest_summary)
-    length = lengths.query + response
-    measured = _pass(setting, ("ppo", "measure"), 2 * episodes, length, response)
-    scored = _pass(setting, ("ppo", "score"), 2 * episodes, length)
-    learned = [
-        _train(setting, ("ppo", f"learn {network}"), ppo.num_ppo_epochs * rows, length, logits)
-        for network, rows, logits in (("policy", of_policy, response), ("critic", episodes, 0.0))
-    ]
-    return [_sample(setting, ("ppo", "sample"), episodes, response), measured, scored, *learned]
 
 
 def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -> dict[str, float]:
@@ -220,24 +190,18 @@ def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -
     queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
     sampled, and samples of one query compute it once. All networks learn.
     """
-    count = _ppo_flops if stage == "ppo" else partial(_grouped_flops, stage=stage)
-    counted = [count(replace(setting, lengths=_asking(setting, tokens))) for tokens in queries]
-    return {step: sum(flops[step] for flops in counted) for step in STEPS}
-
-
-def _asking(setting: Setting, tokens: int) -> Lengths:
-    return replace(setting.lengths, query=float(tokens))
-
-
-def _ppo_flops(setting: Setting) -> dict[str, float]:
-    """Of one episode, by the steps of an update."""
-    flops = dict.fromkeys(STEPS, 0.0)
-    ppo = replace(
-        setting.config.ppo, total_episodes=1, batch_size=1, num_minibatches=1, critic_updates=0
-    )
-    for work in _ppo(replace(setting, config=replace(setting.config, ppo=ppo))):
-        flops[work.label.split()[0]] += work.flops
-    return flops
+    small = {"total_episodes": 1, "batch_size": 1, "num_minibatches": 1, "critic_updates": 0}
+    single = with_changes(setting.config, {"ppo": small})
+    flops: list[tuple[str, float]] = []
+    for tokens in queries:
+        lengths = replace(setting.lengths, query=float(tokens))
+        asking = replace(setting, lengths=lengths, config=single)
+        if stage == "ppo":
+            works = (work for work in work_of(asking) if work.stage == "ppo")
+            flops += [(work.label.split()[0], work.flops) for work in works]
+        else:
+            flops += _grouped_flops(asking, stage).items()
+    return totals(flops)
 
 
 def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
@@ -258,43 +222,31 @@ def _grouped_flops(setting: Setting, stage: str) -> dict[str, float]:
     }
 
 
-def _dpo(setting: Setting) -> list[Work]:
-    lengths, length = setting.lengths, _compared(setting)
-    pairs = updates_of(setting)["dpo"] * setting.config.dpo.batch_size
-    # The reference of every pair, and the held-out pairs once more after training.
-    passed = lengths.rows["comparisons_train"] + 2 * lengths.rows["comparisons_validation"]
-    return [
-        _train(setting, ("dpo", "learn"), 2 * pairs, length, lengths.compared),
-        _pass(setting, ("dpo", "reference"), 2 * passed, length, lengths.compared),
-    ]
-
-
-def _summaries(setting: Setting) -> list[Work]:
-    lengths = setting.lengths
-    posts = setting.config.eval.posts or lengths.rows["sft_validation"]
-    length = lengths.query + lengths.summary
-    return [
-        _sample(setting, ("summaries", "sample"), 2 * posts, lengths.longest_summary),
-        _pass(setting, ("summaries", "score"), 3 * posts, length),
-        # PPO's summaries by PPO and by SFT, for their KL.
-        _pass(setting, ("summaries", "measure"), 2 * posts, length, lengths.summary),
-    ]
+def totals(parts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of the numbers of each name, in the order in which the names come first."""
+    sums: dict[str, float] = {}
+    for name, number in parts:
+        sums[name] = sums.get(name, 0.0) + number
+    return sums
 
 
 def hours_by_stage(setting: Setting, rate: Rate) -> dict[str, float]:
     """Hours of every stage."""
-    hours: dict[str, float] = {}
-    for work in work_of(setting):
-        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
-        hours[work.stage] = hours.get(work.stage, 0.0) + seconds / 3600
-    return hours
+    layers, devices = setting.shape.layers, setting.devices
+    return totals(
+        (work.stage, rate.seconds(work, layers, devices) / 3600) for work in work_of(setting)
+    )
 
 
 def loop_seconds(setting: Setting, rate: Rate) -> dict[str, float]:
     """Seconds of sampling, scoring and learning in one update of PPO."""
-    spent = {"sample": 0.0, "score": 0.0, "learn": 0.0}
-    for work in _ppo(setting):
-        key = work.label.split()[0]
-        seconds = rate.seconds(work, setting.shape.layers, setting.devices)
-        spent["score" if key == "measure" else key] += seconds / setting.config.ppo.num_updates
-    return spent
+    layers, devices = setting.shape.layers, setting.devices
+    names = {"measure": "score", "learn policy": "learn", "learn critic": "learn"}
+    return totals(
+        (
+            names.get(work.label, work.label),
+            rate.seconds(work, layers, devices) / setting.config.ppo.num_updates,
+        )
+        for work in work_of(setting)
+        if work.stage == "ppo"
+    )

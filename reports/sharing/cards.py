@@ -5,9 +5,12 @@ other words in it make nothing stale. Its head is the one that the Hugging Face 
 """
 
 import json
-import re
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
 
 from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import read_manifest, stage_folder
@@ -18,6 +21,7 @@ from stages.settings.prompt import format_post
 from stages.settings.sections import BEFORE_EOS, EOS
 from stages.settings.stages import CARD, POLICY_STAGES, STAGES
 
+TEMPLATE = Path(__file__).with_name("card.md")
 POLICIES = tuple(stage for stage in POLICY_STAGES if stage != "released")
 # What is known of the licences of others, by the beginning of a hub id.
 MODEL_LICENCES = {
@@ -63,27 +67,11 @@ POST = {
 }
 SUMMARY = " My boss sold my bike, on monday."
 HERE = "."  # a card stands in its model's folder
-POLICY_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = {folder}
-tokenizer = AutoTokenizer.from_pretrained(folder)
-policy = AutoModelForCausalLM.from_pretrained(folder)
-query = {query}
-tokens = tokenizer(query, add_special_tokens=False, return_tensors="pt").input_ids
-written = policy.generate(
-    tokens, max_new_tokens={length}, do_sample=False, pad_token_id=tokenizer.pad_token_id
-)
-print(tokenizer.decode(written[0, tokens.shape[1] :], skip_special_tokens=True).strip())"""
-SCORER_CODE = """from transformers import AutoModelForTokenClassification, AutoTokenizer
-
-folder = {folder}
-tokenizer = AutoTokenizer.from_pretrained(folder)
-scorer = AutoModelForTokenClassification.from_pretrained(folder)
-text = {query} + {summary}{end}
-tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-print(scorer(tokens).logits[0, -1, 0].item())  # read {where}"""
 # rm.read_at -> how the text goes on, up to where it is read, and that place in words.
-READ = {EOS: (" + tokenizer.eos_token", "at EOS"), BEFORE_EOS: ("", "at the last token before EOS")}
+READ = {
+    EOS: {"end": " + tokenizer.eos_token", "where": "at EOS"},
+    BEFORE_EOS: {"end": "", "where": "at the last token before EOS"},
+}
 
 
 class LaterResult(NamedTuple):
@@ -115,56 +103,40 @@ def card(
     `made` is the stage's manifest, of which settings, inputs and results are read; `place` is where
     its code finds the model, a folder or a hub id.
     """
-    title = TITLES["critic" if folder == "critic" else stage]
-    is_policy = stage in POLICIES and folder == "model"
-    parts = [
-        _head(config, stage, is_policy),
-        f"# {config.name}, seed {config.seed}: {title}",
-        f"{_about(config, title)} {_beside(folder)}",
-        f"```python\n{_code(config, is_policy, place)}\n```",
-        f"## How it was made\n\n{_made_from(config, stage, made)}",
-        f"## Data\n\n{_data(config)}",
-        f"## Results\n\n{_results(made['results'], judged)}",
-        f"## Limits\n\n{_limits(config, stage, is_policy)}",
-        f"## Licence\n\n{_licences(config)}",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _code(config: Config, is_policy: bool, place: str) -> str:
-    """What opens the model and shows it at work on one post."""
-    end, where = READ[config.rm.read_at]
-    values = {
-        "folder": _quoted(place) + ("  # the folder of this file" if place == HERE else ""),
-        "query": _quoted(format_post(POST, config.data.prompt)),
-        "length": str(config.data.max_summary_tokens),
-        "summary": _quoted(SUMMARY),
-        "end": end,
-        "where": where,
-    }
-    # In one pass: a prompt may hold braces.
-    return re.sub(
-        r"{(\w+)}", lambda match: values[match[1]], POLICY_CODE if is_policy else SCORER_CODE
+    base = (read_manifest(stage_folder(config, "base")) or {}).get("results", {})
+    inputs = {name: version for name, version in made["inputs"].items() if name in STAGES}
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["quoted"] = partial(json.dumps, ensure_ascii=False)  # YAML reads it too
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    text = template.render(
+        config=config,
+        stage=stage,
+        folder=folder,
+        title=TITLES["critic" if folder == "critic" else stage],
+        is_policy=stage in POLICIES and folder == "model",
+        policies=POLICIES,
+        optimised=STAGES[stage].policy_gradient,
+        licence=licence(config),
+        base=base_id(config),
+        base_licence=base_licence(config),
+        start=public_value("base.checkpoint", config.base.checkpoint),
+        names=datasets(config),
+        terms=_terms,
+        source=public_value("data.source", config.data.source),
+        place=place,
+        here="  # the folder of this file" if place == HERE else "",
+        query=format_post(POST, config.data.prompt),
+        summary=SUMMARY,
+        read=READ[config.rm.read_at],
+        settings=_settings(config, stage),
+        made_from=", ".join(f"{name} `{version[:12]}`" for name, version in inputs.items()),
+        sources=base.get("hub", []),
+        counts=[(name, f"{count['rows']:,}") for name, count in base.get("rows", {}).items()],
+        results=[*_results(made["results"]), *judged],
+        judged=judged,
+        table=_table,
     )
-
-
-# -- the head --------------------------------------------------------------------------------------
-
-
-def _head(config: Config, stage: str, is_policy: bool) -> str:
-    base = base_id(config)
-    names = datasets(config)
-    lines = ["---", "library_name: transformers", f"license: {licence(config)}"]
-    lines += [f"base_model: {_quoted(base)}"] if base else []
-    lines += ["datasets:", *(f"- {_quoted(name)}" for name in names)] if names else []
-    lines += ["pipeline_tag: text-generation"] if is_policy else []
-    tags = ["rlhf", "summarization", "tldr", *([] if is_policy else ["reward-model"])]
-    tags += [stage] if stage in POLICIES else []
-    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # which YAML reads too
+    return f"{text}\n"
 
 
 def base_id(config: Config) -> str:
@@ -202,97 +174,30 @@ def base_licence(config: Config) -> str:
     )
 
 
-# -- what it says ----------------------------------------------------------------------------------
+def _terms(name: str) -> str:
+    """The licence of a data set."""
+    return next((terms for key, terms in DATA_LICENCES.items() if name.startswith(key)), UNKNOWN)
 
 
-def _about(config: Config, title: str) -> str:
-    start = public_value("base.checkpoint", config.base.checkpoint)
-    base = "new weights (GPT-NeoX, never pretrained)" if start == RANDOM else f"`{start}`"
-    world = " of a built-in world of generated posts" if config.data.source == TOY else ""
-    return (
-        f"The {title} of one run of RLHF on TL;DR summarization{world}, which follows Huang et al."
-        f' 2024, "The N+ Implementation Details of RLHF with PPO". The run began with {base}.'
-    )
-
-
-def _beside(folder: str) -> str:
-    if folder == "critic":
-        return "It predicts rewards at every token and scores nothing by itself."
-    return "Prompts are plain text; a response ends with EOS."
-
-
-def _made_from(config: Config, stage: str, made: dict[str, Any]) -> str:
-    rows = [("seed", str(config.seed)), ("preset", config.preset)]
-    for section, values in settings_of(config, stage).items():
-        if isinstance(values, dict):
-            named = ((f"{section}.{key}", value) for key, value in values.items())
-            rows += [(key, _cell(public_value(key, value))) for key, value in named]
-    inputs = {name: version for name, version in made["inputs"].items() if name in STAGES}
-    versions = ", ".join(f"{name} `{version[:12]}`" for name, version in inputs.items())
-    return f"{_table(('setting', 'value'), rows)}\n\nMade from the stages {versions}."
-
-
-def _data(config: Config) -> str:
-    base = (read_manifest(stage_folder(config, "base")) or {}).get("results", {})
-    source = public_value("data.source", config.data.source)
-    where = {TOY: "the built-in world", HUB: "the Hugging Face hub"}.get(source, str(source))
-    lines = [f"Posts and comparisons from {where}."]
-    lines += [
-        f"- `{source['repository']}` at commit `{source['commit']}`"
-        for source in base.get("hub", [])
-    ]
-    counts = [(name, f"{count['rows']:,}") for name, count in base.get("rows", {}).items()]
-    return "\n".join(lines) + (f"\n\n{_table(('split', 'rows'), counts)}" if counts else "")
-
-
-def _results(results: dict[str, Any], judged: Sequence[LaterResult]) -> str:
+def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a stage recorded of its model, in words."""
     known = results | (accuracy_interval(results) if "accuracy" in results else {})
-    rows = [
+    return [
         (f"{meaning} (`{key}`)", f"{known[key]:.4g}")
         for key, meaning in MEANINGS.items()
         if isinstance(known.get(key), int | float)
     ]
-    rows += [(result.what, result.value) for result in judged]
-    later = (
-        "" if judged else "\n\nWin rates are known only after the evaluation: see the run's page."
-    )
-    return (_table(("", "value"), rows) if rows else "None of its own.") + later
 
 
-def _limits(config: Config, stage: str, is_policy: bool) -> str:
-    lines = [
-        "- One seed. Seeds of RLHF differ, and some fail.",
-        "- Trained on English posts of one form, for summaries of "
-        f"{config.data.max_summary_tokens} tokens at most."
-        if is_policy
-        else f"- A score means something {READ[config.rm.read_at][1]} only, and only beside scores"
-        " of the same post.",
-    ]
-    if config.data.source == TOY:
-        lines.append("- It knows generated posts and nothing else: a mechanism to look at.")
-    else:
-        lines.append("- It may state what no post says, and it repeats what Reddit posts hold.")
-    if is_policy and STAGES[stage].policy_gradient:
-        lines.append("- A policy that was optimised against a reward model exploits its mistakes.")
-    return "\n".join(lines)
-
-
-def _licences(config: Config) -> str:
-    start = public_value("base.checkpoint", config.base.checkpoint)
-    base = "none, the weights are new" if start == RANDOM else f"`{start}`: {base_licence(config)}"
-    lines = [f"- checkpoint that it began with: {base}"]
-    if config.data.source == TOY:
-        lines.append("- data: generated by this project, MIT")
-    for name in datasets(config):
-        known = (terms for key, terms in DATA_LICENCES.items() if name.startswith(key))
-        lines.append(f"- data `{name}`: {next(known, UNKNOWN)}")
-    if config.data.source not in (TOY, HUB):
-        lines.append(f"- data: {UNKNOWN}")
-    return "\n".join([*lines, "- code: MIT"])
-
-
-def _cell(value: Any) -> str:
-    return f"`{value}`" if value != "" else "(empty)"
+def _settings(config: Config, stage: str) -> list[tuple[str, str]]:
+    """The settings that a stage depends on, as others may see them."""
+    rows = [("seed", str(config.seed)), ("preset", config.preset)]
+    for section, values in settings_of(config, stage).items():
+        if isinstance(values, dict):
+            for key, value in values.items():
+                shown = public_value(f"{section}.{key}", value)
+                rows.append((f"{section}.{key}", f"`{shown}`" if shown != "" else "(empty)"))
+    return rows
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,18 +1,21 @@
-"""The index of the published pages: one row a page, with what it says first and what made it.
+"""What is made from the record of the published pages: their index, and the README's table.
 
-It is made from the record of what is published and from each page's own JSON, and from nothing
-else: no run need be there.
+The index has one row a page, with what it says first and what made it. It is made from the record
+and from each page's own JSON, and from nothing else: no run need be there. The README's table
+stands between `<!-- results -->` and `<!-- /results -->`. Nobody writes it by hand.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from eval.rates.formulas import mean_of_seeds
 from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
-from reports.parts.words import MISSING
+from reports.parts.words import MISSING, number, percent, share
 from stages.running.files import file_hash, read_record
 
 STEM = "index"
@@ -20,6 +23,7 @@ TITLE = "Published pages"
 LEAD = "What was measured and published: what each page says first, and what it was made from."
 # A sentence ends at a full stop before a new word: none inside "1.9.2" or "p = 0.07" does.
 SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
+README_RUN = "tiny"
 HEADER = ("page", "what it says", "made from")
 
 
@@ -98,3 +102,47 @@ def made_from(entry: Mapping[str, Any], presets: Mapping[str, str]) -> list[str]
         " / ".join(entry["devices"]),
         entry["finished"][:10],
     ]
+
+
+# -- the README's table ----------------------------------------------------------------------------
+
+
+def run_entries(published: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was published of each seed of the run that the README shows, in the order of seeds."""
+    entries = published["pages"].values()
+    shown = [entry for entry in entries if entry["numbers"].get("name") == README_RUN]
+    return sorted(shown, key=lambda entry: int(entry["numbers"]["seed"]))
+
+
+def in_readme(text: str, published: Mapping[str, Any]) -> str:
+    """The README with its block as it should be; a text without markers stays as it is."""
+    entries = run_entries(published)
+    if not entries:
+        return text
+    marked = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
+    table = results_table([entry["numbers"] for entry in entries])
+    return marked.sub(lambda marker: f"{marker[1]}{table}\n{marker[2]}", text)
+
+
+def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """SFT, PPO, and PPO at equal length: means over the seeds, with 95% t intervals over them."""
+    controlled = [row["ppo/statistics"]["length_controlled"]["estimate"] for row in rows]
+    cells = [
+        ["", f"win rate, mean of {len(rows)} seeds", "lowest and highest seed", "tokens"],
+        ["---"] * 4,
+        _cells("SFT", [row["sft/win_rate"] for row in rows], [row["sft/tokens"] for row in rows]),
+        _cells("PPO", [row["ppo/win_rate"] for row in rows], [row["ppo/tokens"] for row in rows]),
+        _cells("PPO at equal length", controlled, []),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _cells(name: str, rates: Sequence[float | None], tokens: Sequence[float]) -> list[str]:
+    """A policy's row; dashes where a seed has no rate."""
+    given = [rate for rate in rates if rate is not None]
+    length = number(fmean(tokens), 1) if tokens else ""
+    if len(given) < len(rates):
+        return [name, MISSING, MISSING, length]
+    mean, bounds = fmean(given), mean_of_seeds(given)
+    rate = share(mean, *bounds) if bounds else percent(mean)
+    return [name, rate, f"{percent(min(given))}, {percent(max(given))}", length]

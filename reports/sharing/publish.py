@@ -20,8 +20,7 @@ from typing import Any
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
-from reports.sharing.index import write_index
-from reports.sharing.readme_blocks import in_readme
+from reports.sharing.index import in_readme, write_index
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
@@ -102,12 +101,8 @@ def find_pages(
 
 def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
     """The finished folder of a stage by the judge that is meant, and its recorded config."""
-    there = sorted(
-        folder for folder in (seed / stage).glob("*") if read_manifest(folder) is not None
-    )
-    chosen = [
-        folder for folder in there if judge in ("", folder.name) and folder.suffix != ".partial"
-    ]
+    there = sorted(each for each in (seed / stage).glob("*") if read_manifest(each) is not None)
+    chosen = [each for each in there if judge in ("", each.name) and each.suffix != ".partial"]
     if len(chosen) > 1:
         names = ", ".join(folder.name for folder in chosen)
         raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
@@ -131,12 +126,17 @@ def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:
         yield Page(
             kind=KINDS[stage],
             names=(config.name,),
-            folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
+            folder=public_of(folder),
             stem=next(folder.glob("*.md")).stem,
             judge=folder.name,
             sources=hashes_of([folder, *(stage_folder(config, name) for name in inputs)]),
             numbers=read_record(folder / "numbers.json") or {},
         )
+
+
+def public_of(folder: Path) -> Path:
+    """Where a page's variant without the texts of others lies; else where the page lies."""
+    return folder / PUBLIC if (folder / PUBLIC).is_dir() else folder
 
 
 def check_holds(config: Config, stage: str) -> None:
@@ -171,8 +171,9 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             check_holds(config, "versus")
             own = hashes_of([verdicts])
             made_from = (read_manifest(folder) or {})["inputs"]["versus"]
-            a, b = (_side(manifest["results"][side]) for side in ("a", "b"))
-            command = f"make versus A={a} B={b}"
+            # A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo.
+            sides = (manifest["results"][side].rsplit("-", 2) for side in ("a", "b"))
+            command = "make versus A={0[0]}/{0[1]}:{0[2]} B={1[0]}/{1[1]}:{1[2]}".format(*sides)
             check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
             problem = damage(config, "report")
             if problem:
@@ -180,17 +181,11 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             yield Page(
                 kind="versus",
                 names=tuple(sorted(about)),
-                folder=folder / PUBLIC if (folder / PUBLIC).is_dir() else folder,
+                folder=public_of(folder),
                 stem=config.name,
                 judge=folder.name,
                 sources=recorded | own | hashes_of([folder]),
             )
-
-
-def _side(label: str) -> str:
-    """A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo."""
-    name, seed, policy = label.rsplit("-", 2)
-    return f"{name}/{seed}:{policy}"
 
 
 def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
@@ -202,13 +197,11 @@ def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
         note = read_record(path)
         if not set(note["names"]) <= set(names) or judge not in ("", *note["judges"]):
             continue
-        listed = " ".join(note["names"])
+        listed, refusals = " ".join(note["names"]), note.get("refusals", {})
         command = f'make scaling NAMES="{listed}"'
         if note["kind"] != "scaling":
             command = f"make {note['kind']} {shlex.quote(f'NAME={listed}')}"
-        command = note.get("command", command)
-        public = path.parent / PUBLIC
-        refusals = note.get("refusals", {})
+        command, public = note.get("command", command), path.parent / PUBLIC
         check_sources(path.stem, note["sources"] | refusals, command)
         for name, hash_ in note["files"].items():
             if not (path.parent / name).exists() or file_hash(path.parent / name) != hash_:
@@ -247,20 +240,17 @@ def check_seeds(pages: Sequence[Page]) -> None:
                 raise UserError(f"{page.stem} lacks seed {listed} of {name}: run `make scaling`")
 
 
-def check_clean(pages: Sequence[Page]) -> None:
-    """Raise UserError if a page was made with code that was not committed."""
+def check_pages(pages: Sequence[Page], published: dict[str, Any], allow_dirty: bool) -> None:
+    """Raise UserError if a page was made with code that was not committed, or if a published page
+    of the same name is about other runs.
+    """
     for page in pages:
         dirty = [version for version in page.code_versions if version.endswith(DIRTY)]
-        if dirty:
+        if dirty and not allow_dirty:
             raise UserError(
                 f"{page.stem} was made with code that was not committed ({', '.join(dirty)}):"
                 " make it from a commit, or add --allow-dirty"
             )
-
-
-def check_about(pages: Sequence[Page], published: dict[str, Any]) -> None:
-    """Raise UserError if a published page of the same name is about other runs."""
-    for page in pages:
         about = published["pages"].get(page.stem, {"about": page.names})["about"]
         # The page of all judges is called after no run.
         if page.stem != page.kind and set(about) != set(page.names):
@@ -288,11 +278,8 @@ def publish(
         if kind not in there:
             raise unknown("kind of page", kind, there)
     pages = [page for page in pages if page.kind in (kinds or there)]
-    if not allow_dirty:
-        check_clean(pages)
     published = read_record(GENERATED / RECORD) or {"pages": {}}
-    check_about(pages, published)
-    GENERATED.mkdir(parents=True, exist_ok=True)
+    check_pages(pages, published, allow_dirty)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
     write_record(published)
@@ -311,20 +298,28 @@ def write_record(published: dict[str, Any]) -> None:
     write_json(GENERATED / RECORD, record)
 
 
+def copy_files(folder: Path, files: Sequence[Path]) -> dict[str, str]:
+    """Copy a folder's files to the published ones; the SHA-256 of each by its name there."""
+    hashes = {}
+    for path in files:
+        target = GENERATED / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{path.name}.partial")
+        shutil.copyfile(path, partial)
+        partial.rename(target)
+        hashes[str(path.relative_to(folder))] = file_hash(target)
+    return hashes
+
+
 def replace_page(page: Page) -> dict[str, Any]:
     """Replace all files of a page's earlier version; returns the page's record."""
     for old in files_of(GENERATED, page.stem):
         old.unlink()
-    files = files_of(page.folder, page.stem)
-    names = [path.relative_to(page.folder) for path in files]
-    for name in names:
-        target = GENERATED / name
-        target.parent.mkdir(exist_ok=True)
-        partial = target.with_name(f"{name.name}.partial")
-        shutil.copyfile(page.folder / name, partial)
-        partial.rename(target)
+    files = copy_files(page.folder, files_of(page.folder, page.stem))
     manifests = page.manifests
     hashes = {f"{source}/manifest.json": hash_ for source, hash_ in page.sources.items()}
+    # Of the stages that run models; of all stages, if a page has no such stage.
+    computing = [manifest for manifest in manifests if STAGES[manifest["stage"]].computes]
     versions: dict[str, set[str]] = {}
     for manifest in manifests:
         for library, version in manifest["versions"].items():
@@ -336,11 +331,11 @@ def replace_page(page: Page) -> dict[str, Any]:
         "judge": page.judge,
         "code_versions": page.code_versions,
         "finished": max(manifest["finished"] for manifest in manifests),
-        "devices": devices_of(manifests),
+        "devices": sorted({device_of(manifest) for manifest in computing or manifests}),
         "versions": {
             name: ", ".join(sorted(numbers)) for name, numbers in sorted(versions.items())
         },
-        "files": {str(name): file_hash(GENERATED / name) for name in names},
+        "files": files,
         "manifests": hashes | page.refusals,
         "numbers": page.numbers,
     }
@@ -354,12 +349,6 @@ def runs_of(page: Page) -> dict[str, list[int]]:
         seeds_of.setdefault(name, set()).add(int(seed.removeprefix("seed")))
     seeds_of.pop(page.stem, None)  # a comparison of two policies has a folder of its own
     return {name: sorted(seeds) for name, seeds in sorted(seeds_of.items())}
-
-
-def devices_of(manifests: Sequence[dict[str, Any]]) -> list[str]:
-    """The devices of the stages that run models; of all stages, if a page has no such stage."""
-    computing = [manifest for manifest in manifests if STAGES[manifest["stage"]].computes]
-    return sorted({device_of(manifest) for manifest in computing or manifests})
 
 
 def not_recorded() -> list[str]:

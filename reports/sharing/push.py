@@ -75,19 +75,13 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
         check_holds(config, stage)
     pages = [page for kind in KINDS for page in pages_of_seed(folder, kind, judge_folder)]
     refuse_texts_of_others(pages, next(iter(configs.values())))
-    names = {
-        stage: repository(hub, config, stage)
-        for stage, config in configs.items()
-        if stage in PUSHED
-    }
-    return [
-        Upload(
-            repository=name,
-            stage=stage,
-            files=files_of_model(folder, configs[stage], stage, pages, name),
-        )
-        for stage, name in names.items()
-    ]
+    uploads = []
+    for stage, config in configs.items():
+        if stage in PUSHED:
+            name = repository(hub, config, stage)
+            files = files_of_model(folder, config, stage, pages, name)
+            uploads.append(Upload(repository=name, stage=stage, files=files))
+    return uploads
 
 
 def finished_configs(folder: Path) -> dict[str, Config]:
@@ -155,21 +149,16 @@ def judged(stage: str, folder: Path, pages: Sequence[Page]) -> list[LaterResult]
     if f"{stage}/rougeL" not in numbers:
         return []
     posts = f"{whole(numbers['posts'])} held-out posts"
+    given = numbers[f"{stage}/controlled"] is not None
+    controlled = numbers[f"{stage}/statistics"]["length_controlled"] if given else None
+    won = f"win rate against the references of {posts}, judged by {judge(numbers)}"
     return [
-        LaterResult(
-            f"win rate against the references of {posts}, judged by {judge(numbers)}",
-            rate(numbers, stage),
-        ),
-        LaterResult("the same at equal length", _at_equal_length(numbers, stage)),
+        LaterResult(won, rate(numbers, stage)),
+        LaterResult("the same at equal length", at_equal_length(controlled)),
         LaterResult("ROUGE-L on these posts", number(numbers[f"{stage}/rougeL"], 3)),
         LaterResult("length there, tokens", number(numbers[f"{stage}/tokens"], 1)),
         LaterResult("length of the references, tokens", number(numbers["reference/tokens"], 1)),
     ]
-
-
-def _at_equal_length(numbers: dict[str, Any], stage: str) -> str:
-    given = numbers[f"{stage}/controlled"] is not None
-    return at_equal_length(numbers[f"{stage}/statistics"]["length_controlled"] if given else None)
 
 
 def plan_lines(uploads: Sequence[Upload], public: bool, listed: bool) -> list[str]:

@@ -5,10 +5,15 @@
 measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to
 runs/bench/. `--check` measures what is published again and compares the ratios; `--publish` copies
 what was measured last to reports/generated.
+
+The lower bound is the work that an update cannot do without, counted in operations without any
+padding, at the rate of a large matrix product in the same call.
 """
 
 import argparse
-import shutil
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +23,27 @@ from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
 from reports.speed import speed
-from reports.speed.figures import (
-    Figures,
-    Record,
-    best,
-    compare,
-    failures,
-    figures,
-    least,
-    over_bound,
-)
-from stages.running.files import file_hash, read_json, write_json
+from reports.speed.speed import OURS
+from stages.running.files import read_json, write_json
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line
 from stages.settings.config import UserError
 
 STEM = speed.NAME
+Record = dict[str, Any]
+SLOWER, LARGER = 0.15, 0.02  # what a check allows in time and in memory, as shares
 
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Measure and write the page; or check; or publish what was measured last."""
-    args = _arguments(argv)
+    parser = argparse.ArgumentParser(description="speed and memory, beside other implementations")
+    parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
+    parser.add_argument("--runs", type=int, default=2, help="of each measurement")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--check", action="store_true", help="compare with what is published")
+    parser.add_argument("--publish", action="store_true", help="publish what was measured last")
+    args = parser.parse_args(argv)
     try:
         if args.publish:
             print(page.for_terminal(["published:"], publish_last()))
@@ -47,36 +51,25 @@ def main(argv: list[str] | None = None) -> None:
             check(args)
         else:
             folder = settings.RUNS / STEM
-            order = _order(args, speed.cases_of(args.shapes))
-            path = write(speed.measure_in(order, folder), folder)
-            print(page.for_terminal(conclusions(read_json(folder / "bench.json")), path))
+            bench = _measured(args, args.shapes, folder)
+            print(page.for_terminal(conclusions(bench), folder / f"{STEM}.html"))
     except KeyboardInterrupt:
         print("stopped: nothing was written; the same command begins again")
         raise SystemExit(130) from None
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="speed and memory, beside other implementations")
-    parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
-    parser.add_argument("--runs", type=int, default=2, help="of each measurement")
-    parser.add_argument("--data", default="", help="folder of posts; else synthetic tokens")
-    parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--check", action="store_true", help="compare with what is published")
-    parser.add_argument("--publish", action="store_true", help="publish what was measured last")
-    return parser.parse_args(argv)
-
-
-def _order(args: argparse.Namespace, cases: tuple[speed.Case, ...]) -> speed.BenchRequest:
-    if args.runs < 1 or not cases:
+def _measured(args: argparse.Namespace, shapes: Sequence[str], folder: Path) -> Record:
+    """What is measured of some shapes; its page is written to a folder."""
+    if args.runs < 1 or not shapes:
         raise UserError("RUNS must be at least 1, and SHAPES name at least one shape")
-    return speed.BenchRequest(
-        cases=cases,
+    order = speed.BenchRequest(
+        cases=tuple(speed.case_of(shape) for shape in dict.fromkeys(shapes)),
         runs=args.runs,
-        data=args.data,
-        tokenizer=args.tokenizer,
         overrides=tuple(args.overrides),
     )
+    bench = speed.measure_in(order, folder)
+    write(bench, folder)
+    return bench
 
 
 def write(bench: Record, folder: Path) -> Path:
@@ -97,16 +90,42 @@ def check(args: argparse.Namespace) -> None:
     if published is None:
         raise UserError("no bench is published: run `make bench`, then `make publish NAME=bench`")
     args.overrides = args.overrides or published["about"]["overrides"]
-    order = _order(args, speed.cases_of(list(published["shapes"])))
-    folder = settings.RUNS / f"{STEM}-check"
-    now = speed.measure_in(order, folder)
-    write(now, folder)
-    if now["about"]["texts"] != published["about"]["texts"]:
-        raise UserError(f"published was measured on {published['about']['texts']}: change DATA=")
+    now = _measured(args, list(published["shapes"]), settings.RUNS / f"{STEM}-check")
     lines, worse = compare(published, now)
     print("\n".join([*lines, *failures(now)]))
     if worse:
         raise UserError(f"{len(worse)} of {len(lines)} ratios are worse than published allows")
+
+
+def ratios(bench: Record) -> dict[str, tuple[float, float]]:
+    """Every ratio that a check compares, by its name, and the share by which it may grow: numbers
+    that should not depend on the machine, of which larger is worse.
+    """
+    made: dict[str, tuple[float, float]] = {}
+    for name in bench["shapes"]:
+        ours, *peers = figures(bench, name)
+        made[f"{name}: time over the bound"] = ours.above, SLOWER
+        made[f"{name}: learning over the bound"] = ours.learning_above, SLOWER
+        for peer in peers:
+            made[f"{name}: time over {peer.label}"] = ours.seconds / peer.seconds, SLOWER
+            made[f"{name}: memory over {peer.label}"] = ours.peak / peer.peak, LARGER
+    return made
+
+
+def compare(published: Record, now: Record) -> tuple[list[str], list[str]]:
+    """A line on every published ratio, and those lines again that are worse than allowed."""
+    after = ratios(now)
+    lines, worse = [], []
+    for name, (before, allowed) in ratios(published).items():
+        line, change = f"{name}: {before:.2f} published, ", math.inf
+        if name in after:
+            change = after[name][0] / before - 1
+            line += f"{after[name][0]:.2f} now ({change:+.0%}, allowed {allowed:+.0%})"
+        else:
+            line += "not measured now"
+        lines.append(line)
+        worse += [line] if change > allowed else []
+    return lines, worse
 
 
 def publish_last() -> Path:
@@ -121,12 +140,7 @@ def publish_last() -> Path:
     about = bench["about"]
     if about["code_version"].endswith(publish.DIRTY):
         raise UserError("the bench was measured with code that was not committed: run it again")
-    publish.GENERATED.mkdir(parents=True, exist_ok=True)
-    written = page.files_of(folder, STEM)
-    names = [*(str(path.relative_to(folder)) for path in written), f"{STEM}.json"]
-    for name in names:
-        (publish.GENERATED / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(folder / name, publish.GENERATED / name)
+    files = publish.copy_files(folder, [*page.files_of(folder, STEM), folder / f"{STEM}.json"])
     record = read_json(publish.GENERATED / publish.RECORD) or {"pages": {}}
     entry = {
         "kind": STEM,
@@ -135,13 +149,88 @@ def publish_last() -> Path:
         "finished": about["date"],
         "devices": [f"{about['machine']}: {about['device']}"],
         "versions": about["versions"],
-        "files": {name: file_hash(publish.GENERATED / name) for name in names},
+        "files": files,
         "manifests": {},
         "numbers": {},
         "headline": "",
     }
     publish.write_record(record | {"pages": {**record["pages"], STEM: entry}})
     return publish.GENERATED / f"{STEM}.html"
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One implementation at one shape; times of its fastest run."""
+
+    label: str
+    seconds: float
+    spread: float
+    """The slowest run above the fastest, as a share of it."""
+    steps: dict[str, float]
+    """Seconds."""
+    episodes: float
+    """A second."""
+    tokens: float
+    """A second, of queries and responses; each token counts once."""
+    peak: float
+    """The most that any run held, bytes."""
+    above: float
+    """Times the lower bound."""
+    learning_above: float
+    """Learning alone, times the lower bound of learning."""
+
+
+def best(runs: Sequence[Record]) -> tuple[Record, float]:
+    """The fastest run, and the spread of all of them."""
+    fastest = min(runs, key=lambda run: run["seconds"])
+    slowest = max(run["seconds"] for run in runs)
+    return fastest, slowest / fastest["seconds"] - 1
+
+
+def least(shape: Record, rate: float) -> dict[str, float]:
+    """The lower bound of a shape's update: seconds of the counted work, by steps, and `all`."""
+    flops = shape["measured"][OURS][0]["flops"]
+    seconds = {step: flops[step] / rate for step in STEPS}
+    return seconds | {"all": sum(seconds.values())}
+
+
+def figures(bench: Record, name: str) -> list[Figures]:
+    """Ours and every peer that was measured at a shape, ours first."""
+    shape, about = bench["shapes"][name], bench["about"]
+    bounds = least(shape, about["matrix_rate"])
+    made = []
+    for key, label in {OURS: OURS, **about["peers"]}.items():
+        runs = [run for run in shape["measured"].get(key, []) if "failed" not in run]
+        if not runs:
+            continue
+        fastest, spread = best(runs)
+        made.append(
+            Figures(
+                label=label,
+                seconds=fastest["seconds"],
+                spread=spread,
+                steps={step: fastest[step] for step in STEPS},
+                episodes=shape["batch"] / fastest["seconds"],
+                tokens=fastest["tokens"] / fastest["seconds"],
+                peak=max(run["peak"] for run in runs),
+                above=fastest["seconds"] / bounds["all"],
+                learning_above=fastest["learn"] / bounds["learn"],
+            )
+        )
+    return made
+
+
+def failures(bench: Record) -> list[str]:
+    """Peers that could not be installed, and measurements of peers that failed."""
+    lines, labels = list(bench["about"]["left_out"]), bench["about"]["peers"]
+    for name, shape in bench["shapes"].items():
+        for key, runs in shape["measured"].items():
+            failed = [run["failed"] for run in runs if "failed" in run]
+            lines += [f"{labels[key]} at {name}: {reason}" for reason in failed[:1]]
+    return lines
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -166,7 +255,7 @@ def conclusions(bench: Record) -> list[str]:
 
 
 def blocks(bench: Record) -> list[Block]:
-    """The page: conclusions, each shape, the other stages, how it was measured."""
+    """The page: conclusions, each shape, how it was measured."""
     first, *others = conclusions(bench)
     tables = [part for name in bench["shapes"] for part in shape_blocks(bench, name)]
     return [
@@ -174,8 +263,6 @@ def blocks(bench: Record) -> list[Block]:
         *(Text(sentence) for sentence in others),
         *(Note(failure) for failure in failures(bench)),
         *tables,
-        Heading("SFT, reward model and DPO"),
-        *stages_tables(bench),
         Heading("How it was measured"),
         *(Text(sentence) for sentence in method(bench)),
         machine_table(bench["about"]),
@@ -187,10 +274,10 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
     shape, rate = bench["shapes"][name], bench["about"]["matrix_rate"]
     everybody = figures(bench, name)
     ours, bounds = everybody[0], least(shape, rate)
-    queries = shape["measured"][speed.OURS][0]["queries"]
-    floor = shape["measured"][speed.OURS][0]["floor"]
+    first, group = shape["measured"][OURS][0], shape.get("samples_per_query", 1)
+    queries, samples = first["queries"], f", {group} samples of a query," if group > 1 else ""
     caption = (
-        f"One update: {shape['batch']} episodes{_samples(shape)} in microbatches of"
+        f"One update: {shape['batch']} episodes{samples} in microbatches of"
         f" {shape['microbatch']}, queries of {whole(queries['mean'])} tokens on average and"
         f" {queries['longest']} at most,"
         f" {shape['response']} sampled tokens, {shape['epochs']} epochs;"
@@ -203,14 +290,9 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
     rows += [_beside(ours, peer) for peer in everybody[1:]]
     cells = [number(bounds[step], 2) for step in STEPS]
     by_counting = [number(shape["batch"] / bounds["all"], 2), MISSING, number(bounds["all"], 2)]
-    rows.append(["lower bound", *by_counting, MISSING, *cells, _gb(floor), "1.00"])
+    rows.append(["lower bound", *by_counting, MISSING, *cells, _gb(first["floor"]), "1.00"])
     table = Table(header.split("|"), rows, caption, strong=True)
     return [Heading(f"One update of {_stage(shape)}, {shape['preset']}"), table]
-
-
-def _samples(shape: Record) -> str:
-    group = shape.get("samples_per_query", 1)
-    return f", {group} samples of a query," if group > 1 else ""
 
 
 def _stage(shape: Record) -> str:
@@ -237,34 +319,14 @@ def _gb(size: float) -> str:
     return number(size / 1e9, 2)
 
 
-def stages_tables(bench: Record) -> list[Block]:
-    """An optimizer step of each of the other stages."""
-    tables: list[Block] = []
-    for name, steps in bench["stages"].items():
-        rows = []
-        for step, runs in steps.items():
-            fastest, spread = best(runs)
-            speed_cells = [whole(fastest["tokens"]), number(fastest["seconds"], 2)]
-            rate = whole(fastest["tokens"] / fastest["seconds"])
-            over = number(over_bound(fastest, bench["about"]["matrix_rate"]), 2)
-            peak = _gb(max(run["peak"] for run in runs))
-            rows.append([step, *speed_cells, f"{100 * spread:.1f}%", rate, peak, over])
-        preset = bench["shapes"][name]["preset"]
-        caption = (
-            f"{preset}: three microbatches of typical rows; the peak is of a step on the longest."
-        )
-        header = ("", "tokens", "seconds", "spread", "tokens/s", "GB", "over the bound")
-        tables.append(Table(header, rows, caption))
-    return tables
-
-
 def method(bench: Record) -> list[str]:
     """What the numbers mean, and what they leave out."""
     about = bench["about"]
     return [
-        f"Texts: {about['texts']}; all implementations get the same token ids in one batch and new"
-        " weights of the published shape. Every measurement is a process of its own, ours and the"
-        " others by turns. Before it comes the smallest update, which is not counted.",
+        "Texts: synthetic token ids with the lengths of real posts. All implementations get the"
+        " same ids in one batch and new weights of the published shape. Every measurement is a"
+        " process of its own, ours and the others interleaved. Before it comes the smallest update,"
+        " which is not counted.",
         "sample: drawing the responses. measure: log-probabilities (TRL takes the policy's from"
         " sampling and measures the reference policy alone). score: reward model and critic."
         " learn: all epochs, both networks.",

@@ -1,10 +1,15 @@
-"""One update of TRL's trainer on the task that ours is measured on; TRL's interpreter runs it.
+"""One update of a trainer of TRL's on the task that ours is measured on; its interpreter runs it.
 
     runs/peers/trl/bin/python -m reports.speed.peer_trl task.json result.json
 
 TRL is driven by its own settings, and none of its code is changed. Only the functions that its
 rollout calls are timed. Its PPOTrainer has the policy's log-probabilities from sampling, so what it
 measures is the ref_policy. Nothing of ours is imported but the meter.
+
+RLOOTrainer and GRPOTrainer take texts and read them by a tokenizer. So each token id is written as
+a word of its own, and the ids come back as they were. Their reward model is called by a function,
+which is one of the ways that TRL offers: it gets the ids that were sampled. GRPO is driven as
+Dr.GRPO: no deviation, no division by length.
 """
 
 import argparse
@@ -12,25 +17,39 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
 
 from reports.speed.meter import Meter, hold
 
-TRAINER = "trl.experimental.ppo.ppo_trainer"
-# Functions of TRL's rollout -> what their time counts as, in the words of ours.
-STEPS = {
+PPO = "trl.experimental.ppo"
+MEASURE = "_get_per_token_logps_and_entropies"
+# Functions of PPO's rollout, methods of the other trainers -> what their time counts as, in the
+# words of ours.
+PPO_STEPS = {
     "batch_generation": "sample",
     "forward": "measure",
     "selective_log_softmax": "measure",
     "get_reward": "score",  # reward model and critic
+}
+STEPS = {"_generate_single_turn": "sample", MEASURE: "measure", "_calculate_rewards": "score"}
+# Stage -> TRL's trainer and settings, and what its settings call what ours means.
+TRAINERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "rloo": ("RLOOTrainer", "RLOOConfig", {"normalize_advantages": False}),
+    "grpo": ("GRPOTrainer", "GRPOConfig", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
 }
 LIBRARIES = ("trl", "torch", "transformers", "accelerate")
 WARM_TOKENS = 2
@@ -40,12 +59,10 @@ class Clock:
     """Seconds of each step of a rollout, and when the last of them ended."""
 
     def __init__(self) -> None:
-        self.spent = dict.fromkeys(STEPS.values(), 0.0)
+        self.spent = {"sample": 0.0, "measure": 0.0, "score": 0.0}
         self.ended = 0.0
 
-    def timed(
-        self, function: Callable[..., Any], step: str, learning: bool = True
-    ) -> Callable[..., Any]:
+    def timed(self, function: Callable[..., Any], step: str, learning: bool) -> Callable[..., Any]:
         """The function with its time noted; where `learning` calls it too, while no gradient is
         wanted.
         """
@@ -78,52 +95,72 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def load(task: dict[str, Any]) -> list[torch.nn.Module]:
-    """Policy, ref_policy, reward model and critic, all from the task's weights."""
-    kinds = [AutoModelForCausalLM] * 2 + [AutoModelForSequenceClassification] * 2
+def padded(rows: Sequence[list[int]], pad_id: int, left: bool = False) -> torch.Tensor:
+    """Rows of token ids as one tensor."""
+    longest = max(map(len, rows))
+    pads = [[pad_id] * (longest - len(row)) for row in rows]
+    pairs = zip(rows, pads, strict=True)
+    return torch.tensor([pad + row if left else row + pad for row, pad in pairs])
+
+
+def settings_of(task: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What all of TRL's trainers are told."""
+    episodes = len(task["queries"]) * task["samples_per_query"]
+    return {
+        "output_dir": folder,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": task["bf16"],
+        "gradient_checkpointing": False,
+        "seed": task["seed"],
+        "per_device_train_batch_size": task["microbatch_size"],
+        "gradient_accumulation_steps": episodes // task["microbatch_size"],
+        "temperature": task["temperature"],
+        "learning_rate": task["learning_rate"],
+    }
+
+
+def load(task: dict[str, Any], each: int) -> list[Any]:
+    """So many policies and so many scalar networks, all from the task's weights."""
     networks = []
-    for kind in kinds:
-        labels = {} if kind is AutoModelForCausalLM else {"num_labels": 1}
-        network = kind.from_pretrained(task["weights"], dtype=torch.float32, **labels)
-        hold(network)
-        networks.append(network)
+    for labels in ({}, {"num_labels": 1}):
+        kind: Any = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
+        for _ in range(each):
+            network = kind.from_pretrained(task["weights"], dtype=torch.float32, **labels)
+            hold(network)
+            networks.append(network)
     return networks
 
 
-def make_trainer(task: dict[str, Any], networks: list[torch.nn.Module], folder: str) -> Any:
+# -- PPO -------------------------------------------------------------------------------------------
+
+
+def load_ppo(task: dict[str, Any]) -> list[Any]:
+    """Policy, ref_policy, reward model and critic."""
+    return load(task, 2)
+
+
+def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -> Any:
     """A PPOTrainer for one update over the task's queries."""
-    ppo = import_module("trl.experimental.ppo")
+    ppo, pad_id = import_module(PPO), task["pad_id"]
     policy, ref_policy, reward_model, critic = networks
-    queries, size = task["queries"], task["microbatch_size"]
     settings = ppo.PPOConfig(
-        output_dir=folder,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
-        bf16=task["bf16"],
-        gradient_checkpointing=False,
-        seed=task["seed"],
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=len(queries) // size,
+        **settings_of(task, folder),
         local_rollout_forward_batch_size=task["forward_batch_size"],
-        total_episodes=len(queries),
+        total_episodes=len(task["queries"]),
         num_ppo_epochs=task["num_ppo_epochs"],
         num_mini_batches=1,
         num_sample_generations=0,
         response_length=task["response_length"],
-        temperature=task["temperature"],
-        learning_rate=task["learning_rate"],
         kl_coef=task["kl_coef"],
         stop_token="eos",
         missing_eos_penalty=1.0,
     )
-    pad_id = task["pad_id"]
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        longest = max(len(row["input_ids"]) for row in rows)
-        padded = [[pad_id] * (longest - len(row["input_ids"])) + row["input_ids"] for row in rows]
-        return {"input_ids": torch.tensor(padded)}
+        return {"input_ids": padded([row["input_ids"] for row in rows], pad_id, left=True)}
 
     return ppo.PPOTrainer(
         args=settings,
@@ -132,48 +169,127 @@ def make_trainer(task: dict[str, Any], networks: list[torch.nn.Module], folder: 
         ref_model=ref_policy,
         reward_model=reward_model,
         value_model=critic,
-        train_dataset=[{"input_ids": query} for query in queries],
+        train_dataset=[{"input_ids": query} for query in task["queries"]],
         data_collator=collate,
     )
 
 
-def warm_task(task: dict[str, Any]) -> dict[str, Any]:
-    """The smallest update, with which TRL loads what it needs."""
-    few = task["queries"][: task["microbatch_size"]]
-    return task | {"queries": few, "num_ppo_epochs": 1, "response_length": WARM_TOKENS}
+# -- RLOO and GRPO ---------------------------------------------------------------------------------
 
 
-Measured = Callable[[dict[str, Any], Clock, Meter], dict[str, Any]]
+def word_of(token: int) -> str:
+    """A token id as a word, in brackets: a tokenizer finds special tokens within words too."""
+    return f"<{token}>"
 
 
-def measure(task: dict[str, Any], measured: Measured) -> dict[str, Any]:
-    """Seconds, peak memory and tokens of one update after a small one."""
+def ids_of(words: str) -> list[int]:
+    """The token ids of a text of such words."""
+    return [int(word[1:-1]) for word in words.split()]
+
+
+def padding_of(task: dict[str, Any]) -> int:
+    """The id that TRL pads with, which must be a row of the embeddings: ours need not be."""
+    pad_id, eos_id = int(task["pad_id"]), int(task["eos_id"])
+    return pad_id if pad_id < task["vocabulary"] else eos_id
+
+
+def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """A tokenizer of words that are token ids."""
+    words = {word_of(number): number for number in range(task["vocabulary"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token=word_of(task["eos_id"])))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token=word_of(task["eos_id"]),
+        pad_token=word_of(padding_of(task)),
+        padding_side="left",
+    )
+
+
+def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., list[float]]:
+    """The reward of each response: the reward model's number at its last token."""
+    pad_id, size = padding_of(task), task["forward_batch_size"]
+
+    @torch.no_grad()
+    def score(prompts: Sequence[str], completion_ids: Sequence[list[int]], **_: Any) -> list[float]:
+        rows = [ids_of(prompt) + ids for prompt, ids in zip(prompts, completion_ids, strict=True)]
+        scores: list[float] = []
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            mask = padded([[1] * len(row) for row in some], 0)
+            logits = reward_model(input_ids=padded(some, pad_id), attention_mask=mask).logits
+            scores += logits[:, 0].tolist()
+        return scores
+
+    return score
+
+
+def load_grouped(task: dict[str, Any]) -> list[Any]:
+    """Policy and reward model; TRL loads the reference policy itself."""
+    policy, reward_model = load(task, 1)
+    reward_model.config.pad_token_id = padding_of(task)
+    return [policy, reward_model.eval()]
+
+
+def make_grouped(
+    task: dict[str, Any], networks: Sequence[nn.Module], folder: str, **more: Any
+) -> Any:
+    """A trainer for one update over the task's queries; `more` are settings of TRL's."""
+    trainer, config, own = TRAINERS[task["stage"]]
+    trl, (policy, reward_model) = import_module("trl"), networks
+    settings = getattr(trl, config)(
+        **settings_of(task, folder),
+        num_generations=task["samples_per_query"],
+        num_iterations=task["num_ppo_epochs"],
+        max_steps=task["num_ppo_epochs"],
+        max_completion_length=task["response_length"],
+        beta=task["kl_coef"],
+        shuffle_dataset=False,
+        **own | more,
+    )
+    prompts = [{"prompt": " ".join(map(word_of, query))} for query in task["queries"]]
+    return getattr(trl, trainer)(
+        model=policy,
+        reward_funcs=scorer_of(task, reward_model),
+        args=settings,
+        train_dataset=import_module("datasets").Dataset.from_list(prompts),
+        processing_class=tokenizer_of(task),
+    )
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds, peak memory and tokens of one update, after the smallest one, with which TRL loads
+    what it needs.
+    """
     if task["threads"]:
         torch.set_num_threads(task["threads"])
     transformers_logging.set_verbosity_error()
-    clock = Clock()
+    clock, queries, group = Clock(), task["queries"], task["samples_per_query"]
     meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    sampled = len(task["queries"]) * task["samples_per_query"] * task["response_length"]
+    grouped = task["stage"] in TRAINERS
+    owner: Any = import_module("trl" if grouped else f"{PPO}.ppo_trainer")
+    owner = getattr(owner, TRAINERS[task["stage"]][0]) if grouped else owner
+    for name, step in (STEPS if grouped else PPO_STEPS).items():
+        learning = not grouped or name == MEASURE
+        setattr(owner, name, clock.timed(getattr(owner, name), step, learning))
+    few = {"queries": queries[: task["microbatch_size"] // group], "num_ppo_epochs": 1}
+    make = make_grouped if grouped else make_ppo
+    networks = (load_grouped if grouped else load_ppo)(task)
+    with tempfile.TemporaryDirectory() as folder:
+        make(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
+        measured = clock.train(make(task, networks, folder), meter)
     return {
-        **measured(task, clock, meter),
-        "tokens": task["samples_per_query"] * sum(map(len, task["queries"])) + sampled,
+        **measured,
+        "tokens": group * (sum(map(len, queries)) + len(queries) * task["response_length"]),
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in LIBRARIES},
     }
 
 
-def measure_ppo(task: dict[str, Any], clock: Clock, meter: Meter) -> dict[str, Any]:
-    """Seconds of an update of PPO and of its steps, and its peak."""
-    trainer_module = import_module(TRAINER)
-    for name, step in STEPS.items():
-        setattr(trainer_module, name, clock.timed(getattr(trainer_module, name), step))
-    networks = load(task)
-    with tempfile.TemporaryDirectory() as folder:
-        make_trainer(warm_task(task), networks, folder).train()
-        return clock.train(make_trainer(task, networks, folder), meter)
-
-
-def measure_files(measured: Measured, argv: list[str] | None) -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measure the task of the first file and write the result to the second."""
     parser = argparse.ArgumentParser(description="one update of a trainer of TRL's, measured")
     parser.add_argument("task", type=Path)
@@ -182,12 +298,7 @@ def measure_files(measured: Measured, argv: list[str] | None) -> None:
     task = json.loads(args.task.read_text(encoding="utf-8"))
     if task["bf16"]:  # TRL's trainer makes its accelerator from the environment
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    args.result.write_text(json.dumps(measure(task, measured)), encoding="utf-8")
-
-
-def main(argv: list[str] | None = None) -> None:
-    """One update of PPO."""
-    measure_files(measure_ppo, argv)
+    args.result.write_text(json.dumps(measure(task)), encoding="utf-8")
 
 
 if __name__ == "__main__":

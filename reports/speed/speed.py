@@ -1,16 +1,14 @@
-"""Measures ours and its peers in turn on the same work, for `make bench`. It does not load torch.
+"""Measures ours and its peer in turn on the same work, for `make bench`. It does not load torch.
 
 Each measurement is a process of its own, so that its peak memory is its own. A shape is measured
-several times, ours and every peer interleaved, so that a machine that slows down slows all of them.
-Then optimizer steps of SFT, reward model and DPO, ours alone. A peer's environment is made once,
-below `runs/peers/`, from the same pinned versions as ours.
+several times, ours and the peer interleaved, so that a machine that slows down slows all of them.
+The peer's environment is made once, below `runs/peers/`, from the same pinned versions as ours.
 """
 
 import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,18 +23,17 @@ from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
 
 NAME = "bench"
-OURS = "ours"
+OURS, PEER = "ours", "trl"
+TRL = "TRL 1.9.2"  # the last release that has a PPOTrainer
+PACKAGES = ("trl==1.9.2", "requests")  # beside torch; its RLOOTrainer imports the second, unasked
 CONSTRAINTS = Path("constraints.txt")
-QUERIES, IDS = "queries.json", "base/ids.json"
+QUERIES, EOS_ID = "queries.json", 0  # [PAD] is the id after the vocabulary's last
 LAST_LINE = 200
 PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
 LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
-APART, ALONE = "-apart", "ours, queries not shared"  # samples of a query that share nothing
 SHAPE = ("preset", "batch", "microbatch")
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
-# Measurement -> what the page calls it.
-STEPS_OF_STAGES = {"sft": "sft step", "rm": "rm step", "dpo": "dpo step"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +67,6 @@ class BenchRequest:
 
     cases: tuple[Case, ...]
     runs: int
-    data: str = ""
-    """Folder of posts; empty: token ids with the lengths of real posts."""
-    tokenizer: str = ""
     overrides: tuple[str, ...] = ()
 
     def request(self, case: Case) -> Request:
@@ -86,8 +80,6 @@ class BenchRequest:
         return Request(
             preset=case.preset,
             name="speed",  # its folder is no run's
-            data=self.data,
-            tokenizer=self.tokenizer,
             overrides=(*fixed, *self.overrides),
         )
 
@@ -112,11 +104,6 @@ def case_of(text: str) -> Case:
     return Case(preset=preset, batch=batch, microbatch=microbatch, stage=stage)
 
 
-def cases_of(texts: Sequence[str]) -> tuple[Case, ...]:
-    """The cases of a command line. Raises UserError for a bad one."""
-    return tuple(case_of(text) for text in dict.fromkeys(texts))
-
-
 def measure_in(order: BenchRequest, folder: Path) -> dict[str, Any]:
     """Everything that is measured; working files are removed whenever this ends."""
     work = folder / "work"
@@ -132,10 +119,12 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
     """Everything that is measured. Raises UserError if ours fails; a peer that fails says so."""
     for case in order.cases:
         config_of(order.request(case))  # refuses a bad setting before anything is measured
-    peers, left_out = _peers()
-    shapes = {case.text: _measure_shape(order, case, work, peers) for case in order.cases}
-    first = order.cases[0]
-    stages = {first.text: _measure_stages(order, first, work)}
+    python, left_out = None, []
+    try:
+        python = peer_interpreter()
+    except UserError as error:
+        left_out.append(str(error))
+    shapes = {case.text: _measure_shape(order, case, work, python) for case in order.cases}
     updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
     return {
         "about": {
@@ -145,45 +134,30 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
             "device": updates[0]["device"],
             "threads": updates[0]["threads"],
             "versions": library_versions(),
-            "peers": {name: PEERS[name].label for name in peers},
+            "peers": {PEER: TRL} if python else {},
             "left_out": left_out,
             "runs": order.runs,
             "overrides": list(order.overrides),
-            "texts": shapes[first.text]["texts"],
             "matrix_rate": max(run["matrix_rate"] for run in updates),
         },
         "shapes": shapes,
-        "stages": stages,
     }
 
 
-def _peers() -> tuple[dict[str, Path], list[str]]:
-    """The interpreter of each peer that can be installed, and why others cannot."""
-    ready, left_out = {}, []
-    for name, peer in PEERS.items():
-        try:
-            ready[name] = interpreter_of(peer)
-        except UserError as error:
-            left_out.append(str(error))
-    return ready, left_out
-
-
 def _measure_shape(
-    order: BenchRequest, case: Case, work: Path, peers: dict[str, Path]
+    order: BenchRequest, case: Case, work: Path, python: Path | None
 ) -> dict[str, Any]:
-    folder, request = _folder(case, work), order.request(case)
+    folder, request = work / case.text.replace(":", "-"), order.request(case)
     folder.mkdir(parents=True)
     prepared, config = run_part("prepare", request, folder), config_of(request)
-    parts = {OURS: case.stage} | ({} if case.stage == PPO else {ALONE: f"{case.stage}{APART}"})
-    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in (*parts, *peers)}
+    task = task_of(folder, config, case.stage)
+    measured: dict[str, list[dict[str, Any]]] = {OURS: [], **({PEER: []} if python else {})}
     for run in range(1, order.runs + 1):
-        for label, part in parts.items():
-            _announce(case, label, run, order.runs)
-            measured[label].append(run_part(part, request, folder))
-        for name, python in peers.items():
-            _announce(case, PEERS[name].label, run, order.runs)
-            task = task_of(folder, config, case.stage)
-            measured[name].append(run_peer(PEERS[name], python, folder, task))
+        print(f"{case.text}: {OURS}, run {run} of {order.runs}", flush=True)
+        measured[OURS].append(run_part(case.stage, request, folder))
+        if python:
+            print(f"{case.text}: {TRL}, run {run} of {order.runs}", flush=True)
+            measured[PEER].append(run_peer(python, folder, task))
     section = getattr(config, case.stage)
     about = {
         "preset": case.preset,
@@ -195,21 +169,6 @@ def _measure_shape(
         "samples_per_query": section.samples_per_query,
     }
     return about | prepared | {"measured": measured}
-
-
-def _measure_stages(order: BenchRequest, case: Case, work: Path) -> dict[str, list[dict[str, Any]]]:
-    """Optimizer steps of the other stages, each several times."""
-    folder, request = _folder(case, work), order.request(case)
-    steps: dict[str, list[dict[str, Any]]] = {step: [] for step in STEPS_OF_STAGES.values()}
-    for run in range(1, order.runs + 1):
-        for part, step in STEPS_OF_STAGES.items():
-            _announce(case, step, run, order.runs)
-            steps[step].append(run_part(part, request, folder))
-    return steps
-
-
-def _folder(case: Case, work: Path) -> Path:
-    return work / case.text.replace(":", "-")
 
 
 def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
@@ -224,64 +183,34 @@ def run_part(part: str, request: Request, folder: Path) -> dict[str, Any]:
     return measured
 
 
-def _announce(case: Case, what: str, run: int, runs: int) -> None:
-    print(f"{case.text}: {what}, run {run} of {runs}", flush=True)
+# -- the peer --------------------------------------------------------------------------------------
 
 
-# -- peers -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """Another implementation of the policy-gradient stages."""
-
-    name: str
-    label: str
-    packages: tuple[str, ...]
-    """What pip installs beside torch."""
-    modules: Mapping[str, str]
-    """Stage -> our script that drives it; called with the files of the task and of the result."""
-
-
-# The last release of TRL that has a PPOTrainer.
-TRL = Peer(
-    name="trl",
-    label="TRL 1.9.2",
-    packages=("trl==1.9.2", "requests"),  # its RLOOTrainer imports the second, unasked
-    modules={
-        PPO: "reports.speed.peer_trl",
-        "rloo": "reports.speed.peer_trl_grouped",
-        "grpo": "reports.speed.peer_trl_grouped",
-    },
-)
-PEERS = {TRL.name: TRL}
-
-
-def interpreter_of(peer: Peer) -> Path:
-    """The peer's Python, after its environment was made if it was not there.
+def peer_interpreter() -> Path:
+    """TRL's Python, after its environment was made if it was not there.
 
     Raises UserError with pip's last line if a package cannot be had.
     """
-    folder = (settings.RUNS / "peers" / peer.name).absolute()
+    folder = (settings.RUNS / "peers" / PEER).absolute()
     python, mark = folder / "bin" / "python", folder / "installed"
     pins = hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()
-    wanted = " ".join((*peer.packages, pins))
+    wanted = " ".join((*PACKAGES, pins))
     if mark.is_file() and mark.read_text(encoding="utf-8") == wanted:
         return python
-    print(f"making the environment of {peer.label} in {folder}", flush=True)
-    _call(peer, [sys.executable, "-m", "venv", "--clear", str(folder)])
+    print(f"making the environment of {TRL} in {folder}", flush=True)
+    _call([sys.executable, "-m", "venv", "--clear", str(folder)])
     # torch first and alone, as `make install` does it: the same build as ours.
-    for packages in (("torch",), peer.packages):
+    for packages in (("torch",), PACKAGES):
         install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
-        _call(peer, [*install, *packages])
+        _call([*install, *packages])
     write_text(mark, wanted)
     return python
 
 
-def _call(peer: Peer, words: list[str]) -> None:
+def _call(words: list[str]) -> None:
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     if made.returncode:
-        raise UserError(f"{peer.label} cannot be installed: {last_line(made.stderr)}")
+        raise UserError(f"{TRL} cannot be installed: {last_line(made.stderr)}")
 
 
 def last_line(text: str) -> str:
@@ -290,12 +219,12 @@ def last_line(text: str) -> str:
     return lines[-1].removeprefix("error: ").removeprefix("ERROR: ")[:LAST_LINE]
 
 
-def run_peer(peer: Peer, python: Path, folder: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """One measurement of the peer in a process of its own; what went wrong stands in `failed`."""
-    written, result = (folder / f"{peer.name}-{kind}.json" for kind in ("task", "result"))
+def run_peer(python: Path, folder: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """One measurement of TRL in a process of its own; what went wrong stands in `failed`."""
+    written, result = (folder / f"{PEER}-{kind}.json" for kind in ("task", "result"))
     write_json(written, task)
     result.unlink(missing_ok=True)
-    words = [str(python), "-m", peer.modules[task["stage"]], str(written), str(result)]
+    words = [str(python), "-m", "reports.speed.peer_trl", str(written), str(result)]
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     measured: dict[str, Any] | None = read_json(result)
     if made.returncode or measured is None:
@@ -305,16 +234,16 @@ def run_peer(peer: Peer, python: Path, folder: Path, task: dict[str, Any]) -> di
 
 def task_of(folder: Path, config: Config, stage: str = PPO) -> dict[str, Any]:
     """The update of a stage that ours makes too, as plain numbers and names."""
-    ids, section = read_json(folder / IDS), getattr(config, stage)
+    section, vocabulary = getattr(config, stage), shape_of(config.base).vocabulary
     group = section.samples_per_query
     return {
         "stage": stage,
         "weights": str(folder / "model"),
         "queries": read_json(folder / QUERIES)[: section.batch_size // group],
         "samples_per_query": group,
-        "vocabulary": shape_of(config.base).vocabulary,
-        "eos_id": ids["eos"],
-        "pad_id": ids["pad"],
+        "vocabulary": vocabulary,
+        "eos_id": EOS_ID,
+        "pad_id": vocabulary,
         "response_length": config.data.max_summary_tokens,
         "microbatch_size": config.memory.microbatch_size,
         "forward_batch_size": config.memory.forward_batch_size,

@@ -7,11 +7,10 @@ state         all that a loop must save to go on
 checkpoints   that state on disk
 sharding      several processes, and networks cut into a part for each
 models        load and save
-passes        forward passes: log-probabilities, values, scores
+passes        forward passes: log-probabilities, values, scores; the SFT loss
 sampling      responses drawn from a policy
 vocabulary    log-probabilities without all logits at once
 heads         the scalar head of a reward model, in any family
 lora          small matrices beside frozen weights
-likelihood    the SFT loss
-preferences   held-out comparisons, ranked
+preferences   comparisons: steps on them, and held-out ones, ranked
 """

@@ -35,17 +35,11 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
     torch.manual_seed(seed)
     keep_freed_memory()
     accelerator = new_accelerator(config.memory.mixed_precision, takes_turns)
-    if accelerator.mixed_precision == "bf16" and accelerator.is_main_process:
-        _say_where_bf16_is_slow(accelerator.device)
+    on_cpu = accelerator.is_main_process and accelerator.device.type == "cpu"
+    if on_cpu and accelerator.mixed_precision == "bf16" and not has_bf16_units():
+        note = "note: this CPU has no bf16 units: memory.mixed_precision=bf16 works here, slowly"
+        print(note, file=sys.stderr)
     return accelerator
-
-
-def _say_where_bf16_is_slow(device: torch.device) -> None:
-    if device.type == "cpu" and not has_bf16_units():
-        print(
-            "note: this CPU has no bf16 units: memory.mixed_precision=bf16 works here, slowly",
-            file=sys.stderr,
-        )
 
 
 def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -> torch.optim.AdamW:
@@ -103,12 +97,11 @@ def over_share(
     process: after a restart a part is measured only if one of its rows is unknown. A signal stops
     the measurement after a part: then it raises Stopped.
     """
-    known: dict[int, T] = {}
     kept = None
     if keep is not None:
         accelerator.wait_for_everyone()  # the main process may still be making the run's folder
         kept = KeptRows(keep, label, accelerator.process_index)
-        known = kept.known
+    known: dict[int, T] = kept.known if kept else {}
     todo = [
         list(part)
         for part in parts_by_length(accelerator, lengths, size)

@@ -36,10 +36,12 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
     if stage not in lora.adapted_stages:
         return
     peft, head = _peft(lora), head_name(model)
+    targets: Any = [name.strip() for name in lora.target_modules.split(",")]
+    targets = ALL_LINEAR if targets == [ALL_LINEAR] else targets
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=_targets(lora),
+        target_modules=targets,
         exclude_modules=[head] if head else None,
     )
     with torch.random.fork_rng():
@@ -100,12 +102,6 @@ def adapter_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, layer in model.named_modules():
         if hasattr(layer, "lora_A"):
             yield name, layer
-
-
-def _targets(lora: Lora) -> str | list[str]:
-    if lora.target_modules == ALL_LINEAR:
-        return ALL_LINEAR
-    return [name.strip() for name in lora.target_modules.split(",")]
 
 
 def _peft(lora: Lora) -> Any:

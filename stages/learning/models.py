@@ -40,9 +40,13 @@ from stages.running.files import read_json, read_record
 from stages.settings.checks import UserError, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
-
-
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
+# In released reward models. Checkpoints of older versions of transformers hold the buffers; they
+# are computed, not learned.
+BACKBONE, HEAD = "lm_backbone.", "scalar_head."
+OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
@@ -139,7 +143,11 @@ def _load(
     quiet_loading()
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **changes)
-        _refuse_quantised(source, config)
+        # Quantised weights do not learn, and most need a package and a device of their own.
+        if quantised := getattr(config, "quantization_config", None):
+            how = quantised.get("quant_method") if isinstance(quantised, dict) else None
+            what = f"quantised ({how or 'quantization_config in config.json'})"
+            raise UserError(f"model {source} is {what}: give the weights that it was made from")
         model, info = auto.from_pretrained(
             str(source),
             config=with_dropout(config, dropout),
@@ -153,16 +161,6 @@ def _load(
         raise UserError(f"model {source} does not load: {first_line(error)}") from None
     _refuse_non_finite(source, model)
     return model, info
-
-
-def _refuse_quantised(source: str | Path, config: Any) -> None:
-    """Quantised weights do not learn, and most need a package and a device of their own."""
-    if quantised := getattr(config, "quantization_config", None):
-        how = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise UserError(
-            f"model {source} is quantised ({how or 'quantization_config in config.json'}): give "
-            "the weights that it was made from"
-        )
 
 
 def _refuse_non_finite(source: str | Path, model: PreTrainedModel) -> None:
@@ -230,17 +228,7 @@ def keep_model(
     return load(folder).to(accelerator.device)
 
 
-BACKBONE, HEAD = "lm_backbone.", "scalar_head."
-
-
-# Checkpoints of older versions of transformers hold these; they are computed, not learned.
-OLD_BUFFERS = (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-
-
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-
-
-SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+# -- released reward models ------------------------------------------------------------------------
 
 
 def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | None]:
@@ -275,17 +263,16 @@ def load_released_reward_model(folder: Path) -> tuple[PreTrainedModel, float | N
 
 def _base_config(folder: Path, saved: dict[str, Any]) -> Any:
     """The configuration of the backbone, as the folder holds it, with one label and no dropout."""
-    fields = dict(saved.get("base_config") or {})
-    kind = fields.pop("model_type", None)
-    for name in ("architectures", "torch_dtype", "dtype", "id2label", "label2id", "num_labels"):
-        fields.pop(name, None)
+    given: dict[str, Any] = saved.get("base_config") or {}
+    others = "model_type architectures torch_dtype dtype id2label label2id num_labels".split()
+    kind = given.get("model_type")
+    fields = {name: value for name, value in given.items() if name not in others}
     if kind is None:
         raise UserError(f"{folder}: base_config in config.json names no model_type")
     try:
         config = AutoConfig.for_model(kind, **fields, num_labels=1, token_classification_bias=True)
     except (KeyError, TypeError, ValueError) as error:
-        why = first_line(error)
-        raise UserError(f"{folder}: its base_config does not load: {why}") from None
+        raise UserError(f"{folder}: its base_config does not load: {first_line(error)}") from None
     require_heads(config, str(folder))
     return with_dropout(config, 0.0)
 
@@ -314,11 +301,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises UserError if there are none.
     """
     names: list[str] = [name for name in SINGLE_FILES if (folder / name).exists()][:1]
-    for index in () if names else INDEXES:
-        parts = read_json(folder / index)
-        if parts is not None:
+    for index in INDEXES:
+        if not names and (parts := read_json(folder / index)) is not None:
             names = sorted(set(parts["weight_map"].values()))
-            break
     if not names:
         raise UserError(f"{folder} holds no weights: neither {' nor '.join(SINGLE_FILES)}")
     weights: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Forward passes: log-probabilities, values and scores of responses and of summaries.
+"""Forward passes: log-probabilities, values and scores of responses and of summaries; the SFT loss.
 
 [PAD] is never embedded: padded slots hold id 0 and are masked out of attention (Huang et al. 2024,
 detail 3). Position ids count real tokens only, so padding on either side changes rounding
@@ -30,7 +30,7 @@ from stages.learning.vocabulary import (
     reading,
     reading_head,
 )
-from stages.posts.ragged import pad_left, pad_right
+from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.settings.families import SHARING
 
 EMPTY = -1
@@ -135,11 +135,6 @@ def head_scalars(reward_model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return scalars.to(torch.promote_types(scalars.dtype, torch.float32))
 
 
-def token_scalars(reward_model: nn.Module, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """The same for padded rows: [B, L] -> [B, L]. Only in `score_columns` is it a score."""
-    return head_scalars(reward_model, model_inputs(tokens, attention_mask))
-
-
 def response_values(
     critic: nn.Module,
     query_responses: Tensor,
@@ -181,6 +176,47 @@ def score_responses(
 def _scores(reward_model: nn.Module, rows: "SharedRows") -> Tensor:
     scalars = head_scalars(reward_model, rows.inputs)
     return scalars.gather(1, score_columns(reward_model, rows))
+
+
+# -- the SFT loss (Huang et al. 2024, detail 9) ----------------------------------------------------
+
+
+def sequence_length(split: TokenizedSplit, row: int) -> int:
+    """Tokens of query and summary together."""
+    return len(split.columns["queries"][row]) + len(split.columns["summaries"][row])
+
+
+def counted_tokens(split: TokenizedSplit, rows: list[int], loss_on_query: bool) -> int:
+    """How many tokens of these rows the loss counts; the very first one is not predicted."""
+    if loss_on_query:
+        return sum(sequence_length(split, row) - 1 for row in rows)
+    return sum(len(split.columns["summaries"][row]) for row in rows)
+
+
+def summed_loss(
+    policy: nn.Module,
+    split: TokenizedSplit,
+    rows: Sequence[int],
+    loss_on_query: bool,
+    device: torch.device,
+) -> Tensor:
+    """Negative log-likelihood summed over the counted tokens of some rows, [] nats.
+
+    Each row is a prefix that is only read (the query, or its first token) and the tokens that are
+    learned; logits exist at the positions that predict the latter, and at no others.
+    """
+    prefixes, learned = [], []
+    for row in rows:
+        tokens = torch.cat([split.columns["queries"][row], split.columns["summaries"][row]])
+        start = 1 if loss_on_query else len(split.columns["queries"][row])
+        prefixes.append(tokens[:start])
+        learned.append(tokens[start:])
+    targets = pad_right(learned, EMPTY).to(device)
+    tokens = torch.cat([pad_left(prefixes, EMPTY).to(device), targets], dim=1)
+    logprobs = response_logprobs(
+        policy, tokens.clamp(min=0), tokens != EMPTY, targets.shape[1], temperature=1.0
+    )
+    return -torch.where(targets != EMPTY, logprobs, 0.0).sum()
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Held-out comparisons, which measure both the reward model and DPO's implicit one.
+"""Comparisons: an optimizer step on them, and held-out ones, which measure both the reward model
+and DPO's implicit one.
 
 The gap of a comparison is the reward of the chosen summary minus that of the rejected one. A
 comparison counts as right if its gap is above 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from stages.functional import preference_loss
+from stages.learning.batches import chunks, local_share
+from stages.learning.learner import Learner, optimizer_step
 from stages.learning.loop import over_rows
 from stages.posts.bad_rows import in_half
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
@@ -50,6 +53,22 @@ def alike(summaries: list[list[Tensor]], chosen: Tensor, rejected: Tensor) -> Te
     return torch.where(torch.tensor(equal, device=chosen.device), chosen, rejected)
 
 
+def pair_step(
+    learner: Learner,
+    split: TokenizedSplit,
+    rows: Sequence[int],
+    losses: Callable[[Sequence[int]], Iterable[tuple[Tensor, dict[str, Tensor]]]],
+) -> dict[str, float]:
+    """One optimizer step on a global batch of pairs; returns each statistic's mean over them.
+
+    `losses` as in `optimizer_step`, of the rows of one microbatch. A pair counts as two sequences.
+    """
+    share = local_share(rows, learner.accelerator)
+    share.sort(key=lambda row: pair_length(split, row))
+    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    return {key: total / len(rows) for key, total in stats.items()}
+
+
 def pair_length(split: TokenizedSplit, row: int) -> int:
     """Tokens of a comparison: the query once, and both summaries."""
     return sum(len(split.columns[name][row]) for name in ("queries", "chosen", "rejected"))
@@ -79,14 +98,10 @@ def over_pairs(
 
 def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any]]:
     """One row a pair, from which intervals, groups and the effect of length are computed later."""
-    lengths = {
-        f"{name}_tokens": split.columns[name].lengths().tolist() for name in ("chosen", "rejected")
-    }
-    columns = {"gap": gaps, **lengths}
-    values = zip(*columns.values(), strict=True)
+    lengths = (split.columns[name].lengths().tolist() for name in ("chosen", "rejected"))
     return [
-        dict(zip(columns, row, strict=True)) | about
-        for row, about in zip(values, split.rows, strict=True)
+        {"gap": gap, "chosen_tokens": chosen, "rejected_tokens": rejected, **about}
+        for gap, chosen, rejected, about in zip(gaps, *lengths, split.rows, strict=True)
     ]
 
 

@@ -26,17 +26,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stages.finished import stage_folder
+from stages.learning import checkpoints
 from stages.learning.batches import Order, stream_seed
-from stages.learning.checkpoints import (
-    RECORDS,
-    checkpoints,
-    fingerprints,
-    newest_good,
-    record_lengths,
-    refuse_differences,
-    remove_leftovers,
-    seal,
-)
 from stages.learning.learner import Learner, NonFiniteError
 from stages.learning.loop import (
     cosine_rate,
@@ -151,10 +142,13 @@ class State:
     def save(self) -> None:
         """Save. If that fails, say why on stderr; training goes on with the last good save kept."""
         began = time.monotonic()
-        folder = self.run.resume
-        partial = folder / f"checkpoint-{self.update:07d}.tmp"
+        partial = self.run.resume / f"checkpoint-{self.update:07d}.tmp"
         for step in (self._begin, self._write, self._seal):
-            fault = self._fault_of(step, partial)
+            fault = ""
+            try:
+                step(partial)
+            except (OSError, RuntimeError, SafetensorError) as error:
+                fault = str(error).strip().partition("\n")[0] or type(error).__name__
             (failed,) = self.agreed(bool(fault))
             if failed:
                 self._give_up(partial, fault)
@@ -164,7 +158,7 @@ class State:
 
     def _begin(self, partial: Path) -> None:
         if self.run.main:
-            remove_leftovers(partial.parent)
+            checkpoints.remove_leftovers(partial.parent)
             partial.mkdir(parents=True)
 
     def _write(self, partial: Path) -> None:
@@ -177,39 +171,29 @@ class State:
             finally:
                 handle.remove()
         if self.run.main or is_sharded(self.learner.trained):  # then all know the parts of all
-            record = self._record()
+            record = {
+                "update": self.update,
+                "updates": self.updates,
+                "kl_coef": self.kl_coef,
+                "lengths": checkpoints.record_lengths(self.run.partial),
+                "processes": self.accelerator.num_processes,
+                "fingerprints": self.fingerprints(),
+            }
         if self.run.main:
             write_json(partial / "state.json", record)
 
     def _seal(self, partial: Path) -> None:
         if self.run.main:
-            seal(partial)
-
-    def _fault_of(self, step: Callable[[Path], None], partial: Path) -> str:
-        try:
-            step(partial)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            return str(error).strip().partition("\n")[0] or type(error).__name__
-        return ""
+            checkpoints.seal(partial)
 
     def _give_up(self, partial: Path, fault: str) -> None:
         if not self.run.main:
             return
         shutil.rmtree(partial, ignore_errors=True)
-        kept = checkpoints(partial.parent)
+        kept = checkpoints.checkpoints(partial.parent)
         last = f"{kept[0].name} is kept" if kept else "there is none yet"
         why = fault or "another process could not write"
         print(f"saving {partial} failed: {why}; {last}", file=sys.stderr, flush=True)
-
-    def _record(self) -> dict[str, Any]:
-        return {
-            "update": self.update,
-            "updates": self.updates,
-            "kl_coef": self.kl_coef,
-            "lengths": record_lengths(self.run.partial),
-            "processes": self.accelerator.num_processes,
-            "fingerprints": self.fingerprints(),
-        }
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the weights, of what the optimizer holds, and of the next rows to learn."""
@@ -217,7 +201,7 @@ class State:
         rows = self.order.batch(self.update)
         next_rows = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         plain = {"the rows of the next update": next_rows, "number of updates": str(self.updates)}
-        hashes = fingerprints(model, self.learner.optimizer)
+        hashes = checkpoints.fingerprints(model, self.learner.optimizer)
         if not is_sharded(model):
             return plain | hashes
         for index, part in enumerate(gather_object([hashes])):
@@ -235,17 +219,17 @@ class State:
         fitted = [halving["to"] for halving in self.run.halvings]
         self.learner.microbatch_size = min([self.learner.microbatch_size, *fitted])
         if self.run.main:
-            newest = [str(newest_good(folder, self.run.partial) or "")]
+            newest = [str(checkpoints.newest_good(folder, self.run.partial) or "")]
         if self.accelerator.num_processes > 1:
             newest = broadcast_object_list(newest)
         if not newest[0]:
-            self._cut_records(dict.fromkeys(RECORDS, 0))
+            self._cut_records(dict.fromkeys(checkpoints.RECORDS, 0))
             return
         checkpoint = Path(newest[0])
         recorded = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         self._read(checkpoint, recorded["processes"])
         self.learner.update, self.kl_coef = recorded["update"], recorded["kl_coef"]
-        refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
+        checkpoints.refuse_differences(recorded["fingerprints"], self.fingerprints(), checkpoint)
         self._cut_records(recorded["lengths"])
         if self.run.main:
             print(f"{self.run.stage} goes on after update {self.update}", file=sys.stderr)
@@ -270,9 +254,8 @@ class State:
             handle.remove()
 
     def _cut_records(self, lengths: dict[str, int]) -> None:
-        for name, size in lengths.items():
-            if self.run.main:
-                cut_file(self.run.partial / name, size)
+        for name, size in lengths.items() if self.run.main else ():
+            cut_file(self.run.partial / name, size)
 
     def _unwrapped(self, models: list[nn.Module], folder: str) -> None:
         models[:] = [self.accelerator.unwrap_model(model) for model in models]
@@ -308,7 +291,7 @@ def saving_a_broken_batch(
         name = f"{run.folder.name}.failed{state.accelerator.process_index}.safetensors"
         path = run.folder.with_name(name)
         save_file({key: x.cpu().contiguous() for key, x in batch().items()}, path)
-        good = [*checkpoints(run.resume), stage_folder(run.config, before)][0]
+        good = [*checkpoints.checkpoints(run.resume), stage_folder(run.config, before)][0]
         raise UserError(
             f"{error} (update {state.update + 1}, its batch is in {path}; the last good weights "
             f"are those in {good})"

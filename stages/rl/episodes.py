@@ -1,7 +1,7 @@
 """Episodes of one update as tensors; each step of an update adds its columns."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +35,12 @@ class Sampled:
     def rows(self: E, index: Tensor) -> E:
         """The episodes at these positions."""
         return self.map(lambda _, x: x[index])
+
+    def passes(self: E, size: int, pad_id: int) -> Iterator[E]:
+        """The episodes of each forward pass, at most `size`, without columns of padding only."""
+        everything = torch.arange(len(self.queries), device=self.queries.device)
+        for part in map(self.rows, torch.split(everything, size)):
+            yield replace(part, queries=trim_left(part.queries, pad_id))
 
     def trimmed(self: E, query: int, width: int) -> E:
         """With the last `query` columns of the queries, and with `width` response tokens."""

@@ -24,7 +24,7 @@ from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config
-from stages.settings.rloo import Grouped
+from stages.settings.ppo import Grouped
 
 Baseline = Callable[[Tensor, int], Tensor]
 """Rewards [B] of groups of some size -> advantages [B]."""

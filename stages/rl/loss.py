@@ -15,7 +15,7 @@ from torch import Tensor
 from stages import functional
 from stages.learning.batches import batch_rows, chunks, global_sum, local_share
 from stages.learning.learner import Learner
-from stages.learning.likelihood import counted_tokens, sequence_length, summed_loss
+from stages.learning.passes import counted_tokens, sequence_length, summed_loss
 from stages.learning.vocabulary import LEARNED, MEASURED, LogitStatistics, logprob_formula
 from stages.posts.ragged import TokenizedSplit
 from stages.rl.episodes import Rollout
@@ -141,7 +141,9 @@ def policy_loss(
     clipped_loss = functional.weighted_sum(losses, weights) / divisors.policy
     loss = clipped_loss
     if settings.kl_in == "loss":
-        loss = loss + kl_coef * kl_loss(new_logprobs, part, settings, weights) / divisors.policy
+        now, reference = (torch.where(mask, x, 0.0) for x in (new_logprobs, part.ref_logprobs))
+        kl = functional.kl_estimate(now, reference, settings.kl_estimator)
+        loss = loss + kl_coef * functional.weighted_sum(kl, weights) / divisors.policy
     if settings.entropy_coef:
         bonus = functional.weighted_sum(entropies, weights)
         loss = loss - settings.entropy_coef * bonus / divisors.policy
@@ -175,17 +177,6 @@ def value_loss(
     loss = functional.weighted_sum(losses, weights) / divisors.value
     share = functional.weighted_sum(clipped, mask.float()) / divisors.positions
     return ppo.vf_coef * loss, {"loss/value_avg": loss.detach(), "val/clipfrac_avg": share}
-
-
-def kl_loss(
-    new_logprobs: Tensor, part: Rollout, settings: PolicyGradient, weights: Tensor
-) -> Tensor:
-    """Weighted sum of KL(policy, ref_policy) as a term of the loss, [] nats."""
-    mask = part.response_mask
-    now, reference = (torch.where(mask, x, 0.0) for x in (new_logprobs, part.ref_logprobs))
-    return functional.weighted_sum(
-        functional.kl_estimate(now, reference, settings.kl_estimator), weights
-    )
 
 
 def pretraining_step(learner: Learner, ptx: Pretraining, step: int) -> float:

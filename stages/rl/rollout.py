@@ -5,7 +5,7 @@
 3. score    each whole response with the reward model, read at EOS
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -52,9 +52,10 @@ def sample_responses(
     batch = pad_left([queries[row] for row in rows], pad_id).to(accelerator.device)
     numbers = noise.uniforms(len(queries) * group)[places].to(accelerator.device)
     size = pass_size(learner, settings)
-    uniforms = torch.split(numbers, size)
     formula, parts = logprob_formula(settings.logprob_dtype), []
-    for some, uniform in zip(passes_of(batch, pad_id, size), uniforms, strict=True):
+    passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
+    for rows_of_pass, uniform in passes:
+        some = trim_left(rows_of_pass, pad_id)
         # A network's processes stop sampling at different tokens. Each autocast gives the bf16
         # copies of weights back when it ends, so sampling's do not stand beside the others'.
         with gathered(networks.policy), accelerator.autocast():
@@ -83,11 +84,6 @@ def pass_size(learner: PolicyLearner, settings: PolicyGradient) -> int:
     return max(group, learner.forward_batch_size // group * group)
 
 
-def passes_of(queries: Tensor, pad_id: int, size: int) -> Iterator[Tensor]:
-    """The queries of each forward pass, [b, q], without columns of padding only."""
-    return (trim_left(some, pad_id) for some in torch.split(queries, size))
-
-
 @torch.no_grad()
 def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) -> Measured:
     """Step 2. The policy's log-probabilities are recomputed by the training forward pass, so that
@@ -99,13 +95,9 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
     formula, pad_id = logprob_formula(settings.logprob_dtype), networks.pad_id
     statistics = LogitStatistics(temperature=settings.temperature, formula=formula)
     size, group = pass_size(learner, settings), settings.samples_per_query
-    chunks = torch.split(sampled.responses, size)
-    drawn = torch.split(sampled.sampled_logprobs, size)
-    for some, responses, before in zip(
-        passes_of(sampled.queries, pad_id, size), chunks, drawn, strict=True
-    ):
-        query_responses = torch.cat([some, responses], dim=1)
-        mask, length = query_responses != pad_id, responses.shape[1]
+    for part in sampled.passes(size, pad_id):
+        query_responses = torch.cat([part.queries, part.responses], dim=1)
+        mask, length = query_responses != pad_id, part.responses.shape[1]
         tokens = query_responses.masked_fill(~mask, 0)
         with learner.accelerator.autocast():
             (logprobs, _), (ref_logprobs, _) = (
@@ -115,17 +107,15 @@ def measure(learner: PolicyLearner, sampled: Sampled, settings: PolicyGradient) 
             values = None
             if networks.critic is not None:
                 values = response_values(networks.critic, tokens, mask, length, group)
-        gaps = torch.where(responses != pad_id, (logprobs - before).abs(), 0.0).sum(dim=1)
-        part = Measured(
-            queries=some,
-            responses=responses,
-            sampled_logprobs=before,
-            logprobs=before if settings.logprobs == "sampled" else logprobs,
+        gaps = torch.where(part.responses != pad_id, (logprobs - part.sampled_logprobs).abs(), 0.0)
+        measured = Measured(
+            **vars(part),
+            logprobs=part.sampled_logprobs if settings.logprobs == "sampled" else logprobs,
             ref_logprobs=ref_logprobs,
             values=values,
-            sampler_gaps=gaps,
+            sampler_gaps=gaps.sum(dim=1),
         )
-        parts.append(part)
+        parts.append(measured)
     return concatenate(parts, sampled.queries)
 
 
@@ -134,9 +124,9 @@ def score(learner: PolicyLearner, measured: Measured, settings: PolicyGradient) 
     """Step 3: the reward model's number for each whole response, and the EOS trick."""
     networks, parts = learner.networks, []
     size, group, pad_id = pass_size(learner, settings), settings.samples_per_query, networks.pad_id
-    chunks = torch.split(measured.responses, size)
-    for some, responses in zip(passes_of(measured.queries, pad_id, size), chunks, strict=True):
+    for part in measured.passes(size, pad_id):
+        texts = part.queries, part.responses
         with learner.accelerator.autocast():
-            parts.append(score_responses(networks.reward_model, some, responses, pad_id, group))
+            parts.append(score_responses(networks.reward_model, *texts, pad_id, group))
     scores = eos_trick(torch.cat(parts), measured.responses, networks.eos_id, settings)
     return Episodes(**vars(measured), scores=scores)

@@ -10,15 +10,8 @@ from stages import functional
 from stages.learning.learner import optimizer_step
 from stages.learning.loop import linear_rate, set_learning_rate
 from stages.posts.ragged import TokenizedSplit
+from stages.rl import loss
 from stages.rl.episodes import Rollout
-from stages.rl.loss import (
-    Divisors,
-    Pretraining,
-    count_divisors,
-    microbatch_losses,
-    pretraining_step,
-    split_minibatch,
-)
 from stages.rl.networks import PolicyLearner, clip_gradients
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
@@ -47,9 +40,9 @@ def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:
 
 def make_pretraining(
     ppo: Ppo, train: TokenizedSplit, loss_on_query: bool, seed: int, update: int
-) -> Pretraining:
+) -> loss.Pretraining:
     """The pretraining mix of one update: as many references as there are episodes."""
-    return Pretraining(
+    return loss.Pretraining(
         split=train,
         loss_on_query=loss_on_query,
         coef=ppo.ptx_coef,
@@ -65,7 +58,7 @@ def optimize(
     settings: PolicyGradient,
     seed: int,
     kl_coef: float,
-    ptx: Pretraining | None = None,
+    ptx: loss.Pretraining | None = None,
 ) -> dict[str, float]:
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
@@ -104,7 +97,7 @@ def take_step(
     minibatch: Rollout,
     settings: PolicyGradient,
     kl_coef: float,
-    ptx: Pretraining | None = None,
+    ptx: loss.Pretraining | None = None,
     step: int = 0,
 ) -> dict[str, float]:
     """One optimizer step on a minibatch, in microbatches weighted by the tokens that they hold.
@@ -114,17 +107,17 @@ def take_step(
     accelerator, pad_id = learner.accelerator, learner.networks.pad_id
     mixed: dict[str, float] = {}
 
-    def parts(size: int) -> list[tuple[Rollout, Divisors]]:
+    def parts(size: int) -> list[tuple[Rollout, loss.Divisors]]:
         if ptx is not None and settings.policy_learns(learner.update):
-            mixed["loss/ptx"] = pretraining_step(learner, ptx, step)
-        places = split_minibatch(minibatch, settings, pad_id, size)
-        divisors = count_divisors(accelerator, minibatch, settings, len(places))
+            mixed["loss/ptx"] = loss.pretraining_step(learner, ptx, step)
+        places = loss.split_minibatch(minibatch, settings, pad_id, size)
+        divisors = loss.count_divisors(accelerator, minibatch, settings, len(places))
         device = minibatch.queries.device
         rows = [(torch.tensor(part, device=device), longest) for part, longest in places]
         return [(minibatch.rows(row).trimmed(*longest), divisors) for row, longest in rows]
 
-    def losses(part: tuple[Rollout, Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        return microbatch_losses(learner, *part, settings, pad_id, kl_coef)
+    def losses(part: tuple[Rollout, loss.Divisors]) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        return loss.microbatch_losses(learner, *part, settings, pad_id, kl_coef)
 
     def clip() -> dict[str, float]:
         return mixed | clip_gradients(accelerator.unwrap_model(learner.trained), settings)

@@ -4,8 +4,7 @@ checks        the error that a user can mend, and the checks that raise it
 stages        the one table of stages
 prompt        its check, how it is filled and read back
 sections      data, SFT, RM, DPO, LoRA, evaluation, memory
-ppo           PPO, and what its rivals share
-rloo          RLOO and Dr.GRPO
+ppo           PPO, RLOO and Dr.GRPO, and what they share
 judge         the judge
 judge_models  what its models cost, and when they end
 outputs       summaries that exist already, their columns, and a policy that others trained

@@ -19,16 +19,13 @@ from typing import Any, NoReturn, TextIO
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
 MENDS = {
-    errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTEMPTY), "move it away"),
     errno.EROFS: "make it writable",
-    errno.EACCES: "make it readable and writable",
-    errno.EPERM: "make it readable and writable",
     errno.ENOENT: RESTORE,
     errno.EISDIR: "a folder stands where a file belongs: move it away",
     errno.ENOTDIR: "a file stands where a folder belongs: move it away",
-    errno.EEXIST: "move it away",
-    errno.ENOTEMPTY: "move it away",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "close other programs",
@@ -52,8 +49,6 @@ DAMAGED_TEXTS = ("PytorchStreamReader", "Invalid magic number", "Error(s) in loa
 OTHER_SHAPES = "ignore_mismatched_sizes"
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # as libraries in Rust write it
 OURS = {"stages", "eval", "reports", "tests"}
-
-
 # Control characters but for newline and tab, what turns the direction of a text, half characters.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Request:
 
 
 def make_config(preset: str, **changes: Any) -> Config:
-    """The preset, changed by the other fields of `Asked`."""
+    """The preset, changed by the other fields of `Request`."""
     return config_of(Request(preset=preset, **changes))
 
 
@@ -102,13 +102,16 @@ def config_of(request: Request, upstream: Config | None = None) -> Config:
         raise unknown("preset", request.preset, PRESETS)
     config = PRESETS[request.preset]()
     texts = list(request.overrides)
-    for key, value in (("data.source", request.data), ("base.tokenizer", request.tokenizer)):
-        if value and _get(config, key):
+    for key, value, of_preset in (
+        ("data.source", request.data, config.data.source),
+        ("base.tokenizer", request.tokenizer, config.base.tokenizer),
+    ):
+        if value and of_preset:
             texts.append(f"{key}={value}")
         elif value:
-            config = _set(config, key, value)
-    changes = _changes(texts)
-    config = _without_training(_changed(config, changes), request, changes)
+            config = with_changes(config, changes_of([f"{key}={value}"]))
+    changes = changes_of(texts)
+    config = _without_training(with_changes(config, changes), request, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")
     _check_name(replace(request, name=_name(request, config)), texts)
@@ -124,7 +127,8 @@ def config_of(request: Request, upstream: Config | None = None) -> Config:
     )
 
 
-def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The values of some overrides, by section and field. Raises UserError as `override_of`."""
     changes: dict[str, dict[str, Any]] = {}
     for text in texts:
         section, field, value = override_of(text)
@@ -132,8 +136,8 @@ def _changes(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return changes
 
 
-def _changed(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
-    """A section's changes are made at once, because its numbers are checked together."""
+def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
+    """The config with changes, a section's at once, because its numbers are checked together."""
     sections = {name: replace(getattr(config, name), **values) for name, values in changes.items()}
     return replace(config, **sections)
 
@@ -207,7 +211,7 @@ def _shared(
 
 
 def recorded_sections(request: Request) -> dict[str, Any]:
-    """The shared sections as the stages of `asked.upstream` recorded them.
+    """The shared sections as the stages of `request.upstream` recorded them.
 
     A stage that is not made yet has none. Raises UserError if there is no such run.
     """
@@ -241,10 +245,8 @@ def recorded_config(folder: Path) -> Config | None:
         return None
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream")}
         sections = {name: section_from(name, saved[name]) for name in SECTIONS}
-        plain["own_from"] = saved.get("own_from", "")  # runs from before it have none
-        return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+        return Config(**saved | {"overrides": tuple(saved["overrides"])} | sections)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -283,28 +285,14 @@ def override_of(override: str) -> tuple[str, str, Any]:
     }
     if key not in types:
         raise unknown("setting", key, types, "`make settings` lists all of them")
-    return section, name, _parse(key, text, types[key])
-
-
-def _parse(key: str, text: str, kind: Any) -> bool | int | float | str:
-    booleans = {"true": True, "false": False}
+    kind: Any = types[key]
     try:
-        value: bool | int | float | str = booleans[text.lower()] if kind is bool else kind(text)
+        value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{key} takes a finite number, not {text}")
-    return value
-
-
-def _get(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
-
-
-def _set(config: Config, key: str, value: Any) -> Config:
-    section, name = key.split(".")
-    return replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    return section, name, value
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -366,24 +354,21 @@ def config_from_arguments(argv: list[str] | None, description: str) -> Config:
 
 def make_command(config: Config, stage: str) -> str:
     """The `make` command that makes a stage of this run."""
-    words = ["make", STAGES[stage].goal, f"PRESET={config.preset}", f"SEED={config.seed}"]
     elsewhere = config.is_upstreams(stage)
     name = config.upstream if elsewhere else config.name
-    if name != config.preset:
-        words.append(f"NAME={name}")
-    if config.upstream and not elsewhere:
-        words.append(f"UPSTREAM={config.upstream}")
+    values = {
+        "PRESET": config.preset,
+        "SEED": str(config.seed),
+        "NAME": "" if name == config.preset else name,
+        "UPSTREAM": "" if elsewhere else config.upstream,
+    }
     if not elsewhere:
         # A path may hold spaces, at which SET= is split.
         pairs = [override.split("=", 1) for override in config.overrides]
-        others = [f"{key}={value}" for key, value in pairs if key not in MAKE_VARIABLES]
-        words += [f"SET={' '.join(others)}"] if others else []
-        words += [f"{MAKE_VARIABLES[key]}={value}" for key, value in pairs if key in MAKE_VARIABLES]
-    if config.data.source not in ("", TOY, HUB):
-        words.append(f"DATA={config.data.source}")
-    if config.base.tokenizer not in ("", TRAIN_TOKENIZER):
-        words.append(f"TOKENIZER={config.base.tokenizer}")
-    parts = (word.partition("=") for word in words)
-    return " ".join(
-        f"{name}{equals}{shlex.quote(value)}" if equals else name for name, equals, value in parts
-    )
+        values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
+        values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
+    data, tokenizer = config.data.source, config.base.tokenizer
+    values["DATA"] = "" if data in (TOY, HUB) else data
+    values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
+    words = [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
+    return " ".join(["make", STAGES[stage].goal, *words])

@@ -16,8 +16,7 @@ from typing import Any
 from stages.settings.checks import UserError, fail, require
 from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs, Released
-from stages.settings.ppo import Ppo
-from stages.settings.rloo import Grpo, Rloo
+from stages.settings.ppo import Grpo, Ppo, Rloo
 from stages.settings.sections import (
     ALL_PAIRS,
     HUB,
@@ -40,53 +39,18 @@ from stages.settings.sections import (
 from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
 
 # Folders below runs/ that hold no run.
-RESERVED = (
-    "annotate",
-    "bench",
-    "bench-check",
-    "cache",
-    "judge_cache",
-    "models",
-    "peers",
-    "reports",
-    "slurm",
-)
+RESERVED = tuple("annotate bench bench-check cache judge_cache models peers reports slurm".split())
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
 
 # Other packages import settings from here.
+# fmt: off
 __all__ = [
-    "ALL_PAIRS",
-    "HUB",
-    "RANDOM",
-    "RUNS",
-    "SECTIONS",
-    "TOY",
-    "TRAIN_TOKENIZER",
-    "Base",
-    "Checks",
-    "Config",
-    "Data",
-    "Dpo",
-    "Eval",
-    "Grpo",
-    "JudgeSettings",
-    "Lora",
-    "Memory",
-    "Normalize",
-    "Optimizer",
-    "Outputs",
-    "Ppo",
-    "Released",
-    "Rloo",
-    "Rm",
-    "Sft",
-    "UserError",
-    "World",
-    "fail",
-    "hash_of",
-    "settings_hash",
-    "settings_of",
+    "ALL_PAIRS", "HUB", "RANDOM", "RUNS", "SECTIONS", "TOY", "TRAIN_TOKENIZER", "Base",
+    "Checks", "Config", "Data", "Dpo", "Eval", "Grpo", "JudgeSettings", "Lora", "Memory",
+    "Normalize", "Optimizer", "Outputs", "Ppo", "Released", "Rloo", "Rm", "Sft", "UserError",
+    "World", "fail", "hash_of", "settings_hash", "settings_of",
 ]
+# fmt: on
 
 RUNS = Path("runs")
 
@@ -226,9 +190,6 @@ def public_settings(config: Config) -> dict[str, Any]:
     for name in SECTIONS:
         section = public[name]
         public[name] = {key: public_value(f"{name}.{key}", section[key]) for key in section}
-    return {**public, "overrides": [_public_override(text) for text in config.overrides]}
-
-
-def _public_override(text: str) -> str:
-    key, equals, value = text.partition("=")
-    return f"{key}{equals}{public_value(key, value)}"
+    pairs = (text.partition("=") for text in config.overrides)
+    overrides = [f"{key}{equals}{public_value(key, value)}" for key, equals, value in pairs]
+    return {**public, "overrides": overrides}

@@ -1,4 +1,4 @@
-"""The settings of PPO, and those that its rivals share. Standard library only.
+"""The settings of PPO, RLOO and Dr.GRPO, and those that all share. Standard library only.
 
 Defaults are the paper's, names are TRL's. Every detail that an ablation can turn has its switch
 here. In a few details the paper's code has quirks (`PAPER_QUIRKS`). There the defaults are what we
@@ -6,6 +6,7 @@ hold to be right; `compat="paper"` sets the quirks.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from stages.settings.checks import at_least_0, in_range, one_of, positive, require
 
@@ -204,3 +205,36 @@ class Ppo(PolicyGradient):
     def quirks(self) -> dict[str, str]:
         """The settings that `compat` fixes."""
         return PAPER_QUIRKS if self.compat == "paper" else {}
+
+
+# -- without a critic ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(PolicyGradient):
+    """Policy gradients without a critic: the other samples of a query are the baseline."""
+
+    section: ClassVar[str]
+    loss_mean: str = "episodes"
+    samples_per_query: int = 4
+
+    def __post_init__(self) -> None:
+        self.check(self.section)
+        alone = f"{self.section}.samples_per_query"
+        require(self.samples_per_query > 1, alone, "be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rloo(Grouped):
+    """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024): one pass, no clipping."""
+
+    section = "rloo"
+    num_ppo_epochs: int = 1
+    cliprange: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grpo(Grouped):
+    """GRPO as Dr.GRPO corrects it (Liu et al. 2025): no deviation, no division by length."""
+
+    section = "grpo"

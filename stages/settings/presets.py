@@ -1,8 +1,9 @@
 """The presets: each says only how it differs from the paper's settings. Standard library only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from stages.settings.checks import unknown
 from stages.settings.config import (
@@ -30,11 +31,16 @@ from stages.settings.stages import LORA_STAGES
 SMOLLM2 = "runs/models/smollm2-135m-instruct"
 
 
-def paper(size: str, **memory: Any) -> Config:
+def paper(size: str, microbatch_size: int, forward_batch_size: int) -> Config:
     """The paper's run at one size: only the checkpoint and memory knobs differ between sizes."""
     name = f"pythia-{size}"
+    memory = Memory(
+        microbatch_size=microbatch_size,
+        forward_batch_size=forward_batch_size,
+        gradient_checkpointing=size == "6.9b",
+    )
     base = Base(checkpoint=f"EleutherAI/{name}-deduped")
-    return Config(preset=name, name=name, base=base, memory=Memory(**memory))
+    return Config(preset=name, name=name, base=base, memory=memory)
 
 
 def rivals(**settings: Any) -> dict[str, Any]:
@@ -49,19 +55,18 @@ def rivals(**settings: Any) -> dict[str, Any]:
 
 # A rule of thumb for adapters, untested by us: ten times the rate of all weights.
 LORA_RATE = 3e-5
-ALL_STAGES = ",".join(LORA_STAGES)
 
 
-def paper_with_lora(size: str, ending: str, stages: str, **memory: Any) -> Config:
+def paper_with_lora(size: str, ending: str, stages: str, *batches: int) -> Config:
     """The paper's run at one size on less memory: some stages learn adapters, at a higher rate.
 
     differs: Huang et al. 2024 learns all weights in every stage.
     """
-    config, name = paper(size, **memory), f"pythia-{size}-{ending}"
+    config, name = paper(size, *batches), f"pythia-{size}-{ending}"
     names = stages.split(",")
     rates = {stage: replace(getattr(config, stage), learning_rate=LORA_RATE) for stage in names}
-    lora = Lora(rank=16, stages=stages)
-    return replace(config, preset=name, name=name, lora=lora, **rates)
+    memory, lora = replace(config.memory, frozen_dtype="bf16"), Lora(rank=16, stages=stages)
+    return replace(config, preset=name, name=name, memory=memory, lora=lora, **rates)
 
 
 def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
@@ -186,48 +191,39 @@ def outputs() -> Config:
     return Config(preset="outputs", name="outputs", data=Data(source=""))
 
 
+TINY = {  # width and layers
+    "tiny-xs": (32, 2),
+    "tiny-s": (64, 2),
+    "tiny": (96, 3),
+    "tiny-l": (128, 4),
+    "tiny-xl": (192, 6),
+}
+# Sequences of a pass with gradients and of one without, such that every stage fits the card that
+# the preset is made for, as `make plan` counts it; pythia-6.9b fits none without sharding.
+PYTHIA = {
+    "14m": (32, 128),
+    "70m": (32, 128),
+    "160m": (32, 128),
+    "410m": (16, 128),
+    "1b": (8, 64),
+    "1.4b": (4, 64),
+    "2.8b": (4, 32),
+    "6.9b": (2, 16),
+}
 PRESETS: dict[str, Callable[[], Config]] = {
-    "tiny-xs": lambda: tiny("tiny-xs", hidden_size=32, num_layers=2),
-    "tiny-s": lambda: tiny("tiny-s", hidden_size=64, num_layers=2),
-    "tiny": lambda: tiny("tiny", hidden_size=96, num_layers=3),
-    "tiny-l": lambda: tiny("tiny-l", hidden_size=128, num_layers=4),
-    "tiny-xl": lambda: tiny("tiny-xl", hidden_size=192, num_layers=6),
+    **{name: partial(tiny, name, *shape) for name, shape in TINY.items()},
     "posts": posts,
     "smollm2": smollm2,
     "smollm2-full": smollm2_full,
-    # Microbatches are such that every stage fits the card that the preset is made for, as
-    # `make plan` counts it; pythia-6.9b fits none without sharding.
-    "pythia-14m": lambda: paper("14m", microbatch_size=32, forward_batch_size=128),
-    "pythia-70m": lambda: paper("70m", microbatch_size=32, forward_batch_size=128),
-    "pythia-160m": lambda: paper("160m", microbatch_size=32, forward_batch_size=128),
-    "pythia-410m": lambda: paper("410m", microbatch_size=16, forward_batch_size=128),
-    "pythia-1b": lambda: paper("1b", microbatch_size=8, forward_batch_size=64),
-    "pythia-1.4b": lambda: paper("1.4b", microbatch_size=4, forward_batch_size=64),
-    "pythia-2.8b": lambda: paper("2.8b", microbatch_size=4, forward_batch_size=32),
-    "pythia-6.9b": lambda: paper(
-        "6.9b", microbatch_size=2, forward_batch_size=16, gradient_checkpointing=True
-    ),
-    "pythia-1b-24gb": lambda: paper_with_lora(
-        "1b", "24gb", "ppo", microbatch_size=2, forward_batch_size=32, frozen_dtype="bf16"
-    ),
-    "pythia-2.8b-lora": lambda: paper_with_lora(
-        "2.8b", "lora", "ppo", microbatch_size=4, forward_batch_size=32, frozen_dtype="bf16"
-    ),
-    "pythia-6.9b-lora": lambda: paper_with_lora(
-        "6.9b",
-        "lora",
-        ALL_STAGES,
-        microbatch_size=2,
-        forward_batch_size=16,
-        gradient_checkpointing=True,
-        frozen_dtype="bf16",
-    ),
+    **{f"pythia-{size}": partial(paper, size, *batches) for size, batches in PYTHIA.items()},
+    "pythia-1b-24gb": partial(paper_with_lora, "1b", "24gb", "ppo", 2, 32),
+    "pythia-2.8b-lora": partial(paper_with_lora, "2.8b", "lora", "ppo", 4, 32),
+    "pythia-6.9b-lora": partial(paper_with_lora, "6.9b", "lora", ",".join(LORA_STAGES), 2, 16),
     "outputs": outputs,
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ablation:
+class Ablation(NamedTuple):
     """One switch: what it changes, and where the paper speaks of it."""
 
     settings: str
@@ -237,76 +233,55 @@ class Ablation:
 # The first six are asked about most. `no-` takes away what follows in the name.
 ABLATIONS = {
     "read-before-eos": Ablation(
-        settings="rm.read_at=before_eos",
-        what="scores are read at the last token before EOS, and learned there (details 11 and 12)",
+        "rm.read_at=before_eos",
+        "scores are read at the last token before EOS, and learned there (details 11 and 12)",
     ),
-    "no-eos-trick": Ablation(
-        settings="ppo.eos_trick=off", what="a missing EOS costs nothing (detail 23)"
-    ),
+    "no-eos-trick": Ablation("ppo.eos_trick=off", "a missing EOS costs nothing (detail 23)"),
     "no-normalization": Ablation(
-        settings="ppo.reward_normalization=false", what="rewards keep their mean (detail 15)"
+        "ppo.reward_normalization=false", "rewards keep their mean (detail 15)"
     ),
     "critic-sft": Ablation(
-        settings="ppo.critic_init=sft", what="critic from the SFT model, new head (detail 22)"
+        "ppo.critic_init=sft", "critic from the SFT model, new head (detail 22)"
     ),
     "no-advantage-whitening": Ablation(
-        settings="ppo.whiten_advantages=false",
-        what="advantages keep their mean and scale (detail 25)",
+        "ppo.whiten_advantages=false", "advantages keep their mean and scale (detail 25)"
     ),
-    "dropout": Ablation(
-        settings="ppo.dropout=0.1", what="dropout 0.1 in policy and critic (detail 7)"
-    ),
+    "dropout": Ablation("ppo.dropout=0.1", "dropout 0.1 in policy and critic (detail 7)"),
     "whiten-rewards": Ablation(
-        settings="ppo.whiten_rewards=true", what="rewards scaled to unit variance (detail 24)"
+        "ppo.whiten_rewards=true", "rewards scaled to unit variance (detail 24)"
     ),
     "critic-zero": Ablation(
-        settings="ppo.critic_init=zero",
-        what="critic from the reward model, head of zeros (detail 22)",
+        "ppo.critic_init=zero", "critic from the reward model, head of zeros (detail 22)"
     ),
     "no-critic-updates": Ablation(
-        settings="ppo.critic_updates=0",
-        what="the critic does not learn before the policy does (beside detail 22)",
+        "ppo.critic_updates=0",
+        "the critic does not learn before the policy does (beside detail 22)",
     ),
     "critic-zero-alone": Ablation(
-        settings="ppo.critic_init=zero ppo.critic_updates=0",
-        what="a head of zeros, and no updates of the critic before the policy's (detail 22)",
+        "ppo.critic_init=zero ppo.critic_updates=0",
+        "a head of zeros, and no updates of the critic before the policy's (detail 22)",
     ),
     "critic-sft-alone": Ablation(
-        settings="ppo.critic_init=sft ppo.critic_updates=0",
-        what="critic from the SFT model, no updates before the policy's (detail 22)",
+        "ppo.critic_init=sft ppo.critic_updates=0",
+        "critic from the SFT model, no updates before the policy's (detail 22)",
     ),
-    "lambda-1": Ablation(
-        settings="ppo.lam=1", what="advantages are whole returns less values (GAE, detail 20)"
-    ),
+    "lambda-1": Ablation("ppo.lam=1", "advantages are whole returns less values (GAE, detail 20)"),
     "no-centering": Ablation(
-        settings="rm.center=0",
-        what="each post's scores keep a constant of their own (beside detail 10)",
+        "rm.center=0", "each post's scores keep a constant of their own (beside detail 10)"
     ),
     "subtract-eos": Ablation(
-        settings="ppo.eos_trick=subtract",
-        what="a missing EOS costs 1 of the score, as in TRL (detail 23)",
+        "ppo.eos_trick=subtract", "a missing EOS costs 1 of the score, as in TRL (detail 23)"
     ),
     "score-at-eos": Ablation(
-        settings="ppo.score_at=eos",
-        what="the score stands at EOS, not after it (masking, beside detail 23)",
+        "ppo.score_at=eos", "the score stands at EOS, not after it (masking, beside detail 23)"
     ),
     "compat-paper": Ablation(
-        settings="ppo.compat=paper",
-        what="whitening, means and logprobs as in the paper's code (details 20 and 25)",
+        "ppo.compat=paper",
+        "whitening, means and logprobs as in the paper's code (details 20 and 25)",
     ),
 }
-
-
-GROUPS = {
-    "critic": (
-        "critic-sft",
-        "critic-zero",
-        "no-critic-updates",
-        "critic-sft-alone",
-        "critic-zero-alone",
-        "lambda-1",
-    )
-}
+OF_CRITIC = "critic-sft critic-zero no-critic-updates critic-sft-alone critic-zero-alone lambda-1"
+GROUPS = {"critic": tuple(OF_CRITIC.split())}
 """Ablations that answer one question together, on a page of their own."""
 
 

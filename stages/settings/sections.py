@@ -148,15 +148,22 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sft:
-    """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
+class Supervised:
+    """What SFT, reward model and DPO have in common."""
 
     learning_rate: float = 3e-6
     """Peak of the cosine schedule."""
-    batch_size: int = 128
-    """Sequences per update, over all devices."""
+    batch_size: int = 64
+    """Sequences (sft) or pairs (rm, dpo) per update, over all devices."""
     epochs: int = 1
-    """Passes over the training posts."""
+    """Passes over the training posts or pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Supervised):
+    """Supervised fine-tuning on the reference summaries (Huang et al. 2024, detail 9)."""
+
+    batch_size: int = 128
     loss_on_query: bool = True
     """Whether the query's tokens are learned too, as in Huang et al. 2024; Stiennon et al. 2020
     learn the summary only."""
@@ -172,15 +179,9 @@ class Sft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rm:
+class Rm(Supervised):
     """Reward model from pairwise comparisons (Huang et al. 2024, details 10 to 18)."""
 
-    learning_rate: float = 3e-6
-    """Peak of the cosine schedule."""
-    batch_size: int = 64
-    """Pairs per update, over all devices."""
-    epochs: int = 1
-    """Passes over the training pairs."""
     dropout: float = 0.0
     """Probability while learning; Huang et al. 2024, detail 7: off."""
     pairs: str = ALL_PAIRS
@@ -214,7 +215,7 @@ class Normalize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dpo:
+class Dpo(Supervised):
     """Direct preference optimization on the reward model's comparisons.
 
     Source: Huang et al. 2024, section B.4.
@@ -222,12 +223,6 @@ class Dpo:
 
     beta: float = 0.05
     """Reward units per nat. A smaller beta lets the policy move further from the SFT model."""
-    learning_rate: float = 3e-6
-    """Peak of the cosine schedule."""
-    batch_size: int = 64
-    """Pairs per update, over all devices."""
-    epochs: int = 1
-    """Passes over the training pairs."""
 
     def __post_init__(self) -> None:
         positive(self, "dpo", "beta", "learning_rate", "batch_size", "epochs")

@@ -6,6 +6,7 @@ order of the rows is the order in which stages run.
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 CARD = "README.md"  # of a model, in its folder; no output of the stage
 
@@ -49,8 +50,27 @@ class Stage:
     """Whether it shows what its inputs recorded (metrics, settings, times), not their outputs."""
 
 
+def learned(what: str, name: str, **more: Any) -> Stage:
+    """A stage that learns; module, section and goal have its name unless `more` says otherwise."""
+    row: dict[str, Any] = {"head": name, "module": f"stages.{name}", "goal": name}
+    row |= {"sections": ("optimizer", name, "lora"), "models": ("model",)}
+    return Stage(what=what, **row | more)
+
+
+def judged(what: str, module: str, head: str = "", **more: Any) -> Stage:
+    """A stage that runs no model here and has a folder for each judge."""
+    row: dict[str, Any] = {"goal": "eval", "computes": False, "per_judge": True}
+    return Stage(what=what, module=module, head=head, **row | more)
+
+
 # What a page shows of any run: its summaries, and what was said of them.
 JUDGED = ("summaries", "judge", "controls", "win_rate")
+POLICY_GRADIENT: dict[str, Any] = {
+    "inputs": ("base", "sft", "normalize"),
+    "makes_policy": True,
+    "policy_gradient": True,
+}
+RIVAL: dict[str, Any] = POLICY_GRADIENT | {"optional": True}
 ROWS = {
     "base": Stage(
         what="posts, tokenizer and the model to start from",
@@ -62,25 +82,18 @@ ROWS = {
         computes=False,
         reads_data=True,
     ),
-    "sft": Stage(
-        what="supervised fine-tuning on the reference summaries",
-        head="sft",
-        module="stages.sft",
-        goal="sft",
-        sections=("optimizer", "sft", "lora"),
+    "sft": learned(
+        "supervised fine-tuning on the reference summaries",
+        "sft",
         inputs=("base",),
-        models=("model",),
         shared=True,
         makes_policy=True,
     ),
-    "rm": Stage(
-        what="the reward model, from comparisons",
-        head="rm",
+    "rm": learned(
+        "the reward model, from comparisons",
+        "rm",
         module="stages.reward",
-        goal="rm",
-        sections=("optimizer", "rm", "lora"),
         inputs=("base", "sft"),
-        models=("model",),
         shared=True,
     ),
     "normalize": Stage(
@@ -93,49 +106,15 @@ ROWS = {
         models=("model",),
         shared=True,
     ),
-    "ppo": Stage(
-        what="PPO against the reward model",
-        head="ppo",
-        module="stages.ppo",
-        goal="ppo",
-        sections=("optimizer", "ppo", "lora"),
-        inputs=("base", "sft", "normalize"),
-        models=("model", "critic"),
-        makes_policy=True,
-        policy_gradient=True,
+    "ppo": learned(
+        "PPO against the reward model", "ppo", **POLICY_GRADIENT | {"models": ("model", "critic")}
     ),
-    "rloo": Stage(
-        what="RLOO against the reward model, beside PPO",
-        head="rloo",
-        module="stages.rloo",
-        goal="rloo",
-        sections=("optimizer", "rloo", "lora"),
-        inputs=("base", "sft", "normalize"),
-        models=("model",),
-        optional=True,
-        makes_policy=True,
-        policy_gradient=True,
-    ),
-    "grpo": Stage(
-        what="Dr.GRPO against the reward model, beside PPO",
-        head="grpo",
-        module="stages.grpo",
-        goal="grpo",
-        sections=("optimizer", "grpo", "lora"),
-        inputs=("base", "sft", "normalize"),
-        models=("model",),
-        optional=True,
-        makes_policy=True,
-        policy_gradient=True,
-    ),
-    "dpo": Stage(
-        what="DPO from the same comparisons, beside PPO",
-        head="dpo",
-        module="stages.dpo",
-        goal="dpo",
-        sections=("optimizer", "dpo", "lora"),
+    "rloo": learned("RLOO against the reward model, beside PPO", "rloo", **RIVAL),
+    "grpo": learned("Dr.GRPO against the reward model, beside PPO", "grpo", **RIVAL),
+    "dpo": learned(
+        "DPO from the same comparisons, beside PPO",
+        "dpo",
         inputs=("base", "sft"),
-        models=("model",),
         optional=True,
         makes_policy=True,
     ),
@@ -157,85 +136,62 @@ ROWS = {
         sections=("eval",),
         inputs=("base", "normalize", "sft", "ppo"),
     ),
-    "judge": Stage(
-        what="verdicts on every summary, in both orders",
-        head="judg",
-        module="eval.judge",
-        goal="eval",
+    "judge": judged(
+        "verdicts on every summary, in both orders",
+        "eval.judge",
+        "judg",
         sections=("judge",),
         inputs=("summaries",),
-        computes=False,
-        per_judge=True,
     ),
-    "controls": Stage(
-        what="verdicts on texts that must lose: checks of the judge",
-        head="ctrl",
-        module="eval.controls",
-        goal="eval",
+    "controls": judged(
+        "verdicts on texts that must lose: checks of the judge",
+        "eval.controls",
+        "ctrl",
         sections=("judge", "checks"),
         inputs=("summaries",),
-        computes=False,
-        per_judge=True,
     ),
-    "win_rate": Stage(
-        what="win rates with intervals",
-        head="rate",
-        module="eval.win_rate",
-        goal="eval",
-        inputs=("summaries", "judge"),
-        computes=False,
-        per_judge=True,
+    "win_rate": judged(
+        "win rates with intervals", "eval.win_rate", "rate", inputs=("summaries", "judge")
     ),
-    "pairs": Stage(
-        what="every two systems of a run against each other",
-        module="eval.pairs",
+    "pairs": judged(
+        "every two systems of a run against each other",
+        "eval.pairs",
         goal="leaderboard",
         sections=("judge",),
         inputs=("summaries",),
         optional=True,
-        computes=False,
-        per_judge=True,
     ),
-    "calibration": Stage(
-        what="the judge beside labelled comparisons",
-        module="eval.calibration",
+    "calibration": judged(
+        "the judge beside labelled comparisons",
+        "eval.calibration",
         goal="judge-calibration",
         sections=("world", "data", "judge", "checks"),
         optional=True,
-        computes=False,
         reads_data=True,
-        per_judge=True,
     ),
-    "report": Stage(
-        what="the page of the run",
-        head="page",
-        module="reports.run_page",
-        goal="eval",
+    "report": judged(
+        "the page of the run",
+        "reports.run_page",
+        "page",
         inputs=("base", "sft", "rm", "normalize", "ppo", *JUDGED),
         joined_by=("calibration",),
-        computes=False,
-        per_judge=True,
         reads_records=True,
     ),
-    "calibration_report": Stage(
-        what="the page of the judge's calibration",
-        module="reports.calibration_page",
+    "calibration_report": judged(
+        "the page of the judge's calibration",
+        "reports.calibration_page",
         goal="judge-calibration",
         inputs=("calibration",),
         joined_by=("controls", "win_rate"),
         optional=True,
-        computes=False,
-        per_judge=True,
         reads_records=True,
     ),
-    "versus": Stage(
-        what="two policies against each other on the same posts",
-        module="eval.versus",
+    "versus": judged(
+        "two policies against each other on the same posts",
+        "eval.versus",
         goal="versus",
         sections=("judge", "checks"),
         optional=True,
-        computes=False,
-        per_judge=True,
     ),
 }
 # Optional policies are summarised and shown beside the others, where they were made.
