@@ -39,6 +39,7 @@ from stages.rl.networks import (
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start, say_if_not_ending_pays, say_if_worse_than_a_constant
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
+from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
 from stages.runs import Run, open_stage
 from stages.settings.config import Config
@@ -77,6 +78,7 @@ def train_ppo(config: Config) -> None:
             if references is not None:
                 ptx = make_pretraining(ppo, references, on_query, config.seed, update)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
+                check_update(learner, rollout, ppo, kl_coef)
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)

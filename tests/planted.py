@@ -39,6 +39,7 @@ REFUSED = "refused.json"
 CHECKS: tuple[tuple[str, Any, str], ...] = (
     ("normalize", normalize, "check_mean"),
     ("ppo", ppo, "check_start"),
+    ("ppo", ppo, "check_update"),
     ("ppo", ppo, "optimize"),
 )
 

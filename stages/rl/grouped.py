@@ -21,6 +21,7 @@ from stages.rl.networks import Origins, load_networks, make_learner, save_networ
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start, say_if_not_ending_pays
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
+from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config
@@ -63,6 +64,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
                 check_start(learner, rollout, origins, settings, config.memory)
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], settings)
             with saving_a_broken_batch(state, "sft", rollout.tensors):
+                check_update(learner, rollout, settings, kl_coef)
                 metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)

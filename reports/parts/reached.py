@@ -1,0 +1,96 @@
+"""What rivals spend until they have the same reward: updates, sampled tokens, seconds.
+
+The gold score of held-out posts is known at the end alone, and the reward in every update. So the
+reward is the clock, and the gold score at the end says whether equal rewards were worth the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from eval.rates.formulas import mean_of_seeds
+from reports.parts.collect import Record, Row
+from reports.parts.page import Table
+from reports.parts.words import named, number
+
+GAIN = 0.9
+"""Share of the smallest rival's gain in reward that all are timed to."""
+SMOOTHED = 5
+"""Updates whose mean reward counts as one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a rival of one seed spent until its reward was there."""
+
+    updates: float
+    tokens: float
+    """Sampled, of the responses up to EOS."""
+    seconds: float
+
+
+def spent(curves: Mapping[str, Sequence[Row]]) -> dict[str, Spent]:
+    """Rivals of one seed by name, from the rows of their updates.
+
+    All begin at one SFT model, so the start is the mean of their first updates' rewards. The target
+    is GAIN of the way from there to the lowest of their last rewards. Nothing where no rival rose.
+    """
+    if not curves:
+        return {}
+    rewards = {name: [row["objective/scores"] for row in rows] for name, rows in curves.items()}
+    start = fmean(values[0] for values in rewards.values())
+    lowest = min(fmean(values[-SMOOTHED:]) for values in rewards.values())
+    if lowest <= start:
+        return {}
+    target, reached = start + GAIN * (lowest - start), {}
+    for name, rows in curves.items():
+        ends = range(SMOOTHED, len(rows) + 1)
+        end = next(n for n in ends if fmean(rewards[name][n - SMOOTHED : n]) >= target)
+        done = rows[:end]
+        batch = rows[0]["episode"]
+        reached[name] = Spent(
+            updates=end,
+            tokens=batch * sum(row["policy/response_length"] for row in done),
+            seconds=sum(row["seconds/update"] for row in done),
+        )
+    return reached
+
+
+def spent_table(records: Sequence[Record], kl_coef: float) -> Table | None:
+    """Means over seeds at one coefficient of the KL penalty; None where no seed has two rivals."""
+    each: dict[str, list[Spent]] = {}
+    memory: dict[str, list[float]] = {}
+    for record in records:
+        stages = [x for x in record.gradient_stages if record.settings[x]["kl_coef"] == kl_coef]
+        if len(stages) < 2:
+            continue
+        for name, own in spent({stage: record.rows(stage) for stage in stages}).items():
+            each.setdefault(name, []).append(own)
+            memory.setdefault(name, []).append(record.manifests[name]["peak_memory_gib"])
+    if not each:
+        return None
+    rows = [
+        [
+            named(name),
+            _mean([x.updates for x in seeds], 0),
+            _mean([x.tokens / 1000 for x in seeds], 0),
+            _mean([x.seconds for x in seeds], 0),
+            number(max(memory[name])),
+            str(len(seeds)),
+        ]
+        for name, seeds in each.items()
+    ]
+    header = ["", "updates", "sampled tokens, thousands", "seconds", "memory, GiB", "seeds"]
+    caption = (
+        f"At kl_coef {kl_coef:g}, until the mean reward of {SMOOTHED} updates has {GAIN:.0%} of the"
+        " gain that every rival of the seed makes; PPO's updates of the critic alone count. Means"
+        " over seeds with 95% intervals. Memory is the most that the stage's process held. Seconds"
+        " compare only where nothing else ran."
+    )
+    return Table(header, rows, caption)
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    bounds = mean_of_seeds(values)
+    mean = number(fmean(values), digits)
+    return f"{mean} [{', '.join(number(x, digits) for x in bounds)}]" if bounds else mean

@@ -1,0 +1,143 @@
+"""What must hold in every update before anything is learned from it, computed a second way.
+
+The checks at the start see a KL of 0 and an optimizer without moments. Errors in what follows from
+these train on without a word. So every update's rewards and credit are computed again in float64,
+by closed formulas instead of recursions, and with masks read off the tokens. The costs are sums
+over [B, T].
+"""
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from stages.rl.episodes import Rollout
+from stages.rl.networks import PolicyLearner
+from stages.settings.checks import UserError
+from stages.settings.ppo import PolicyGradient, Ppo
+
+TOLERANCE = 2e-3
+"""Of a difference to the largest number compared: float32 rounds to 1e-7, sums of it to 1e-5."""
+LEAST_VARIANCE = 1e-6
+"""Advantages that vary less than this are not compared after whitening: rounding decides them."""
+
+
+@torch.no_grad()
+def check_update(
+    learner: PolicyLearner, rollout: Rollout, settings: PolicyGradient, kl_coef: float
+) -> None:
+    """All checks of one update. kl_coef is this update's, reward units per nat.
+
+    Raises UserError that says which update, what does not hold, and by how much.
+    """
+    update = f"update {learner.update + 1}"
+    real = rollout.responses != learner.networks.pad_id
+    check_rewards(update, rollout, real, settings, kl_coef)
+    check_moments(update, learner, settings)
+    if learner.update >= 2 and settings.policy_learns(learner.update - 2):
+        check_reference(update, rollout, real)
+    if isinstance(settings, Ppo):
+        check_credit(update, learner.accelerator, rollout, real, settings)
+    else:
+        check_groups(update, rollout, settings.samples_per_query)
+
+
+def check_rewards(
+    update: str, rollout: Rollout, real: Tensor, settings: PolicyGradient, kl_coef: float
+) -> None:
+    """An episode's rewards add up to its score minus kl_coef times its KL (Stiennon et al. 2020,
+    section 3.4). Whitened rewards have another scale and are not compared.
+    """
+    if isinstance(settings, Ppo) and settings.whiten_rewards:
+        return
+    ratio = (rollout.logprobs.double() - rollout.ref_logprobs.double()).masked_fill(~real, 0)
+    kl = {"k1": ratio, "k2": ratio**2 / 2, "k3": torch.exp(-ratio) - 1 + ratio}
+    penalty = kl[settings.kl_estimator].sum(dim=1) * kl_coef
+    if settings.kl_in != "reward":
+        penalty = torch.zeros_like(penalty)
+    _require_equal(
+        rollout.rewards.double().sum(dim=1),
+        rollout.scores.double() - penalty,
+        f"{update}: the rewards of an episode are not its score minus kl_coef times its KL",
+    )
+
+
+def check_credit(
+    update: str, accelerator: Accelerator, rollout: Rollout, real: Tensor, ppo: Ppo
+) -> None:
+    """Advantages and returns are those of this update's rewards and values: GAE as the sum over
+    later steps, sum (gamma * lam)^l * delta (Schulman et al. 2016, equation 16), whitened over the
+    tokens that count; returns of advantages that are not whitened (Huang et al. 2024, detail 25).
+    """
+    if rollout.values is None or rollout.returns is None:
+        raise ValueError("these episodes have no critic's values")
+    # A value counts at every real token, and at the one after the last.
+    counted = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+    values = rollout.values.double().masked_fill(~counted, 0)
+    after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+    deltas = rollout.rewards.double() + ppo.gamma * after - values
+    _require_equal(
+        rollout.returns.double()[counted],
+        (_summed(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
+        f"{update}: the critic's targets are not the returns of this update's rewards and values",
+    )
+    advantages = _summed(deltas, ppo.gamma * ppo.lam)
+    if ppo.whiten_advantages:
+        one_process = ppo.whiten_over == "process"
+        everything = advantages if one_process else accelerator.gather(advantages)
+        tokens = everything[real if one_process else accelerator.gather(real)]
+        variance = tokens.var(correction=0)
+        if variance < LEAST_VARIANCE:
+            return
+        advantages = (advantages - tokens.mean()) / variance.sqrt()
+    _require_equal(
+        rollout.advantages.double()[real],
+        advantages[real],
+        f"{update}: advantages are not those of this update's rewards and values, whitened over"
+        " the tokens that count",
+    )
+
+
+def _summed(deltas: Tensor, decay: float) -> Tensor:
+    """Sum over later steps s of decay^(s - t) * deltas[s]: [B, T] -> [B, T]."""
+    step = torch.arange(deltas.shape[1], device=deltas.device)
+    distance = step.unsqueeze(1) - step
+    weights = torch.where(distance >= 0, float(decay) ** distance.clamp(min=0), 0.0)
+    return deltas @ weights.double()
+
+
+def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
+    """Without a critic, the advantages of a query's samples add up to 0."""
+    sums = rollout.advantages.double()[:, 0].unflatten(0, (-1, group_size)).sum(dim=1)
+    scale = rollout.advantages.abs().max().item()
+    what = f"{update}: the advantages of a query's samples do not add up to 0"
+    _require_equal(sums, torch.zeros_like(sums), what, scale)
+
+
+def check_reference(update: str, rollout: Rollout, real: Tensor) -> None:
+    """Once the policy has learned, not every token's KL is 0."""
+    if torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
+        raise UserError(
+            f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: the"
+            " reference policy follows it, or the policy does not learn"
+        )
+
+
+def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
+    """Adam has counted every step of the updates before; with target_kl, at least one pass each."""
+    passes = 1 if settings.target_kl else settings.num_ppo_epochs
+    least = learner.update * passes * settings.num_minibatches
+    counted = [int(state["step"]) for state in learner.optimizer.state.values() if "step" in state]
+    steps = max(counted, default=0)
+    if steps < least:
+        raise UserError(
+            f"{update}: the optimizer has counted {steps} steps, not {least}: its moments were lost"
+        )
+
+
+def _require_equal(ours: Tensor, again: Tensor, what: str, scale: float = 0.0) -> None:
+    distance = (ours - again).abs()
+    if not len(distance):
+        return
+    worst, scale = distance.max().item(), max(1.0, scale, again.abs().max().item())
+    if worst > TOLERANCE * scale:  # what is not finite is refused with its batch, before a step
+        raise UserError(f"{what} (by {worst:.3g} at most, where {scale:.3g} is the largest)")

@@ -1,0 +1,165 @@
+"""Checks of every update: nothing healthy is refused, and each known error is, by its own words."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from stages import functional
+from stages.rl import credit, grouped
+from stages.rl.update_checks import check_update
+from stages.settings.checks import UserError
+from stages.settings.ppo import Ppo
+from stages.settings.rloo import Grpo, Rloo
+from tests.planted import PLANTED, of_the_batch_before
+from tests.test_planted import PAD, credited, episodes
+
+SIZES = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
+KL_COEF = 0.05
+
+
+def learner(settings, update=3, steps=None):
+    """A learner whose optimizer has counted the steps of the updates before, or so many."""
+    each = settings.num_ppo_epochs * settings.num_minibatches
+    counted = update * each if steps is None else steps
+    state = {"weight": {"step": torch.tensor(float(counted))}} if counted else {}
+    return SimpleNamespace(
+        update=update,
+        accelerator=Accelerator(cpu=True),
+        networks=SimpleNamespace(pad_id=PAD),
+        optimizer=SimpleNamespace(state=state),
+    )
+
+
+def check(rollout, settings=None, **kwargs):
+    settings = settings or Ppo(**SIZES)
+    check_update(learner(settings, **kwargs), rollout, settings, KL_COEF)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"gamma": 0.9, "lam": 0.5, "lam_value": 1.0},
+        {"whiten_advantages": False, "lam": 0.0},
+        {"whiten_over": "process"},
+        {"whiten_rewards": True},
+        {"kl_estimator": "k2"},
+        {"kl_estimator": "k3", "kl_in": "loss"},
+    ],
+)
+def test_what_is_right_is_not_refused(changed):
+    settings = Ppo(**SIZES, **changed)
+    check(credited(settings=settings), settings)
+
+
+@pytest.mark.parametrize("eos_trick", ["replace", "off"])
+def test_a_large_score_and_a_long_response_round_alike(eos_trick):
+    settings = Ppo(**SIZES, eos_trick=eos_trick)
+    noise = torch.Generator().manual_seed(3)
+    logprobs, ref_logprobs, values = (30 * torch.randn(64, 53, generator=noise) for _ in range(3))
+    responses = torch.randint(1, 8, (64, 53), generator=noise)
+    responses[::2, 20], responses[::2, 21:] = 0, PAD
+    long = replace(
+        episodes(),
+        queries=torch.ones(64, 2, dtype=torch.long),
+        responses=responses,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
+        scores=1000 * torch.randn(64, generator=noise),
+    )
+    shaped = credit.shape(long, settings, PAD, KL_COEF)
+    check(credit.credit(Accelerator(cpu=True), shaped, settings), settings)
+
+
+def shaped_by(name, monkeypatch):
+    """The rollout where one error is in the shaping of rewards."""
+    right = functional.shape_rewards
+    wrong = PLANTED[name].wrong
+    monkeypatch.setattr(functional, "shape_rewards", lambda *args: wrong(right, *args))
+    return credited()
+
+
+@pytest.mark.parametrize("name", ["score-at-every-token", "kl-rewarded", "kl-left-out"])
+def test_rewards_that_do_not_add_up_are_refused(name, monkeypatch):
+    what = "update 4: the rewards of an episode are not its score minus kl_coef times its KL"
+    with pytest.raises(UserError, match=what):
+        check(shaped_by(name, monkeypatch))
+
+
+def test_whitening_over_padding_is_refused(monkeypatch):
+    right = credit.whiten
+    wrong = PLANTED["padding-whitened"].wrong
+    monkeypatch.setattr(credit, "whiten", lambda *args, **more: wrong(right, *args, **more))
+    with pytest.raises(UserError, match=r"advantages are not those .* the tokens that count"):
+        check(credited())
+
+
+def test_targets_of_whitened_advantages_are_refused():
+    with pytest.raises(UserError, match="the critic's targets are not the returns"):
+        check(credited(PLANTED["whitened-targets"].wrong))
+
+
+def test_gae_across_eos_is_refused():
+    settings = Ppo(**SIZES)
+    wide = episodes().map(
+        lambda name, x: torch.cat([x, x[:, -1:]], 1) if x.shape[1:] == (4,) else x
+    )
+    wide = replace(wide, responses=torch.tensor([[4, 0, PAD, PAD, PAD], [6, 7, 0, PAD, PAD]]))
+    shaped = credit.shape(wide, settings, PAD, KL_COEF)
+    args = Accelerator(cpu=True), shaped, settings
+    check(credit.credit(*args), settings)
+    with pytest.raises(UserError, match="the critic's targets are not the returns"):
+        check(PLANTED["gae-across-eos"].wrong(credit.credit, *args), settings)
+
+
+def test_advantages_of_the_batch_before_are_refused():
+    change = of_the_batch_before()
+    check(credited(change, seed=1))
+    with pytest.raises(UserError, match="the critic's targets are not the returns"):
+        check(credited(change, seed=2))
+
+
+def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
+    rollout = credited(lambda right, *args: right(*args), seed=1)
+    shaped = credit.shape(
+        replace(episodes(), ref_logprobs=episodes().logprobs), Ppo(**SIZES), PAD, KL_COEF
+    )
+    same = credit.credit(Accelerator(cpu=True), shaped, Ppo(**SIZES))
+    check(rollout)
+    check(same, update=0)  # nothing has learned yet
+    waiting = Ppo(**SIZES | {"total_episodes": 640}, critic_updates=8)
+    check(same, waiting, update=7)
+    with pytest.raises(UserError, match=r"update 4: KL\(policy, ref_policy\) is 0 at every token"):
+        check(same)
+
+
+def test_lost_moments_are_refused():
+    with pytest.raises(UserError, match="update 4: the optimizer has counted 4 steps, not 12"):
+        check(credited(), steps=4)
+    with pytest.raises(UserError, match="counted 0 steps, not 12: its moments were lost"):
+        check(credited(), steps=0)
+    early = Ppo(**SIZES, target_kl=0.1)  # an update may end after one pass
+    check(credited(), early, steps=3)
+    with pytest.raises(UserError, match="counted 2 steps, not 3"):
+        check(credited(), early, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "baseline"),
+    [(Rloo, functional.leave_one_out), (Grpo, functional.minus_group_mean)],
+)
+def test_without_a_critic_advantages_of_a_query_add_up_to_0(settings, baseline):
+    chosen = settings(**SIZES, samples_per_query=2)
+    rollout = grouped.credit(credit.shape(episodes(), chosen, PAD, KL_COEF), chosen, baseline)
+    check(rollout, chosen)
+    with pytest.raises(UserError, match="the advantages of a query's samples do not add up to 0"):
+        check(replace(rollout, advantages=rollout.advantages + 0.1), chosen)
+
+
+def test_what_is_not_finite_is_left_to_the_step_which_saves_its_batch():
+    rollout = credited()
+    check(replace(rollout, rewards=torch.full_like(rollout.rewards, torch.nan)))
