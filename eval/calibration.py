@@ -34,7 +34,7 @@ from eval.rates.correction import (
 )
 from eval.rates.formulas import clustered_share, post_numbers
 from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
-from eval.rates.table import analyse, leans, verdict_table
+from eval.rates.table import analyse, leaning, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
@@ -229,7 +229,7 @@ def flags(results: dict[str, Any]) -> list[str]:
         )
     reasons += not_beaten(results)
     first = statistics["share_first"]
-    if first and leans(first):
+    if leaning({"": first}):
         reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")

@@ -19,7 +19,7 @@ from reports.parts import page
 from reports.parts.collect import Record, explained_by_critic, judge_flags, load_run
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import critic_note
+from reports.parts.sentences import critic_note, notes_of_systems
 from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
@@ -197,6 +197,13 @@ def notes(judges: Sequence[JudgedRun]) -> list[str]:
         if not judged.about["is_llm"]:
             note = judged.about["note"].replace(", not an LLM", "", 1)
             lines.append(f"The judge {briefly(judged.label)} is NOT an LLM: {note}.")
+        about = "" if len(judges) == 1 else f"By {briefly(judged.label)}: "
+        rated = {
+            name: system
+            for name, system in judged.standing["systems"].items()
+            if systems.has_rate(system)
+        }
+        lines += [f"{about}{note}" for note in notes_of_systems(rated)]
     if len(members(judges)) > 1:
         failed = [judged.label for judged in members(judges) if judge_flags(judged.record)]
         weak = (

@@ -91,7 +91,8 @@ def test_verdicts_that_are_alike_on_every_post_have_no_interval_and_say_so():
     others = [Game("b", BASE, str(post), post % 2) for post in range(20)]
     found = strengths(ties + others, BASE)
     assert "alike on every post" in found["a"]["why"]
-    assert found["b"] == pytest.approx(strengths(others, BASE)["b"], abs=0.02)
+    for key, value in strengths(others, BASE)["b"].items():
+        assert key == "beyond" or found["b"][key] == pytest.approx(value, abs=0.02)
 
 
 def test_one_post_has_no_strength_and_stops_nothing():
@@ -300,7 +301,7 @@ def test_a_leaderboard_shows_all_judges_their_panel_and_an_axis(
     ]
     assert "majority of 2 judges" in text  # the axis is another question
     assert "is NOT an LLM" in text
-    assert "Strengths rest on the comparisons of all pairs of systems" in text
+    assert "strengths rest on the comparisons of all pairs of systems" in text
     # 1,000 tokens read and 100 written at 1 USD a million, both orders, 1,000 pairs.
     priced = next(line for line in text.splitlines() if line.startswith("| long |"))
     assert priced.rstrip("| ").endswith("2.20")

@@ -45,7 +45,8 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     both orders of a post are averaged before, so a strength from comparisons with `base` alone is
     the logit of the raw rate. Errors are clustered by post. `estimate` is None, with the reason
     under `why`, for a system that no finite strength fits: it lost, or won, all that ties it to
-    `base`; or whose verdicts are alike on every post.
+    `base`; or whose verdicts are alike on every post. `beyond`: the same with each other system in
+    the place of `base`, for those that both have a strength.
     Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
     """
     systems = list(dict.fromkeys(name for game in games for name in game[:2]))
@@ -56,17 +57,19 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     rows = [game for game in games if {game.first, game.second} <= placed]
     if not free:
         return results
-    design = np.zeros((len(rows), len(free)))
-    columns = {name: column for column, name in enumerate(free)}
-    for number, game in enumerate(rows):
-        for name, sign in ((game.first, 1.0), (game.second, -1.0)):
-            if name in columns:
-                design[number, columns[name]] = sign
+    columns = dict(zip(free, np.eye(len(free)), strict=True)) | {base: np.zeros(len(free))}
+    design = np.array([columns[game.first] - columns[game.second] for game in rows])
     scores = np.array([game.score for game in rows])
     fitted = clustered_logit(scores, design, post_numbers([game.post for game in rows]))
     why = ALIKE if np.ptp(scores) == 0 else NO_FIT
-    for name, column in columns.items():
-        results[name] = _none(why) if fitted is None else _bounds(fitted, column)
+    for name in free:
+        results[name] = _none(why) if fitted is None else _bounds(fitted, columns[name])
+    for name in free if fitted is not None else ():
+        results[name]["beyond"] = {
+            other: _bounds(fitted, columns[name] - columns[other])
+            for other in free
+            if other != name and None not in (results[name]["estimate"], results[other]["estimate"])
+        }
     return results
 
 
@@ -89,11 +92,12 @@ def _none(why: str) -> dict[str, Any]:
     return {"estimate": None, "low": None, "high": None, "why": why}
 
 
-def _bounds(fitted: tuple[Floats, Floats], column: int) -> dict[str, Any]:
+def _bounds(fitted: tuple[Floats, Floats], contrast: Floats) -> dict[str, Any]:
     coefficients, covariance = fitted
-    if covariance[column, column] < NO_SPREAD:
+    variance = float(contrast @ covariance @ contrast)
+    if variance < NO_SPREAD:
         return _none(ALIKE)
-    strength, error = float(coefficients[column]), float(covariance[column, column] ** 0.5)
+    strength, error = float(contrast @ coefficients), variance**0.5
     return {"estimate": strength, "low": strength - Z * error, "high": strength + Z * error}
 
 

@@ -4,9 +4,9 @@ They are made from a row of `reports.parts.collect` and nothing else. They say b
 as good news. `row["policy"]` is the policy that learned by policy gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from eval.rates.table import leans
+from eval.rates.table import leaning
 from reports.parts.words import (
     Row,
     above_sft,
@@ -109,15 +109,15 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
-    notes += [*_length_notes(row), _place_note(row), _sft_note(row), critic_note([row])]
+    notes += [*notes_of_systems(_systems(row)), _sft_note(row), critic_note([row])]
     notes += _signs(row)
     return [note for note in notes if note]
 
 
 def judged_caveats(row: Row) -> list[str]:
     """Those of them that are about the judge and its verdicts, not about training."""
-    notes = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
-    return [note for note in [*notes, _place_note(row)] if note]
+    notes = [judge_flags(row), judge_note(row), *unjudged(row)]
+    return [note for note in [*notes, *notes_of_systems(_systems(row))] if note]
 
 
 def judge_flags(row: Row) -> str | None:
@@ -209,32 +209,39 @@ def _no_headline(unjudged_posts: float) -> str:
     return more if unjudged_posts > MOST_UNJUDGED else ""
 
 
-def _length_notes(row: Row) -> list[str]:
-    """A line for each policy whose lead over the references is gone at equal length."""
+def _systems(row: Row) -> dict[str, Row]:
+    """Each policy's lower bound and statistics, by the name that pages write."""
+    return {
+        named(policy, row["policies"]): {key: row[f"{policy}/{key}"] for key in ("low", "statistics")}
+        for policy in row["policies"]
+    }
+
+
+def notes_of_systems(systems: Mapping[str, Row]) -> list[str]:
+    """What length and place have to do with some systems' rates; `low` is None without a rate.
+
+    A line for each system whose lead over the references is gone at equal length, and one if the
+    judge's choices depend on which text is shown first.
+    """
     notes = []
-    for policy in row["policies"]:
-        at_length = row[f"{policy}/statistics"]["length_controlled"]
-        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
+    for name, system in systems.items():
+        at_length = system["statistics"]["length_controlled"]
+        leads = system["low"] is not None and system["low"] > NO_GUESS
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
             notes.append(
-                f"{named(policy, row['policies'])}'s lead over the references is not shown at equal"
+                f"{name}'s lead over the references is not shown at equal"
                 f" length: {at_equal_length(at_length)}."
             )
+    shares = {name: system["statistics"]["share_first"] for name, system in systems.items()}
+    leaned = leaning(shares)
+    if leaned:
+        most = max(leaned, key=lambda name: abs(shares[name]["estimate"] - NO_GUESS))
+        notes.append(
+            f"The judge's choices depend on the place: of those about {most} it picks the text"
+            f" shown first in {estimate(shares[most])}. Both orders are asked, so this blurs the"
+            " rates more than it moves them."
+        )
     return notes
-
-
-def _place_note(row: Row) -> str | None:
-    """A warning if the judge's choices depend on which text is shown first."""
-    shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
-    leaning = [value for value in shares if value and leans(value)]
-    if not leaning:
-        return None
-    most = max(leaning, key=lambda value: abs(value["estimate"] - NO_GUESS))
-    return (
-        f"The judge's choices depend on the place: it picks the text shown first in"
-        f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
-        " than it moves them."
-    )
 
 
 def _pretraining_note(row: Row) -> str | None:
