@@ -4,19 +4,25 @@
     python -m tests.simulations --data-sets 20
 
 `tests/test_simulations.py` runs the same scenarios on fewer data sets. The column "order at 0" is a
-logistic model that takes place off on the logit scale and gives length an unbounded term.
+logistic model that takes place off on the logit scale and gives length an unbounded term. Below:
+leaderboards of equal systems by a judge that answers at random, and shares with many ties.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from eval.judges.protocol import VERDICTS
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z, clustered_logit
+from eval.rates.formulas import Z, clustered_logit, clustered_share, wilson
 from eval.rates.length_control import VerdictTable, length_controlled
+from eval.rates.table import FAR_FROM_EVEN, leaning
+from eval.standings import standings
+from reports.sections.systems import beside_reference, leads
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -199,6 +205,70 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
     return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
 
 
+# -- leaderboards of equal systems -----------------------------------------------------------------
+
+
+def at_random(names: list[str], posts: int, rng: np.random.Generator) -> list[dict[str, str]]:
+    """Judgements of a judge that answers A or B at random."""
+    return [
+        {"policy": name, "id": str(post), "order": order, "verdict": VERDICTS[order][letter]}
+        for name in names
+        for post in range(posts)
+        for order in VERDICTS
+        for letter in rng.choice(["A", "B"], size=1)
+    ]
+
+
+def false_claims(
+    systems: int, posts: int, data_sets: int, direct: bool = False
+) -> dict[str, float]:
+    """Shares of data sets in which a page would claim what chance alone made.
+
+    `interval` and `any place`: what the leader's interval and each system's own share of first
+    choices said, without a correction; `beats`, `next` and `place`: what pages say.
+    """
+    rng = np.random.default_rng(19)
+    names = [f"s{number}" for number in range(systems)]
+    of_posts = {str(post): ("a b", "c d") for post in range(posts)}
+    texts = dict.fromkeys(names, of_posts)
+    pairs = [f"{a}-{b}" for a, b in combinations(names, 2)] if direct else []
+    counts = dict.fromkeys(("interval", "beats", "next", "any place", "place"), 0.0)
+    for _ in range(data_sets):
+        found = standings(at_random(names, posts, rng), texts, at_random(pairs, posts, rng))
+        best = next(iter(found["systems"].values()))
+        shares = {name: of["statistics"]["share_first"] for name, of in found["systems"].items()}
+        far = [share for share in shares.values() if abs(share["estimate"] - 0.5) > FAR_FROM_EVEN]
+        claims = {
+            "interval": (best["strength"] if direct else best)["low"] > (0.0 if direct else 0.5),
+            "beats": "beats" in beside_reference(best, direct),
+            "next": "reliably better" in leads(found),
+            "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
+            "place": bool(leaning(shares)),
+        }
+        counts = {name: count + claims[name] / data_sets for name, count in counts.items()}
+    return counts
+
+
+# -- shares with many ties -------------------------------------------------------------------------
+
+
+def of_wins_and_losses(scores: Floats) -> dict[str, float]:
+    """For comparison: Wilson's interval, as if nothing could tie."""
+    low, high = wilson(float(scores.sum()), len(scores))
+    return {"estimate": float(scores.mean()), "low": low, "high": high}
+
+
+def tie_coverage(
+    ties: float, posts: int, data_sets: int, method: Callable[[Floats], Any] | None = None
+) -> "Coverage":
+    """Of a share of posts with so many ties; of the others 70% are won."""
+    rng, truth = np.random.default_rng(20), ties / 2 + 0.7 * (1 - ties)
+    chances = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
+    drawn = (rng.choice([1.0, 0.5, 0.0], size=posts, p=chances) for _ in range(data_sets))
+    method = method or (lambda scores: clustered_share(scores, np.arange(len(scores))))
+    return coverage((method(scores) for scores in drawn), truth)
+
+
 # -- counting --------------------------------------------------------------------------------------
 
 
@@ -262,6 +332,19 @@ def main(argv: list[str] | None = None) -> None:
     for name, shift in SHIFTS.items():
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
         print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
+    print("\nfalse claims about equal systems, % (systems, posts)   corrected")
+    for systems, posts, direct in ((12, 100, False), (3, 500, False), (6, 60, True)):
+        claims = false_claims(systems, posts, count, direct)
+        cells = ", ".join(f"{name} {100 * share:.1f}" for name, share in claims.items())
+        print(f"{systems:2} {posts:3}{' direct' if direct else ''}: {cells}", flush=True)
+    print(f"\n{'share with ties (posts)':29} {'Wilson':>15} {'half':>5} {'ours':>15}  half")
+    for ties in (0.0, 0.3, 0.6, 0.85, 0.95):
+        for posts in (20, 100, 400):
+            old, now = (
+                tie_coverage(ties, posts, 5 * count, way) for way in (of_wins_and_losses, None)
+            )
+            halves = f"{_cell(old)} {100 * old.half:5.1f} {_cell(now)} {100 * now.half:5.1f}"
+            print(f"{f'{ties:.0%} ({posts})':29} {halves}", flush=True)
 
 
 def _cell(one: Coverage) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from statsmodels.stats.multitest import multipletests
 
 from eval import leaderboard
 from eval.controls import judge_controls
@@ -116,6 +117,8 @@ def test_a_rate_that_the_model_made_up_is_marked_wherever_it_stands():
 def test_holm_multiplies_the_smallest_by_all_and_never_falls():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # by hand
     assert holm([]) == []
+    p_values = np.random.default_rng(1).random(40) ** 3
+    assert holm(list(p_values)) == pytest.approx(multipletests(p_values, method="holm")[1])
 
 
 @pytest.mark.parametrize(

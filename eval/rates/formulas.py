@@ -250,7 +250,9 @@ def two_sided(interval: Mapping[str, Any], value: float) -> float:
     """The p-value of a true `value`, from an `estimate` and its bound on the side of the value."""
     estimate, side = interval["estimate"], "low" if interval["estimate"] > value else "high"
     error = abs(interval[side] - estimate) / Z
-    return 2 * NormalDist().cdf(-abs(estimate - value) / error) if error else float(estimate == value)
+    return (
+        2 * NormalDist().cdf(-abs(estimate - value) / error) if error else float(estimate == value)
+    )
 
 
 def needed_to_show(rate: float, bound: float) -> int:

@@ -168,25 +168,24 @@ def kappa_interval(
     return kappa or none
 
 
-def not_beaten(results: Mapping[str, Any]) -> list[str]:
-    """What a judge does not clearly beat, in plain sentences.
+def not_beaten(results: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """What a judge does not clearly beat, in plain sentences, and whether it is worse.
 
-    `results` are those of `beside_simple_judges`.
+    Else it is not shown to be better. `results` are those of `beside_simple_judges`.
     """
-    sentences = []
+    found = []
     for name, simple in results["simple"].items():
         more = simple["difference"]
         if more["low"] <= 0:
+            worse = more["high"] < 0
             points = ", ".join(f"{100 * more[key]:+.1f}" for key in ("low", "high"))
-            sentences.append(
-                f"it does not clearly agree more often than {NAMES[name]}"
-                f" ({100 * more['estimate']:+.1f} points [{points}])"
-            )
+            what = "agrees less often" if worse else "is not shown to agree more often"
+            gap = f"{100 * more['estimate']:+.1f} points [{points}] on {more['posts']} posts"
+            found.append((f"it {what} than {NAMES[name]} ({gap})", worse))
     kappa = results["kappa_interval"]
     if kappa is not None and kappa["low"] <= 0:
-        bounds = f"[{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        what = (
-            "may be 0" if kappa["high"] >= 0 else "is below 0: it says the opposite of the labels"
-        )
-        sentences.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, {what}")
-    return sentences
+        worse = kappa["high"] < 0
+        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
+        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
+        found.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    return found

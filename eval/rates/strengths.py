@@ -1,7 +1,6 @@
 """Several systems and several judges: strengths, a correction for many tests, majority, agreement.
 
-Each is a library's: the Bradley-Terry model is statsmodels' logistic one, Holm's correction and
-Fleiss' kappa are statsmodels' too.
+The Bradley-Terry model is statsmodels' logistic one, and Fleiss' kappa is statsmodels' too.
 """
 
 from collections import Counter
@@ -106,9 +105,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm 1979.
     """
-    from statsmodels.stats.multitest import multipletests
-
-    return list(map(float, multipletests(p_values, method="holm")[1])) if p_values else []
+    order, count = np.argsort(p_values, kind="stable"), len(p_values)
+    corrected = np.empty(count)
+    corrected[order] = np.maximum.accumulate(
+        np.minimum(1.0, np.asarray(p_values)[order] * (count - np.arange(count)))
+    )
+    return [float(p) for p in corrected]
 
 
 def majority(verdicts: Sequence[str]) -> str:

@@ -220,6 +220,7 @@ def _judge_row(record: Record) -> Row:
         "is_llm": wins["judge"]["is_llm"],
         "judge_note": wins["judge"]["note"],
         "judge_flags": judge_flags(record),
+        "judge_undecided": judge_undecided(record),
         "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
@@ -240,6 +241,12 @@ def _is_headline(wins: Row, policy: str) -> bool:
 def judge_flags(record: Record) -> list[str]:
     """Reasons not to trust the judge: failed controls and a poor calibration."""
     return _flags(record.results("controls"), record.calibration)
+
+
+def judge_undecided(record: Record) -> list[str]:
+    """The checks of the judge that posts or pairs are too few for."""
+    results = (record.results("controls"), record.calibration or {})
+    return [of["undecided"] for of in results if of.get("undecided")]
 
 
 def flags_beside(config: Config) -> list[str]:

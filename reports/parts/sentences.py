@@ -122,9 +122,16 @@ def judged_caveats(row: Row) -> list[str]:
 
 def judge_flags(row: Row) -> str | None:
     """The warning about a judge that failed its checks, for every page that uses it."""
-    if not row["judge_flags"]:
-        return None
-    return f"THE JUDGE FAILED ITS CHECKS: {'; '.join(row['judge_flags'])}."
+    return (
+        checks_of_judge("THE JUDGE", row["judge_flags"], row.get("judge_undecided") or []) or None
+    )
+
+
+def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) -> str:
+    """What a judge's checks say against it, and what they cannot say; empty without either."""
+    failed = f"{who} FAILED ITS CHECKS: {'; '.join(flags)}." if flags else ""
+    told = f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
+    return " ".join(filter(None, (failed, told)))
 
 
 def judge_note(row: Row) -> str | None:
@@ -212,7 +219,9 @@ def _no_headline(unjudged_posts: float) -> str:
 def _systems(row: Row) -> dict[str, Row]:
     """Each policy's lower bound and statistics, by the name that pages write."""
     return {
-        named(policy, row["policies"]): {key: row[f"{policy}/{key}"] for key in ("low", "statistics")}
+        named(policy, row["policies"]): {
+            key: row[f"{policy}/{key}"] for key in ("low", "statistics")
+        }
         for policy in row["policies"]
     }
 
