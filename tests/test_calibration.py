@@ -199,7 +199,8 @@ def test_a_judge_that_is_worse_is_told_from_one_that_pairs_are_too_few_for():
         assert flagged in "; ".join(found["flags"]), answers
         assert bool(flagged) == bool(found["flags"]), answers
         said = f"too few pairs ({len(answers)} of 125 needed)" if undecided else ""
-        assert (said in found["undecided"]) and bool(said) == bool(found["undecided"]), answers
+        assert said in found["undecided"], answers
+        assert bool(said) == bool(found["undecided"]), answers
 
 
 def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):

@@ -33,6 +33,7 @@ MEMORY_KNOBS = tuple(
     f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
 EXPLAINED = "val/explained_variance"
+WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 DIFFERENCE = {
     "difference": "estimate",
@@ -256,7 +257,7 @@ def flags_beside(config: Config) -> list[str]:
 
 def flags_of_versus(results: Row, runs: Sequence[Path], judge: JudgeSettings) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
-    calibrations = [_calibration_of(run, judge) for run in runs]
+    calibrations = [results_of(run / SIDE / judge.folder) for run in runs]
     return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
 
 
@@ -271,17 +272,14 @@ def _flags(controls: Row | None, *calibrations: Row | None) -> list[str]:
 def _policy_row(record: Record, policy: str) -> Row:
     wins = record.results("win_rate")["policies"][policy]
     written = record.results("summaries")["policies"][policy]
-    worst_low, worst_high = wins["worst_case"]
     given = _is_headline(record.results("win_rate"), policy)
     return {
         **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
         **{key: wins[key] for key in ("wins", "ties", "losses", "statistics")},
         "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
         "unjudged": wins["unjudged"],
-        "worst_low": worst_low,
-        "worst_high": worst_high,
-        **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
-        "score": written["score"],
+        **dict(zip(("worst_low", "worst_high"), wins["worst_case"], strict=True)),
+        **{key: written[key] for key in WRITTEN},
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
@@ -372,10 +370,6 @@ def results_of(folder: Path) -> Row | None:
     """What the stage in a folder found; None if it has not finished."""
     manifest = read_manifest(folder)
     return manifest["results"] if manifest else None
-
-
-def _calibration_of(run: Path, judge: JudgeSettings) -> Row | None:
-    return results_of(run / SIDE / judge.folder)
 
 
 def _settings(folders: dict[str, Path], kind: str) -> dict[str, Row]:

@@ -23,6 +23,7 @@ from reports.parts.words import (
     share,
     whole,
 )
+from reports.sections import style
 from stages.settings.judge import MOST_UNJUDGED
 
 AT_LENGTH = "length_controlled"
@@ -83,6 +84,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
+        *style.blocks(record, numbers),
     ]
 
 
