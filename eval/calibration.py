@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
-from eval.judge import config_with_cap, make_judge, read_policies
+from eval.judge import ask_again, config_with_cap, make_judge, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.outputs import labelled_rows
@@ -80,16 +80,21 @@ def calibrate(config: Config) -> dict[str, Any]:
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
         kept += judge.remembered
         asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
+        again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
         shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
         write_rows(run, "pairs.jsonl", shown)
-        results = describe(answered, judgements) | {
-            "judge": asdict(judge.about),
-            "asking": asking,
-            "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
-            "of_pairs": of_pairs,
-            "skipped_rows": len(bad.skipped),
-        }
+        results = (
+            describe(answered, judgements)
+            | again
+            | {
+                "judge": asdict(judge.about),
+                "asking": asking,
+                "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
+                "of_pairs": of_pairs,
+                "skipped_rows": len(bad.skipped),
+            }
+        )
         run.finish(results)
     return results
 

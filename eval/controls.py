@@ -47,7 +47,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
         # All questions of a run share one cap: the controls may spend what the summaries left.
-        beside = questions_about(policies)
+        beside = questions_about(config, policies, config.judge.repeats)
         judgements = judge_both_orders(run, judge, rows, "controls", beside)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)

@@ -8,7 +8,7 @@ evaluated the run.
 """
 
 from reports.parts import page
-from reports.parts.collect import SIDE, flags_beside, load_run, results_of
+from reports.parts.collect import SIDE, flags_of, load_run, results_of
 from reports.parts.page import Block, Heading, Text
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row
@@ -53,8 +53,9 @@ def find_calibration(config: Config) -> Row:
 def blocks(config: Config, results: Row) -> list[Block]:
     """The page: verdict, numbers, corrected rates if there is a run."""
     name = results["judge"]["name"]
+    controls = results_of(stage_folder(config, "controls"))
     undecided = [results["undecided"]] if results.get("undecided") else []
-    verdict = checks_of_judge(f"The judge {name}", flags_beside(config), undecided)
+    verdict = checks_of_judge(f"The judge {name}", flags_of(controls, results), undecided)
     verdict = verdict or f"The judge {name} passed every check against the labels."
     evaluated = results_of(stage_folder(config, "win_rate")) is not None
     corrected = corrected_rates(load_run(config)) if evaluated else {}

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from eval.judges.protocol import VERDICTS
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z, clustered_logit, clustered_share, wilson
+from eval.rates.formulas import Z, as_plain, clustered_logit, clustered_share, two_sided, wilson
 from eval.rates.length_control import VerdictTable, length_controlled
+from eval.rates.strengths import Game, holm, strengths
 from eval.rates.table import FAR_FROM_EVEN, leaning
-from eval.standings import standings
+from eval.standings import BASE, differences, of_strengths
+from eval.win_rate import describe
 from reports.sections.systems import beside_reference, leads
 
 Floats = Any
@@ -208,15 +209,7 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
 # -- leaderboards of equal systems -----------------------------------------------------------------
 
 
-def at_random(names: list[str], posts: int, rng: np.random.Generator) -> list[dict[str, str]]:
-    """Judgements of a judge that answers A or B at random."""
-    return [
-        {"policy": name, "id": str(post), "order": order, "verdict": VERDICTS[order][letter]}
-        for name in names
-        for post in range(posts)
-        for order in VERDICTS
-        for letter in rng.choice(["A", "B"], size=1)
-    ]
+EQUAL = ((12, 100, False), (3, 500, False), (6, 60, True))  # systems, posts, all pairs compared
 
 
 def false_claims(
@@ -224,29 +217,56 @@ def false_claims(
 ) -> dict[str, float]:
     """Shares of data sets in which a page would claim what chance alone made.
 
-    `interval` and `any place`: what the leader's interval and each system's own share of first
-    choices said, without a correction; `beats`, `next` and `place`: what pages say.
+    The judge answers A or B at random. `interval` and `any place`: what the leader's interval and
+    each system's own share of first choices said, without a correction; `beats`, `next` and
+    `place`: what pages say.
     """
     rng = np.random.default_rng(19)
-    names = [f"s{number}" for number in range(systems)]
-    of_posts = {str(post): ("a b", "c d") for post in range(posts)}
-    texts = dict.fromkeys(names, of_posts)
-    pairs = [f"{a}-{b}" for a, b in combinations(names, 2)] if direct else []
     counts = dict.fromkeys(("interval", "beats", "next", "any place", "place"), 0.0)
     for _ in range(data_sets):
-        found = standings(at_random(names, posts, rng), texts, at_random(pairs, posts, rng))
-        best = next(iter(found["systems"].values()))
-        shares = {name: of["statistics"]["share_first"] for name, of in found["systems"].items()}
-        far = [share for share in shares.values() if abs(share["estimate"] - 0.5) > FAR_FROM_EVEN]
-        claims = {
-            "interval": (best["strength"] if direct else best)["low"] > (0.0 if direct else 0.5),
-            "beats": "beats" in beside_reference(best, direct),
-            "next": "reliably better" in leads(found),
-            "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
-            "place": bool(leaning(shares)),
-        }
+        claims = claims_of(systems, posts, rng, direct)
         counts = {name: count + claims[name] / data_sets for name, count in counts.items()}
     return counts
+
+
+def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) -> dict[str, bool]:
+    """What would be claimed of one data set."""
+    names = [f"s{number}" for number in range(systems)]
+    first, second = (rng.integers(0, 2, size=(systems, posts)) for _ in range(2))
+    scores = {
+        name: dict(enumerate(of)) for name, of in zip(names, (first + second) / 2, strict=True)
+    }
+    shares = {
+        name: as_plain(clustered_share(np.append(a, 1.0 - b), np.tile(np.arange(posts), 2)))
+        for name, a, b in zip(names, first, second, strict=True)
+    }
+    rows = {name: describe(of) | {"unjudged": 0.0} for name, of in scores.items()}
+    if direct:
+        pairs = {pair: rng.integers(0, 3, size=posts) / 2 for pair in combinations(names, 2)}
+        against = {(name, BASE): list(of.values()) for name, of in scores.items()} | pairs
+        games = [Game(*ends, str(k), x) for ends, of in against.items() for k, x in enumerate(of)]
+        placed = strengths(games, BASE)
+        rows = {
+            name: row | {"strength": placed[name], "p_value": two_sided(placed[name], 0.0)}
+            for name, row in rows.items()
+        }
+    for name, p in zip(names, holm([row["p_value"] for row in rows.values()]), strict=True):
+        rows[name]["holm"] = p
+    bounds = {name: row["strength"] if direct else row for name, row in rows.items()}
+    best = "estimate" if direct else "win_rate"
+    order = sorted(names, key=lambda name: -bounds[name][best])
+    gaps = of_strengths(order, placed) if direct else differences({n: scores[n] for n in order})
+    far = [
+        share for share in shares.values() if share and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
+    ]
+    standing = {"systems": {n: rows[n] for n in order}, "differences": gaps, "with_pairs": direct}
+    return {
+        "interval": bounds[order[0]]["low"] > (0.0 if direct else 0.5),
+        "beats": "beats" in beside_reference(rows[order[0]], direct),
+        "next": "reliably better" in leads(standing),
+        "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
+        "place": bool(leaning(shares)),
+    }
 
 
 # -- shares with many ties -------------------------------------------------------------------------
@@ -333,7 +353,7 @@ def main(argv: list[str] | None = None) -> None:
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
         print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
     print("\nfalse claims about equal systems, % (systems, posts)   corrected")
-    for systems, posts, direct in ((12, 100, False), (3, 500, False), (6, 60, True)):
+    for systems, posts, direct in EQUAL:
         claims = false_claims(systems, posts, count, direct)
         cells = ", ".join(f"{name} {100 * share:.1f}" for name, share in claims.items())
         print(f"{systems:2} {posts:3}{' direct' if direct else ''}: {cells}", flush=True)

@@ -136,7 +136,7 @@ class TopicThenLength(protocol.Judge):
     about = About(kind="topic", name="topic, then length", is_llm=False, note="for tests")
 
     def reply(self, comparison):
-        _, query, first, second = comparison
+        query, first, second = comparison[1:4]
 
         def on_topic(text):
             words = content(text)

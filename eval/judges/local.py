@@ -79,7 +79,7 @@ class LocalJudge(Judge):
     def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
         replies, fitting = {}, []
         for comparison in comparisons:
-            _, query, first, second = comparison
+            query, first, second = comparison[1:4]
             question = make_question(query, first, second, LETTER, self.axis)
             tokens = encode(self.tokenizer, question.prompt)
             text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"

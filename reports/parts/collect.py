@@ -222,6 +222,7 @@ def _judge_row(record: Record) -> Row:
         "judge_note": wins["judge"]["note"],
         "judge_flags": judge_flags(record),
         "judge_undecided": judge_undecided(record),
+        "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
         "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
@@ -241,7 +242,7 @@ def _is_headline(wins: Row, policy: str) -> bool:
 
 def judge_flags(record: Record) -> list[str]:
     """Reasons not to trust the judge: failed controls and a poor calibration."""
-    return _flags(record.results("controls"), record.calibration)
+    return flags_of(record.results("controls"), record.calibration)
 
 
 def judge_undecided(record: Record) -> list[str]:
@@ -250,18 +251,14 @@ def judge_undecided(record: Record) -> list[str]:
     return [of["undecided"] for of in results if of.get("undecided")]
 
 
-def flags_beside(config: Config) -> list[str]:
-    """The same for the judge of a config, from what lies in the run's folder."""
-    return _flags(*(results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
-
-
 def flags_of_versus(results: Row, runs: Sequence[Path], judge: JudgeSettings) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
     calibrations = [results_of(run / SIDE / judge.folder) for run in runs]
-    return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
+    return list(dict.fromkeys(flags_of(results["controls"], *calibrations)))
 
 
-def _flags(controls: Row | None, *calibrations: Row | None) -> list[str]:
+def flags_of(controls: Row | None, *calibrations: Row | None) -> list[str]:
+    """Reasons not to trust a judge, from what its controls and calibrations found."""
     tried = controls["controls"].values() if controls else []
     failed = [control["what"] for control in tried if control["passed"] is False]
     failing = f"it does not reliably prefer the reference to {', to '.join(failed)}"

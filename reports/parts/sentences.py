@@ -21,6 +21,7 @@ from reports.parts.words import (
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
+from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
 NO_GUESS = 0.5  # what a coin would get
@@ -135,9 +136,9 @@ def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) ->
 
 
 def judge_note(row: Row) -> str | None:
-    """The caveat of a judge that is not a language model."""
+    """The caveat of a judge that is no language model, or of the policy's own family."""
     if row["is_llm"]:
-        return None
+        return of_one_maker(row)
     note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
     if row["judge_note"]:
         note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
@@ -152,6 +153,18 @@ def judge_note(row: Row) -> str | None:
             " such labels."
         )
     return note
+
+
+def of_one_maker(row: Row) -> str | None:
+    """The caveat of an LLM judge whose maker made a policy's model, too."""
+    maker = family_of_model(row["judge"])
+    models = [row.get("checkpoint"), row.get("released_policy"), *row["policies"]]
+    if not maker or maker not in {family_of_model(name) for name in models if name}:
+        return None
+    return (
+        f"The judge and a policy's model are both by {maker}: judges lean to texts of their own"
+        " family (Panickssery et al. 2024). Ask a judge of another maker, too."
+    )
 
 
 def notes_of_judges(rows: list[Row]) -> list[str]:

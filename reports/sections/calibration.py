@@ -16,6 +16,7 @@ from reports.parts.words import (
     percent,
     whole,
 )
+from reports.sections.judging import asked_again
 from stages.settings.judge import MOST_UNJUDGED
 
 
@@ -97,6 +98,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
+        *asked_again(results),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
         *_families(results["by_family"]),

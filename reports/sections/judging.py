@@ -14,6 +14,7 @@ from reports.parts.words import (
     estimate,
     interval,
     judge,
+    kappa,
     named,
     number,
     p_value,
@@ -81,6 +82,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             beside_the_result(numbers),
         ),
         _leanings_table(numbers),
+        *asked_again(record.results("judge")),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
@@ -212,6 +214,20 @@ def _about_the_model(model: Row) -> str:
 
 def _logits(triple: list[float]) -> str:
     return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
+
+
+def asked_again(results: Row) -> list[Block]:
+    """How often the same question got the same verdict; none where each was asked once."""
+    again = results.get("repeats")
+    if not again:
+        return []
+    return [
+        Text(
+            f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
+            f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
+            f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
+        )
+    ]
 
 
 def _leanings_table(numbers: Row) -> Table:
