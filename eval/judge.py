@@ -29,10 +29,8 @@ from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
+from stages.settings.judge import REPEATED
 from stages.settings.stages import OUTPUTS, RELEASED
-
-REPEATED = 100
-"""Pairs that a judge is asked about again, in both orders."""
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:

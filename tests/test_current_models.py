@@ -17,6 +17,7 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
+from reports.needs import plan
 from reports.parts.sentences import judge_note
 from reports.sections.judging import asked_again
 from stages.finished import stage_folder
@@ -224,6 +225,23 @@ def test_every_price_has_the_day_on_which_its_source_was_read():
     assert makers == {"OpenAI", "Anthropic", "Google"}  # a panel of three makers has a bill
 
 
+def test_a_panel_of_three_makers_has_a_bill(capsys):
+    panel = ["claude-haiku-5-5,repeats=3", "gpt-6.1-sol,reasoning_effort=low", "gemini-3.8-flash"]
+    judges = [f"model={model}" for model in panel]
+    plan.main(["--preset", "pythia-1b", "--judges", *judges, "model=mine"])
+    lines = capsys.readouterr().out.splitlines()
+    bills = [line for line in lines if line.startswith("judge: ")]
+    assert [line.split()[1] for line in bills[:3]] == [
+        "claude-haiku-5-5,", "gpt-6.1-sol,", "gemini-3.8-flash,"
+    ]  # fmt: skip
+    calls = [int(line.split()[2].replace(",", "")) for line in bills]
+    assert calls[0] == calls[1] + 2 * 2 * 100  # twice more, in both orders
+    dollars = [float(x) for x in re.findall(r"about \$([\d.,]+), prices of", "\n".join(lines))]
+    assert len(dollars) == 3
+    assert lines[-1].startswith(f"4 judges together: about ${sum(dollars):,.2f}, without 1 of no")
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_cap_on_a_model_without_a_price_is_refused():
     with pytest.raises(UserError, match=r"max_cost needs the price of mine, which the table"):
         price_of(JudgeSettings(model="mine", max_cost=1))
@@ -285,9 +303,8 @@ def test_the_same_question_is_asked_anew_and_how_often_it_gets_one_verdict_is_to
         again = found["repeats"]
         assert (again["times"], again["questions"]) == (3, 60)
         assert low <= again["same"]["estimate"] <= high
-        assert (
-            again["kappa"] is None if rule == "constant" else abs(again["kappa"]["estimate"]) < 0.3
-        )
+        kappa = again["kappa"]["estimate"]  # the first text: ours in one order, theirs in the other
+        assert kappa == 1.0 if rule == "constant" else abs(kappa) < 0.3
         text = asked_again(found)[0].markdown("")
         assert "Asked 3 times, each time anew" in text
         # Kept replies answer another try: nothing is asked twice for nothing.

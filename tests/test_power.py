@@ -11,6 +11,7 @@ from eval.power import (
     needed,
     posts_needed,
     spread_under,
+    warnings_of,
 )
 from eval.rates.formulas import sign_flip_p_value
 from stages.runs import open_stage
@@ -74,6 +75,15 @@ def test_simulated_studies_of_that_many_posts_find_the_difference_in_4_of_5(gain
         a, b = pool(rng, plan.posts, gain)  # the mean difference is 1/2 * 2 * gain
         found.append(sign_flip_p_value(b - a) < 0.05)
     assert np.mean(found) == pytest.approx(0.8, abs=0.06)  # three standard errors
+
+
+@pytest.mark.parametrize(("differ", "warned"), [(10, False), (9, True)])
+def test_a_plan_from_posts_that_nearly_all_tie_is_warned_of(differ, warned):
+    seen = [1.0] * (differ - 1) + [0.0] + [0.5] * (100 - differ)
+    needs = needed(rows_of("ppo", seen), 0.05)
+    text = " ".join(warnings_of(needs))
+    assert ("90% of the posts tie for ppo vs reference:" in text) is bool(text) is warned
+    assert all(len(line) <= 80 for line in warnings_of(needs))
 
 
 def test_simulated_studies_where_nearly_all_tie_find_the_difference_too():

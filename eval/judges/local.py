@@ -60,7 +60,9 @@ class LocalJudge(Judge):
 
         It costs nothing, so questions asked `beside` do not matter.
         """
-        todo = sorted(set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts)))
+        todo = sorted(
+            set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts[1:4]))
+        )
         starts = range(0, len(todo), self.batch_size)
         batches = [todo[start : start + self.batch_size] for start in starts]
         for some in progress(batches, "judge local, batches", len(batches)):

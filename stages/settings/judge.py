@@ -15,6 +15,7 @@ MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no
 # Names the question's wording in `eval/judges/prompt.py`; a test checks that the two agree.
 WORDING = "axes-1"
 OPENAI_MODEL = "gpt-6-luna"
+REPEATED = 100  # pairs that a judge is asked about again, in both orders
 # `none` asks a model not to reason; `default` says nothing, so that the server decides.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "default")
 # The settings that verdicts of each kind depend on. For `reward_model`: `JudgeSettings.gold`.
