@@ -55,25 +55,29 @@ def post_numbers(posts: Sequence[str]) -> NDArray[np.int64]:
     return np.array([numbers[post] for post in posts], dtype=np.int64)
 
 
-def mean_of_posts(values: Floats, limits: tuple[float, float]) -> Interval:
-    """The mean of one value per post, each within `limits`, with a bootstrap over posts.
+def mean_of_posts(
+    sums: Floats, limits: tuple[float, float], sizes: Floats | None = None
+) -> Interval:
+    """The mean of values within `limits`, one a post, with a bootstrap over posts.
 
-    Of fewer than `SMALL_SAMPLE` posts, or where fewer than `FEW_POSTS` have another value than
-    most, a bootstrap is too narrow: `clustered_share`'s interval takes its place.
-    Raises UserError where there is no value.
+    With `sizes`, posts have so many values, of which `sums` has the sum. Of fewer than
+    `SMALL_SAMPLE` posts, or where fewer than `FEW_POSTS` have another mean than most, a bootstrap
+    is too narrow: `clustered_share`'s interval takes its place. Raises UserError without a post.
     """
-    if not len(values):
+    if not len(sums):
         raise UserError(
             "no post is judged, so there is no rate: see the replies in judgements.jsonl"
         )
-    mean, few = float(values.mean()), len(values) - np.unique_counts(values).counts.max()
-    if few < FEW_POSTS or len(values) < SMALL_SAMPLE:
-        low, high = _share_bounds(values, np.ones(len(values)), limits)
+    sizes = np.ones(len(sums)) if sizes is None else sizes
+    few = len(sums) - np.unique_counts(sums / sizes).counts.max() < FEW_POSTS
+    if few or len(sums) < SMALL_SAMPLE:
+        low, high = _share_bounds(sums, sizes, limits)
     else:
-        low, high = bootstrap(values[:, None], lambda totals: totals[:, 0])
-        low, high = low / len(values), high / len(values)
+        rows = np.column_stack([sums, sizes])
+        low, high = bootstrap(rows, lambda totals: totals[:, 0] / totals[:, 1])
+    mean = float(sums.sum() / sizes.sum())
     low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
-    return Interval(estimate=mean, low=low, high=high, posts=len(values))
+    return Interval(estimate=mean, low=low, high=high, posts=len(sums))
 
 
 def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> tuple[float, float]:

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
-    Floats,
-    Interval,
-    as_plain,
-    bootstrap,
-    clustered_share,
-    mean_of_posts,
-)
+from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
 from eval.rates.length_control import word_count
 from eval.rates.strengths import cohen_over_posts
 from stages.posts.text_metrics import WORD
@@ -138,15 +131,10 @@ def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
 
 def paired_difference(differences: Floats, posts: NDArray[np.int64]) -> Interval:
     """The mean of one difference in [-1, 1] a pair, with the pairs of a post drawn together."""
-    _, codes = np.unique(posts, return_inverse=True)
-    sums: Floats = np.bincount(codes, differences).astype(float)
-    counts: Floats = np.bincount(codes).astype(float)
-    if (counts == 1).all():
-        return mean_of_posts(sums, (-1.0, 1.0))
-    rows = np.column_stack([sums, counts])
-    low, high = bootstrap(rows, lambda totals: totals[:, 0] / totals[:, 1])
-    mean = float(differences.mean())
-    return Interval(estimate=mean, low=min(low, mean), high=max(high, mean), posts=len(counts))
+    codes = np.unique(posts, return_inverse=True)[1]
+    return mean_of_posts(
+        np.bincount(codes, differences), (-1.0, 1.0), np.bincount(codes).astype(float)
+    )
 
 
 def kappa_interval(
