@@ -63,10 +63,10 @@ def questions_about(
     config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
 ) -> list[Comparison]:
     """What is asked about each policy's summaries: all of them, in both orders, and some again."""
-    asked = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
+    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
     return [
         comparison_of(row, order)._replace(repeat=repeat)
-        for repeat, rows_of in enumerate(asked)
+        for repeat, rows_of in enumerate(rounds)
         for rows in rows_of.values()
         for row in rows
         for order in VERDICTS
@@ -112,8 +112,8 @@ def ask_again(
     posts = [post for _, post, _ in verdicts]
     same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
     kappa = fleiss_over_posts(list(verdicts.values()), posts)
-    found = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
-    return {"repeats": found | {"same": as_plain(clustered_share(same, post_numbers(posts)))}}
+    counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
+    return {"repeats": counts | {"same": as_plain(clustered_share(same, post_numbers(posts)))}}
 
 
 def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:

@@ -29,8 +29,8 @@ def cells(request: Request, judges: Sequence[str], pairs: bool) -> list[Cell]:
     Raises UserError for a setting that a judge does not have.
     """
     goals = ("eval", "pairs") if pairs else ("eval",)
-    asked = [with_judge(request, judge) for judge in judges or [""]]
-    return [Cell(request=each, config=config_of(each), goals=goals) for each in asked]
+    requests = [with_judge(request, judge) for judge in judges or [""]]
+    return [Cell(request=each, config=config_of(each), goals=goals) for each in requests]
 
 
 def with_judge(request: Request, judge: str) -> Request:

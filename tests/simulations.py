@@ -22,7 +22,7 @@ from eval.rates.length_control import VerdictTable, length_controlled
 from eval.rates.strengths import Game, holm, strengths
 from eval.rates.table import FAR_FROM_EVEN, leaning
 from eval.standings import BASE, differences, of_strengths
-from eval.win_rate import describe
+from eval.win_rate import Scores, describe
 from reports.sections.systems import beside_reference, leads
 
 Floats = Any
@@ -233,8 +233,9 @@ def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) 
     """What would be claimed of one data set."""
     names = [f"s{number}" for number in range(systems)]
     first, second = (rng.integers(0, 2, size=(systems, posts)) for _ in range(2))
-    scores = {
-        name: dict(enumerate(of)) for name, of in zip(names, (first + second) / 2, strict=True)
+    scores: dict[str, Scores] = {
+        name: {str(post): float(score) for post, score in enumerate(of_posts)}
+        for name, of_posts in zip(names, (first + second) / 2, strict=True)
     }
     shares = {
         name: as_plain(clustered_share(np.append(a, 1.0 - b), np.tile(np.arange(posts), 2)))

@@ -18,8 +18,7 @@ from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKE
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
 from reports.needs import plan
-from reports.parts.sentences import judge_note
-from reports.sections.judging import asked_again
+from reports.parts.sentences import asked_again, judge_note
 from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -305,7 +304,7 @@ def test_the_same_question_is_asked_anew_and_how_often_it_gets_one_verdict_is_to
         assert low <= again["same"]["estimate"] <= high
         kappa = again["kappa"]["estimate"]  # the first text: ours in one order, theirs in the other
         assert kappa == 1.0 if rule == "constant" else abs(kappa) < 0.3
-        text = asked_again(found)[0].markdown("")
+        (text,) = asked_again(found)
         assert "Asked 3 times, each time anew" in text
         # Kept replies answer another try: nothing is asked twice for nothing.
         shutil.rmtree(stage_folder(config, "judge"))

@@ -146,7 +146,7 @@ def clustered_share(values: Floats, posts: NDArray[np.int64]) -> Interval | None
     if not len(values):
         return None
     codes = np.unique(posts, return_inverse=True)[1]
-    sums, sizes = np.bincount(codes, values), np.bincount(codes).astype(float)
+    sums, sizes = np.bincount(codes, values).astype(float), np.bincount(codes).astype(float)
     low, high = _share_bounds(sums, sizes, (0.0, 1.0))
     return Interval(estimate=float(values.mean()), low=low, high=high, posts=len(sums))
 

@@ -132,9 +132,8 @@ def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
 def paired_difference(differences: Floats, posts: NDArray[np.int64]) -> Interval:
     """The mean of one difference in [-1, 1] a pair, with the pairs of a post drawn together."""
     codes = np.unique(posts, return_inverse=True)[1]
-    return mean_of_posts(
-        np.bincount(codes, differences), (-1.0, 1.0), np.bincount(codes).astype(float)
-    )
+    sums, sizes = np.bincount(codes, differences).astype(float), np.bincount(codes).astype(float)
+    return mean_of_posts(sums, (-1.0, 1.0), sizes)
 
 
 def kappa_interval(
@@ -161,7 +160,7 @@ def not_beaten(results: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
     Else it is not shown to be better. `results` are those of `beside_simple_judges`.
     """
-    found = []
+    doubts = []
     for name, simple in results["simple"].items():
         more = simple["difference"]
         if more["low"] <= 0:
@@ -169,11 +168,11 @@ def not_beaten(results: Mapping[str, Any]) -> list[tuple[str, bool]]:
             points = ", ".join(f"{100 * more[key]:+.1f}" for key in ("low", "high"))
             what = "agrees less often" if worse else "is not shown to agree more often"
             gap = f"{100 * more['estimate']:+.1f} points [{points}] on {more['posts']} posts"
-            found.append((f"it {what} than {NAMES[name]} ({gap})", worse))
+            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
     kappa = results["kappa_interval"]
     if kappa is not None and kappa["low"] <= 0:
         worse = kappa["high"] < 0
         bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
         what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
-        found.append((f"its Cohen's kappa, {bounds}, {what}", worse))
-    return found
+        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    return doubts

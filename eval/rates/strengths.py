@@ -60,14 +60,15 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     design = np.array([columns[game.first] - columns[game.second] for game in rows])
     scores = np.array([game.score for game in rows])
     fitted = clustered_logit(scores, design, post_numbers([game.post for game in rows]))
-    why = ALIKE if np.ptp(scores) == 0 else NO_FIT
-    for name in free:
-        results[name] = _none(why) if fitted is None else _bounds(fitted, columns[name])
-    for name in free if fitted is not None else ():
+    if fitted is None:
+        return results | dict.fromkeys(free, _none(ALIKE if np.ptp(scores) == 0 else NO_FIT))
+    results |= {name: _bounds(fitted, columns[name]) for name in free}
+    known = [name for name in free if results[name]["estimate"] is not None]
+    for name in known:
         results[name]["beyond"] = {
             other: _bounds(fitted, columns[name] - columns[other])
-            for other in free
-            if other != name and None not in (results[name]["estimate"], results[other]["estimate"])
+            for other in known
+            if other != name
         }
     return results
 

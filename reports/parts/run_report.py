@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.rates.summary_style import styles_of
 from reports.parts import page
 from reports.parts.blocks import Block
-from reports.parts.collect import Record, load_run, policies_of
+from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
+from reports.parts.style import styles
 from stages.driving.start import run_stage
 from stages.finished import inputs_now
 from stages.running.files import file_hash, read_record, write_json, write_text
@@ -22,7 +22,6 @@ from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.config import Config, hash_of
-from stages.settings.prompt import PROMPT
 
 SPELLED_OUT = 40  # characters of the names after which a page is called as they are
 
@@ -67,13 +66,6 @@ def write_report(config: Config, make: Make) -> str:
         write_json(run.partial / "numbers.json", report.numbers | styles(record))
         run.finish({})
     return report.headline
-
-
-def styles(record: Record) -> dict[str, Any]:
-    """What the summaries of each policy and the references are like, as numbers.json has it."""
-    prompt = (record.settings.get("data") or {}).get("prompt", PROMPT)
-    written = {name: record.rows("summaries", f"{name}.jsonl") for name in policies_of(record)}
-    return styles_of(written, prompt)
 
 
 def headline(

@@ -14,6 +14,7 @@ from reports.parts.words import (
     at_equal_length,
     briefly,
     estimate,
+    kappa,
     named,
     number,
     percent,
@@ -133,6 +134,18 @@ def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) ->
     failed = f"{who} FAILED ITS CHECKS: {'; '.join(flags)}." if flags else ""
     told = f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
     return " ".join(filter(None, (failed, told)))
+
+
+def asked_again(results: Row) -> list[str]:
+    """How often the same question got the same verdict; nothing where each was asked once."""
+    again = results.get("repeats")
+    if not again:
+        return []
+    return [
+        f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
+        f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
+        f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
+    ]
 
 
 def judge_note(row: Row) -> str | None:

@@ -5,6 +5,7 @@ from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.sentences import asked_again
 from reports.parts.words import (
     MISSING,
     STRENGTH,
@@ -16,7 +17,6 @@ from reports.parts.words import (
     percent,
     whole,
 )
-from reports.sections.judging import asked_again
 from stages.settings.judge import MOST_UNJUDGED
 
 
@@ -98,7 +98,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
-        *asked_again(results),
+        *map(Text, asked_again(results)),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
         *_families(results["by_family"]),

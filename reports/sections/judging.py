@@ -3,9 +3,10 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
+from reports.parts import style
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.sentences import NO_GUESS
+from reports.parts.sentences import NO_GUESS, asked_again
 from reports.parts.words import (
     MISSING,
     Row,
@@ -14,7 +15,6 @@ from reports.parts.words import (
     estimate,
     interval,
     judge,
-    kappa,
     named,
     number,
     p_value,
@@ -24,7 +24,6 @@ from reports.parts.words import (
     share,
     whole,
 )
-from reports.sections import style
 from stages.settings.judge import MOST_UNJUDGED
 
 AT_LENGTH = "length_controlled"
@@ -82,7 +81,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             beside_the_result(numbers),
         ),
         _leanings_table(numbers),
-        *asked_again(record.results("judge")),
+        *map(Text, asked_again(record.results("judge"))),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
@@ -214,20 +213,6 @@ def _about_the_model(model: Row) -> str:
 
 def _logits(triple: list[float]) -> str:
     return plain(dict(zip(("estimate", "low", "high"), triple, strict=True)))
-
-
-def asked_again(results: Row) -> list[Block]:
-    """How often the same question got the same verdict; none where each was asked once."""
-    again = results.get("repeats")
-    if not again:
-        return []
-    return [
-        Text(
-            f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
-            f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
-            f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
-        )
-    ]
 
 
 def _leanings_table(numbers: Row) -> Table:

@@ -1,10 +1,10 @@
 """What the summaries of a run are like, without a model: one table, and its numbers."""
 
-from eval.rates.summary_style import MEASURES, SHARES
-from reports.parts.collect import Record
-from reports.parts.page import Block, Heading, Table
-from reports.parts.run_report import styles
+from eval.rates.summary_style import MEASURES, SHARES, styles_of
+from reports.parts.blocks import Block, Heading, Table
+from reports.parts.collect import Record, policies_of
 from reports.parts.words import Row, named, number, percent
+from stages.settings.prompt import PROMPT
 
 CAPTION = (
     "Means over the posts. Coverage: words that lie in runs that the post has too; density: the"
@@ -13,6 +13,13 @@ CAPTION = (
     " repeated: triples of words that the summary had before. ROUGE is against the reference."
 )
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+
+
+def styles(record: Record) -> Row:
+    """What the summaries of each policy and the references are like, as numbers.json has it."""
+    prompt = (record.settings.get("data") or {}).get("prompt", PROMPT)
+    written = {name: record.rows("summaries", f"{name}.jsonl") for name in policies_of(record)}
+    return styles_of(written, prompt)
 
 
 def blocks(record: Record, numbers: Row) -> list[Block]:
