@@ -24,15 +24,15 @@ def styles(record: Record) -> Row:
 
 def blocks(record: Record, numbers: Row) -> list[Block]:
     """The section: how long, how copied, how repetitive the summaries are, beside ROUGE."""
-    found = numbers | styles(record)
+    measured = numbers | styles(record)
     names = ["reference", *numbers["policies"]]
     rows = []
     for name in names:
         cells = [
-            (percent if measure in SHARES else number)(found[f"{name}/{measure}"])
+            (percent if measure in SHARES else number)(measured[f"{name}/{measure}"])
             for measure in MEASURES
         ]
-        rouge = [number(found.get(f"{name}/{key}"), 3) for key in ROUGE]
+        rouge = [number(measured.get(f"{name}/{key}"), 3) for key in ROUGE]
         rows.append([named(name, numbers["policies"]), *cells, *rouge])
     header = ("", *MEASURES.values(), *ROUGE.values())
     return [Heading("The summaries themselves"), Table(header, rows, CAPTION)]
