@@ -21,6 +21,7 @@ from eval.rates.strengths import Game, fleiss, holm, majority, strengths
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates
 from reports import leaderboard_page, outputs_page
+from reports.parts.page import Table
 from reports.parts.words import at_equal_length
 from reports.sections import systems
 from stages.driving.grid import Execution
@@ -185,6 +186,25 @@ def test_systems_that_are_not_told_apart_share_their_ranks_and_a_silent_one_has_
     assert "its lead over b is inconclusive" in systems.leads(found)
     cells = {row[0]: row for row in systems.table(found).rows}
     assert cells["silent"][1:3] == ["–", "– (100.0% unjudged)"]
+
+
+def test_with_direct_comparisons_the_order_the_ranks_and_the_headline_follow_the_strengths():
+    """a beats the reference more often; b beats a in 58 of 60 posts."""
+    posts = {str(post): ("one two", "three") for post in range(60)}
+    texts = dict.fromkeys("ab", posts)
+    rows = verdicts("a", [WIN] * 40 + [LOSS] * 20) + verdicts("b", [WIN] * 35 + [LOSS] * 25)
+    assert list(standings(rows, texts)["systems"]) == ["a", "b"]
+    found = standings(rows, texts, verdicts("a-b", [WIN] * 2 + [LOSS] * 58))
+    assert list(found["systems"]) == ["b", "a"]
+    assert [systems.rank(name, found) for name in "ba"] == ["1", "2"]
+    assert "b leads by strength" in systems.leads(found)
+    assert "reliably better than the next, a. It reliably beats" in systems.leads(found)
+    (matrix,) = systems.matrix(found)
+    assert isinstance(matrix, Table)
+    assert matrix.rows == [["b", "–", "96.7%"], ["a", "3.3%", "–"]]
+    (gap,) = found["differences"]
+    each = [found["systems"][name]["strength"]["estimate"] for name in "ba"]
+    assert gap["estimate"] == pytest.approx(each[0] - each[1])
 
 
 def test_a_panel_is_asked_order_by_order_and_agreement_is_counted_by_post():
