@@ -116,6 +116,7 @@ ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
 	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call options,presets,$(PRESETS)) \
+		$(call options,judges,$(JUDGES)) \
 		$(if $(filter-out file,$(origin SEEDS)),$(call options,seeds,$(SEEDS)))
 rehearse: $(INSTALLED)
 	@$(PY) -m reports.needs.rehearse $(REQUEST) $(DEVICES) \

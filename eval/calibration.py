@@ -15,12 +15,12 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
-from eval.judge import config_with_cap, make_judge, read_policies
+from eval.judge import ask_again, config_with_cap, make_judge, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
 from eval.outputs import labelled_rows
@@ -32,9 +32,9 @@ from eval.rates.correction import (
     family_of,
     shift_of,
 )
-from eval.rates.formulas import clustered_share, post_numbers
+from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
 from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
-from eval.rates.table import analyse, leans, verdict_table
+from eval.rates.table import analyse, leaning, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
@@ -48,12 +48,15 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.prompt import PROMPT, format_post
 from stages.settings.stages import OUTPUTS
 
+Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
 REFERENCE = "ref"
 LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
 LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
+# Pairs with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
+NEEDED = needed_to_show(HUMAN_CEILING[0], LEAST_AGREEMENT)
 LEAST_CONSISTENCY = 0.6
 
 
@@ -77,16 +80,21 @@ def calibrate(config: Config) -> dict[str, Any]:
         judgements = judge_both_orders(run, judge, {"labelled": pairs}, "calibrate")
         kept += judge.remembered
         asking = {"seconds": time.monotonic() - started, "questions": len(judgements) - kept}
+        again = ask_again(run, judge, {"labelled": pairs}, judgements)
         answered = with_answers(pairs, judgements)
         shown = [{key: pair[key] for key in PAIR_KEYS} for pair in answered]
         write_rows(run, "pairs.jsonl", shown)
-        results = describe(answered, judgements) | {
-            "judge": asdict(judge.about),
-            "asking": asking,
-            "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
-            "of_pairs": of_pairs,
-            "skipped_rows": len(bad.skipped),
-        }
+        results = (
+            describe(answered, judgements)
+            | again
+            | {
+                "judge": asdict(judge.about),
+                "asking": asking,
+                "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
+                "of_pairs": of_pairs,
+                "skipped_rows": len(bad.skipped),
+            }
+        )
         run.finish(results)
     return results
 
@@ -103,8 +111,7 @@ def labelled_pairs(run: Run, bad: BadRows) -> tuple[list[Row], int]:
         rows = labelled_rows(read_policies(run.require("summaries")))
         if not rows:
             raise UserError("no row has a label: name their column, SET=outputs.label=...")
-        drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
-        return drawn, len(rows)
+        return drawn_pairs(rows, count, seed), len(rows)
     source = world_folder(config) if config.data.source == TOY else config.data.source
     located = read_split(config.data, str(source), LABELS, bad)
     return sample_pairs(located, count, seed, config.data.prompt), len(located)
@@ -119,16 +126,20 @@ PAIR_KEYS = (
 def sample_pairs(
     located: Sequence[Located], count: int, seed: int, prompt: str = PROMPT
 ) -> list[Row]:
-    """`count` labelled pairs about posts, drawn by seed (all of them where there are fewer).
+    """`count` labelled pairs about posts, drawn by seed (0, or fewer: all of them).
 
     Where one of the two is the reference, `summary` is the other one, so that the judge's errors
     can be told apart by side, as in an evaluation. Elsewhere `summary` is the first in the file.
     `label` says whether `summary` was preferred.
     """
     rows = [(number, row) for number, (_, row) in enumerate(located) if not is_cnndm(row)]
-    drawn = random.Random(f"calibration {seed}").sample(rows, min(count, len(rows)))
-    ordered = sorted(drawn, key=lambda row: row[0])
+    ordered = sorted(drawn_pairs(rows, count, seed), key=lambda row: row[0])
     return [_pair(f"pair{number}", row, prompt) for number, row in ordered]
+
+
+def drawn_pairs(rows: Sequence[Pair], count: int, seed: int) -> list[Pair]:
+    """So many of the rows, drawn by seed; all of them where there are fewer, and for 0."""
+    return random.Random(f"calibration {seed}").sample(rows, min(count or len(rows), len(rows)))
 
 
 def _pair(name: str, row: dict[str, Any], prompt: str) -> Row:
@@ -190,7 +201,8 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "human_ceiling": list(HUMAN_CEILING),
         **beside_simple_judges(judged),
     }
-    return results | {"flags": flags(results)}
+    reasons, undecided = flags(results)
+    return results | {"flags": reasons, "undecided": undecided}
 
 
 def _agreement(pairs: Sequence[Row]) -> dict[str, Any] | None:
@@ -216,27 +228,35 @@ def error_pairs(judged: Sequence[Row]) -> list[Row]:
     return pairs if len(pairs) >= FEWEST_WITH_REFERENCE else list(judged)
 
 
-def flags(results: dict[str, Any]) -> list[str]:
-    """Reasons not to trust this judge, in plain sentences; empty where there are none."""
-    reasons = []
-    agreement, statistics = results["agreement"], results["statistics"]
+def flags(results: dict[str, Any]) -> tuple[list[str], str]:
+    """Reasons not to trust this judge, in plain sentences, and what pairs are too few to decide.
+
+    A judge that is worse than it must be is flagged whatever their number; one that is not shown
+    to be better, where there are `NEEDED` pairs. Both are empty where there is nothing to say.
+    """
+    agreement, statistics, pairs = results["agreement"], results["statistics"], results["pairs"]
+    reasons, doubts = [], []
     if agreement is None:
         reasons.append("no pair has a verdict in both orders")
     elif agreement["low"] <= LEAST_AGREEMENT:
-        reasons.append(
-            f"it agrees with the labels on {_percent(agreement)}, which is not clearly more than"
-            f" {LEAST_AGREEMENT:.0%}"
-        )
-    reasons += not_beaten(results)
+        worse = agreement["high"] < LEAST_AGREEMENT
+        what = "less than" if worse else "not shown to be more than"
+        share = f"it agrees with the labels on {_percent(agreement)} of {pairs} pairs"
+        doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
+    same = statistics["swap_consistency"]
+    if same and same["estimate"] < LEAST_CONSISTENCY:
+        worse = same["high"] < LEAST_CONSISTENCY
+        doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
+    few = pairs < NEEDED
+    doubts = [*doubts[:1], *not_beaten(results), *doubts[1:]]
+    reasons += [reason for reason, worse in doubts if worse or not few]
     first = statistics["share_first"]
-    if first and leans(first):
+    if leaning({"": first}):
         reasons.append(f"it prefers the text shown first in {_percent(first)} of its choices")
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
-    same = statistics["swap_consistency"]
-    if same and same["estimate"] < LEAST_CONSISTENCY:
-        reasons.append(f"its verdict survives a swap of the order in only {_percent(same)}")
-    return reasons
+    open_ = few and not all(worse for _, worse in doubts)
+    return reasons, f"its calibration, too few pairs ({pairs} of {NEEDED} needed)" if open_ else ""
 
 
 def _percent(share: dict[str, Any]) -> str:
@@ -277,6 +297,8 @@ def print_summary(results: dict[str, Any]) -> None:
         print(f"  beside {NAMES[name]}, {_percent(simple['agreement'])}"[:80])
     for flag in results["flags"]:
         print("\n".join(folded(f"  FLAGGED: {flag}")))
+    if results["undecided"]:
+        print("\n".join(folded(f"  NOT DECIDED: {results['undecided']}")))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,7 +8,8 @@ about something else. The others are on topic and as long or longer, so that a j
 length fails: the reference twice, with padding, with a false sentence, with swapped facts, and a
 longer summary that misses the point. A judge that does not prefer the reference to each, with its
 whole 95% interval, is flagged on every page that uses it: its win rates are no evidence of good
-summaries.
+summaries. Where an interval holds both answers because posts are few, it has neither passed nor
+failed.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judge import config_with_cap, make_judge, questions_about, read_policies
 from eval.judges.both_orders import judge_both_orders
 from eval.judges.protocol import Row
-from eval.rates.formulas import clustered_share
+from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import analyse, verdict_table
 from stages.driving.start import run_stage
 from stages.runs import open_stage
@@ -30,6 +31,8 @@ from stages.settings.judge import MOST_UNJUDGED, JudgeSettings
 from stages.settings.prompt import PROMPT
 
 EVEN = 0.5
+# Posts with which a judge that prefers the reference on 80% of them passes in 4 of 5 cases.
+NEEDED = needed_to_show(0.2, EVEN)
 # This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
 OWN_TEXTS_ONLY = "reward_model"
 
@@ -44,7 +47,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
         # All questions of a run share one cap: the controls may spend what the summaries left.
-        beside = questions_about(policies)
+        beside = questions_about(config, policies, config.judge.repeats)
         judgements = judge_both_orders(run, judge, rows, "controls", beside)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
@@ -63,13 +66,28 @@ def knows_own_texts_only(judge: JudgeSettings) -> bool:
 
 
 def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """The number of posts, every control's result, and the names of those that failed."""
+    """The number of posts, every control's result, and the names of those that failed.
+
+    `undecided`: what posts are too few for, in a sentence; empty where they decide.
+    """
     controls = {name: describe(name, judgements, rows) for name in CONTROLS}
+    few = [control for control in controls.values() if control.get("why", "").startswith(TOO_FEW)]
+    judged = sum(control["judgements"] > 0 for control in controls.values())
+    most = max((control["posts"] for control in few), default=0)
     return {
         "posts": len(rows[SELF]),
         "controls": controls,
         "failed": [name for name, control in controls.items() if control["passed"] is False],
+        "undecided": f"{len(few)} of {judged} controls, {too_few(most)}" if few else "",
     }
+
+
+TOO_FEW = "too few posts"
+
+
+def too_few(posts: int) -> str:
+    """Why a control is neither passed nor failed."""
+    return f"{TOO_FEW} ({posts} of {NEEDED} needed)"
 
 
 def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
@@ -93,7 +111,8 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     `passed`: for the reference itself, whether every verdict is a tie; else whether the whole
     interval of the rate lies below 1/2: where more are unjudged than a rate may have, even if all
     of these had gone to the control. None, with the reason under `why`, where the control could
-    not be judged at all. `posts`: how many have such a text; the others are left out.
+    not be judged at all, or posts are too few. `posts`: how many have such a text; the others are
+    left out.
     """
     verdicts = [row for row in judgements if row["policy"] == name]
     about = {"what": CONTROLS[name].what, "posts": len(rows.get(name, []))}
@@ -113,9 +132,10 @@ def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> di
     if statistics["unjudged"] > MOST_UNJUDGED:
         worst = clustered_share(np.nan_to_num(table.outcomes, nan=1.0), table.posts)
         high = max(high, worst.high) if worst else high
-    passed = tied if name == SELF else high < EVEN
-    bounds = {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
-    return result | bounds | {"passed": passed}
+    result |= {"preferred": rate["estimate"], "low": rate["low"], "high": rate["high"]}
+    if name != SELF and rate["low"] <= EVEN <= high and result["posts"] < NEEDED:
+        return result | {"why": too_few(result["posts"])}
+    return result | {"passed": tied if name == SELF else high < EVEN}
 
 
 def print_summary(results: dict[str, Any]) -> None:

@@ -8,22 +8,28 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 """
 
 import argparse
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row
+from eval.rates.formulas import as_plain, clustered_share, post_numbers
+from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
 from stages.running.files import read_lines
-from stages.runs import open_stage, write_rows
+from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
+from stages.settings.judge import REPEATED
 from stages.settings.stages import OUTPUTS, RELEASED
 
 
@@ -36,7 +42,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
-        results = summarize(judge.about, judgements)
+        results = summarize(judge.about, judgements) | ask_again(run, judge, policies, judgements)
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
             results["gold"] = judge.facts()
@@ -53,10 +59,61 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     return policies
 
 
-def questions_about(policies: Mapping[str, Sequence[Row]]) -> list[Comparison]:
-    """What is asked about each policy's summaries: all of them, in both orders."""
-    rows = [row for policy in policies for row in policies[policy]]
-    return [comparison_of(row, order) for row in rows for order in VERDICTS]
+def questions_about(
+    config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
+) -> list[Comparison]:
+    """What is asked about each policy's summaries: all of them, in both orders, and some again."""
+    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
+    return [
+        comparison_of(row, order)._replace(repeat=repeat)
+        for repeat, rows_of in enumerate(rounds)
+        for rows in rows_of.values()
+        for row in rows
+        for order in VERDICTS
+    ]
+
+
+def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """The rows that a judge is asked about again: `REPEATED` of them, drawn by the seed."""
+    differ = [
+        (name, row)
+        for name in rows
+        for row in rows[name]
+        if not comparison_of(row, next(iter(VERDICTS))).is_identical
+    ]
+    drawn = random.Random(f"again {config.seed}").sample(differ, min(REPEATED, len(differ)))
+    return {name: [row for of, row in drawn if of == name] for name in rows}
+
+
+def ask_again(
+    run: Run, judge: Judge, rows: Mapping[str, Sequence[Row]], judgements: Sequence[Row]
+) -> dict[str, Any]:
+    """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
+
+    `times` and `questions`; `same`, the share of the questions whose verdicts are all alike, and
+    Fleiss' `kappa` of the tries, with 95% intervals over posts. Empty where `judge.repeats` is 1.
+    """
+    config, times = run.config, run.config.judge.repeats
+    if times == 1:
+        return {}
+    sample = to_repeat(config, rows)
+    verdicts: dict[tuple[str, str, str], list[str]] = {
+        (name, row["id"], order): []
+        for name in sample
+        for row in sample[name]
+        for order in VERDICTS
+    }
+    tries = [list(judgements)]
+    for repeat in range(1, times):
+        before = questions_about(config, rows, repeat)
+        tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
+    for row in (row for judged in tries for row in judged):
+        verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
+    posts = [post for _, post, _ in verdicts]
+    same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
+    kappa = fleiss_over_posts(list(verdicts.values()), posts)
+    counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
+    return {"repeats": counts | {"same": as_plain(clustered_share(same, post_numbers(posts)))}}
 
 
 def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:

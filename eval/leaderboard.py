@@ -29,17 +29,19 @@ def cells(request: Request, judges: Sequence[str], pairs: bool) -> list[Cell]:
     Raises UserError for a setting that a judge does not have.
     """
     goals = ("eval", "pairs") if pairs else ("eval",)
-    evaluations = []
-    for judge in judges or [""]:
-        own = tuple(f"judge.{setting}" for setting in judge.split(",") if setting)
-        if not all("=" in setting for setting in own):
-            raise UserError(
-                f"JUDGES: {judge!r} is no judge: write kind=local,model=folder"
-                " (several names of accept_model: a+b)"
-            )
-        with_judge = replace(request, overrides=(*request.overrides, *own))
-        evaluations.append(Cell(request=with_judge, config=config_of(with_judge), goals=goals))
-    return evaluations
+    requests = [with_judge(request, judge) for judge in judges or [""]]
+    return [Cell(request=each, config=config_of(each), goals=goals) for each in requests]
+
+
+def with_judge(request: Request, judge: str) -> Request:
+    """The request with the settings of one judge of JUDGES. Raises UserError for what is none."""
+    own = tuple(f"judge.{setting}" for setting in judge.split(",") if setting)
+    if not all("=" in setting for setting in own):
+        raise UserError(
+            f"JUDGES: {judge!r} is no judge: write kind=local,model=folder"
+            " (several names of accept_model: a+b)"
+        )
+    return replace(request, overrides=(*request.overrides, *own))
 
 
 def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:

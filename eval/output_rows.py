@@ -64,7 +64,8 @@ def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
 
 
 def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output]:
-    """The summaries of one row. Raises BadRowError for a column that is missing or no text."""
+    """The summaries of one row. Raises BadRowError for columns that are missing or no text."""
+    _check_columns(where, row, outputs)
     query = _query(where, row, outputs)
     digest = hashlib.sha256(query.encode()).hexdigest()[:12]
     reference = None
@@ -88,6 +89,19 @@ def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output
     ]
 
 
+def _check_columns(where: str, row: Row, outputs: Outputs) -> None:
+    """Raise BadRowError that names every column that the row lacks and how to name another."""
+    needed = [(column, "outputs.summary") for column in outputs.summary_columns]
+    needed += [] if QUERY in row else [(outputs.post, "outputs.post")]
+    lacking = [(column, setting) for column, setting in needed if column not in row]
+    if lacking:
+        columns = ", ".join(dict.fromkeys(column for column, _ in lacking))
+        mends = " ".join(dict.fromkeys(f"{setting}=..." for _, setting in lacking))
+        mends = f'"{mends}"' if " " in mends else mends
+        has = ", ".join(map(str, row))
+        raise BadRowError(where, f"no column {columns}: name it, SET={mends} (it has {has})")
+
+
 def _named(row: Row, column: str, otherwise: str) -> str:
     given = row.get(column)
     return otherwise if given in (None, "") else str(given)
@@ -108,9 +122,6 @@ def _query(where: str, row: Row, outputs: Outputs) -> str:
 
 
 def _text(where: str, row: Row, column: str, setting: str, if_null: str) -> str:
-    if column not in row:
-        has = ", ".join(map(str, row))
-        raise BadRowError(where, f"no column {column}: name it, SET={setting}=... (it has {has})")
     named = isinstance(row[column], int | float) and f", or name another column, SET={setting}=..."
     return _cell(where, row, column, if_null, named or "")
 

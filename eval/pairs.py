@@ -32,7 +32,10 @@ def judge_pairs(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         first = next(iter(policies.values()))
         # All questions of a run share one cap: pairs may spend what the others left.
-        beside = [*questions_about(policies), *questions_about(rows_for(config, first))]
+        beside = [
+            *questions_about(config, policies, config.judge.repeats),
+            *questions_about(config, rows_for(config, first)),
+        ]
         judgements = judge_both_orders(run, judge, pair_rows(policies), "pairs", beside)
         results = summarize(judge.about, judgements)
         run.finish(results)

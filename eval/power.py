@@ -38,6 +38,7 @@ from stages.settings.command_line import recorded_config
 from stages.settings.config import JudgeSettings, UserError
 
 POWER = 0.8
+MANY_TIES = 0.9  # beyond it a spread rests on so few posts that a number of posts is a guess
 ALPHA = 0.05
 REFERENCE = "reference"
 MOST_POSTS_READ = 500  # whose texts say how long a question is
@@ -197,9 +198,23 @@ def lines_of(needs: Sequence[Needed], price: float | None) -> list[str]:
         dollars = "unknown" if price is None else f"{need.questions * price:,.2f}"
         cells = (f"{need.posts:,}", f"{need.questions:,}", dollars, f"{need.ties:.0%}")
         points = (f"{100 * need.spread:.1f}", f"{100 * need.detectable:.1f}")
-        name = f" {'vs' if need.alone else '-'} ".join(need.pair)
-        lines += row_of(name, _cells((*cells, *points)), NAME)
+        lines += row_of(_name(need), _cells((*cells, *points)), NAME)
     return lines
+
+
+def warnings_of(needs: Sequence[Needed]) -> list[str]:
+    """A line on the rows whose spread rests on few posts, because nearly all score alike."""
+    alike = [_name(need) for need in needs if need.ties > MANY_TIES]
+    if not alike:
+        return []
+    return folded(
+        f"warning: more than {MANY_TIES:.0%} of the posts tie for {', '.join(alike)}: their numbers"
+        " rest on the few posts that differ; judge more posts before you plan with them"
+    )
+
+
+def _name(need: Needed) -> str:
+    return f" {'vs' if need.alone else '-'} ".join(need.pair)
 
 
 def _cells(cells: Sequence[str]) -> str:
@@ -241,8 +256,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{args.difference:g} points at 80% power, two-sided 5%, paired by post")
     for line in (f"spread and ties: {args.name} seed {args.seed}, {folder.name}", f"price: {who}"):
         print("\n".join(folded(line)))
-    print("\n".join(lines_of(needs, price)))
-    print("spread: of a post's difference, points; now: detected by the posts judged so far")
+    last = "spread: of a post's difference, points; now: detected by the posts judged so far"
+    print("\n".join([*lines_of(needs, price), last, *warnings_of(needs)]))
 
 
 if __name__ == "__main__":

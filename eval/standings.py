@@ -7,12 +7,13 @@ from rows of `judgements.jsonl`; a system is what those rows call a policy.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
+from math import copysign, inf
 from typing import Any
 
 import numpy as np
 
 from eval.judges.protocol import Row
-from eval.rates.formulas import RESAMPLES, as_plain, clustered_share, post_numbers
+from eval.rates.formulas import as_plain, clustered_share, mean_of_posts, post_numbers, two_sided
 from eval.rates.length_control import word_count
 from eval.rates.strengths import (
     Game,
@@ -37,35 +38,40 @@ from stages.settings.judge import MOST_UNJUDGED
 Texts = Mapping[str, Mapping[str, tuple[str, str]]]
 """System -> post id -> its summary and the reference."""
 BASE = "the reference"
-DRAWS_A_TEST = 100  # so that the smallest p-value, corrected for all tests, is 0.01
 
 
 def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()) -> dict[str, Any]:
     """What one judge says of all systems, on the posts that all of them have.
 
     `systems`: name -> what `win_rate` and `analyse` find, the mean `words`, the `strength`, and the
-    p-value against the reference corrected after Holm for all systems, best raw rate first; a
-    system without one usable verdict has `win_rate` None and no `holm`. `differences`:
-    all pairs of systems, paired by post, with the p-value corrected after Holm. `left_out`: posts
-    that some system lacks. `pairs` are judgements on two systems; strengths rest on them too.
+    p-value against the reference corrected after Holm for all systems, best first; a system
+    without one usable verdict has `win_rate` None and no `holm`. `differences`: all pairs of
+    systems, paired by post, with the p-value corrected after Holm. `left_out`: posts that some
+    system lacks. With `pairs`, judgements on two systems, order, p-values and differences are those
+    of the strengths, and `head_to_head` has the rate of each system against each other.
     """
     posts = set.intersection(*(set(of_posts) for of_posts in texts.values()))
     if not posts:
         raise UserError("no post was summarised by all systems: a leaderboard needs the same posts")
     rows = [row for row in judgements if row["id"] in posts]
     scores = post_scores(rows)
-    direct = post_scores([row for row in pairs if row["id"] in posts])
-    games = _games({(name, BASE): scores[name] for name in scores})
-    games += _games({names_of_pair(name): direct[name] for name in direct})
-    placed = strengths(games, BASE)
+    direct = {
+        names_of_pair(name): of_pair
+        for name, of_pair in post_scores([row for row in pairs if row["id"] in posts]).items()
+    }
+    placed = strengths(_games({(name, BASE): scores[name] for name in scores} | direct), BASE)
     systems = {
         name: _system(name, scores[name], rows, texts[name]) | {"strength": placed.get(name)}
         for name in scores
     }
+    if pairs:
+        for system in systems.values():
+            system["p_value"] = _p_value(system["strength"])
     rated = {name: row["p_value"] for name, row in systems.items() if row["p_value"] is not None}
     for name, corrected in zip(rated, holm(list(rated.values())), strict=True):
         systems[name]["holm"] = corrected
-    order = sorted(systems, key=lambda name: -(systems[name]["win_rate"] or 0.0))
+    order = sorted(systems, key=lambda name: _worth(systems[name], bool(pairs)), reverse=True)
+    given = [name for name in order if _given(systems[name])]
     all_posts = set().union(*(set(of_posts) for of_posts in texts.values()))
     return {
         "posts": len(posts),
@@ -73,9 +79,49 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         "judgements": len(rows) + len(pairs),
         "with_pairs": bool(pairs),
         "systems": {name: systems[name] for name in order},
-        "differences": differences({name: scores[name] for name in order if _given(systems[name])}),
+        "differences": of_strengths(given, placed)
+        if pairs
+        else differences({name: scores[name] for name in given}),
+        "head_to_head": head_to_head(order, direct),
         "reference_words": _mean_words(pair[1] for pair in _texts_on(texts, posts)),
     }
+
+
+def _worth(system: Row, by_strength: bool) -> tuple[float, float]:
+    """What systems are ordered by: strength, where the rate decides of those that have none."""
+    rate = system["win_rate"] or 0.0
+    if not by_strength:
+        return rate, rate
+    known = system["strength"] and system["strength"]["estimate"] is not None
+    return system["strength"]["estimate"] if known else copysign(inf, rate - 0.5), rate
+
+
+def _p_value(strength: Row | None) -> float | None:
+    known = strength is not None and strength["estimate"] is not None
+    return two_sided(strength, 0.0) if strength and known else None
+
+
+def head_to_head(
+    order: Sequence[str], direct: Mapping[tuple[str, str], Scores]
+) -> dict[str, dict[str, Any]]:
+    """For each system its rate against each other that it was compared with, with its interval."""
+    rates: dict[str, dict[str, Any]] = {name: {} for name in order}
+    for (first, second), of_pair in direct.items():
+        scores = np.array([score for score in of_pair.values() if score is not None])
+        for name, other, seen in ((first, second, scores), (second, first, 1 - scores)):
+            if len(scores):
+                rates[name][other] = asdict(mean_of_posts(seen, (0.0, 1.0)))
+    return rates
+
+
+def of_strengths(order: Sequence[str], placed: Mapping[str, Row]) -> list[dict[str, Any]]:
+    """The differences of the strengths of all pairs of systems, in logits, as `differences`."""
+    pairs = [
+        {"first": first, "second": second} | placed[first]["beyond"][second]
+        for first, second in combinations(order, 2)
+        if second in placed[first].get("beyond", {})
+    ]
+    return _corrected([pair | {"p_value": _p_value(pair)} for pair in pairs])
 
 
 def _given(system: Row) -> bool:
@@ -115,16 +161,19 @@ def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
     `p_value` is that of a paired randomisation test, `holm` the same corrected for all of them.
     Two systems that no post has judged both have none.
     """
-    pairs: list[dict[str, Any]] = []
-    names = list(combinations(scores, 2))
-    draws = max(RESAMPLES, DRAWS_A_TEST * len(names))
-    for first, second in names:
-        a, b = scores[first], scores[second]
-        if judged_for_both(a, b):
-            difference = paired_difference(a, b, resamples=draws)
-            pairs.append({"first": first, "second": second} | asdict(difference))
-    corrected = holm([pair["p_value"] for pair in pairs])
-    return [pair | {"holm": p} for pair, p in zip(pairs, corrected, strict=True)]
+    return _corrected(
+        [
+            {"first": first, "second": second} | asdict(paired_difference(a, b))
+            for (first, a), (second, b) in combinations(scores.items(), 2)
+            if judged_for_both(a, b)
+        ]
+    )
+
+
+def _corrected(pairs: Sequence[Row]) -> list[dict[str, Any]]:
+    known = [pair for pair in pairs if pair["p_value"] is not None]
+    corrected = holm([pair["p_value"] for pair in known])
+    return [pair | {"holm": p} for pair, p in zip(known, corrected, strict=True)]
 
 
 def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import VERDICTS
-from eval.rates.formulas import RESAMPLES, Interval, mean_of_posts, sign_flip_p_value
+from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value
 from eval.rates.scores import proxy_and_gold
 from eval.rates.table import POINTS, analyse, verdict_table
 from stages.driving.start import run_stage
@@ -191,18 +191,16 @@ def describe(scores: Scores) -> dict[str, Any]:
     }
 
 
-def win_rate(scores: Scores, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+def win_rate(scores: Scores) -> Interval:
     """The mean score of the judged posts in [0, 1], with a cluster bootstrap over posts.
 
     Raises UserError where no post is judged.
     """
     judged = [score for score in scores.values() if score is not None]
-    return mean_of_posts(np.array(judged), (0.0, 1.0), seed, resamples)
+    return mean_of_posts(np.array(judged), (0.0, 1.0))
 
 
-def paired_difference(
-    a: Scores, b: Scores, seed: int = 0, resamples: int = RESAMPLES
-) -> PairedInterval:
+def paired_difference(a: Scores, b: Scores) -> PairedInterval:
     """The mean of `a - b` in [-1, 1] over the posts that are judged for both.
 
     The interval is a bootstrap over posts, the p-value a paired randomisation test (each post's
@@ -210,8 +208,8 @@ def paired_difference(
     """
     pairs = [(a[post], b[post]) for post in a if post in b]
     differences = np.array([x - y for x, y in pairs if x is not None and y is not None])
-    interval = mean_of_posts(differences, (-1.0, 1.0), seed, resamples)
-    p_value = sign_flip_p_value(differences, seed, resamples)
+    interval = mean_of_posts(differences, (-1.0, 1.0))
+    p_value = sign_flip_p_value(differences)
     return PairedInterval(**asdict(interval), p_value=p_value)
 
 

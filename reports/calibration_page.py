@@ -8,8 +8,9 @@ evaluated the run.
 """
 
 from reports.parts import page
-from reports.parts.collect import SIDE, flags_beside, load_run, results_of
+from reports.parts.collect import SIDE, flags_of, load_run, results_of
 from reports.parts.page import Block, Heading, Text
+from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row
 from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.mirror import open_mirrors
@@ -51,9 +52,11 @@ def find_calibration(config: Config) -> Row:
 
 def blocks(config: Config, results: Row) -> list[Block]:
     """The page: verdict, numbers, corrected rates if there is a run."""
-    flags = flags_beside(config)
     name = results["judge"]["name"]
-    verdict = f"The judge {name} is flagged: {'; '.join(flags)}." if flags else f"Judge: {name}."
+    controls = results_of(stage_folder(config, "controls"))
+    undecided = [results["undecided"]] if results.get("undecided") else []
+    verdict = checks_of_judge(f"The judge {name}", flags_of(controls, results), undecided)
+    verdict = verdict or f"The judge {name} passed every check against the labels."
     evaluated = results_of(stage_folder(config, "win_rate")) is not None
     corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [

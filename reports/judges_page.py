@@ -21,6 +21,7 @@ from reports.parts import page
 from reports.parts.collect import names_of_runs
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import note_sources
+from reports.parts.sentences import checks_of_judge
 from reports.parts.words import (
     MISSING,
     Row,
@@ -46,7 +47,7 @@ STEM = "judges"
 WIDTH = 46  # of a judge's name in the terminal
 SAME = ("id", "post", "label", "words", "overlap")  # what makes two pairs the same
 HEADER = (
-    "judge|agreement [95%]|Cohen's kappa [95%]|more than the longest text, by|prefers the longer"
+    "judge|Cohen's kappa [95%]|agreement [95%]|more than the longest text, by|prefers the longer"
     "|picks the first shown|unjudged|flags|USD per 1,000 pairs|pairs a minute"
 ).split("|")
 
@@ -148,6 +149,7 @@ def rows_of(group: Sequence[Calibrated]) -> list[Row]:
                 "share_first": results["statistics"]["share_first"],
                 "unjudged": results["statistics"]["unjudged"],
                 "flags": results["flags"],
+                "undecided": [results["undecided"]] if results.get("undecided") else [],
                 "dollars_per_1000_pairs": calibrated.dollars,
                 "pairs_per_minute": calibrated.pairs_per_minute,
             }
@@ -173,7 +175,7 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
     """The table of one group, and why judges are flagged."""
     rows = rows_of(group)
     low, high = HUMAN_CEILING
-    people = ["people with each other", f"{100 * low:.0f} to {100 * high:.0f}%"]
+    people = ["people with each other", MISSING, f"{100 * low:.0f} to {100 * high:.0f}%"]
     cells = [[*people, *[MISSING] * (len(HEADER) - len(people))], *map(_cells, rows)]
     caption = (
         "Agreement with the labels, a tie counting half; simple judges count on all pairs. Kappa:"
@@ -182,18 +184,19 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
         " runs here. The speed is that of the last calibration; a dash where every reply was kept"
         " from before."
     )
-    flagged = [
-        Note(f"{briefly(row['judge'])} is FLAGGED: {'; '.join(row['flags'])}.")
+    checks = [
+        checks_of_judge(briefly(row["judge"]), row["flags"], row["undecided"])
         for row in rows
-        if row.get("flags")
+        if not row.get("simple")
     ]
+    flagged = [Note(check) for check in checks if check]
     count, posts = len(group[0].pairs), len({pair["post"] for pair in group[0].pairs})
     title = f"{whole(count)} labelled pairs about {whole(posts)} posts, of {source_of(group[0])}"
     return [Heading(title), Table(HEADER, cells, caption, strong=True), *flagged]
 
 
 def _cells(row: Row) -> list[str]:
-    start = [row["judge"], estimate(row["agreement"]), kappa(row["kappa"])]
+    start = [row["judge"], kappa(row["kappa"]), estimate(row["agreement"])]
     if row.get("simple"):
         return [*start, MISSING, estimate(row["prefers_longer"]), *[MISSING] * 5]
     more, dollars = row["more_than_longest"], row["dollars_per_1000_pairs"]

@@ -16,10 +16,16 @@ from eval.judges.openai.budget import cost
 from eval.standings import agreement, panel, standings
 from eval.win_rate import summary_texts
 from reports.parts import page
-from reports.parts.collect import Record, explained_by_critic, judge_flags, load_run
+from reports.parts.collect import (
+    Record,
+    explained_by_critic,
+    judge_flags,
+    judge_undecided,
+    load_run,
+)
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import critic_note
+from reports.parts.sentences import checks_of_judge, critic_note, notes_of_systems
 from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
@@ -189,14 +195,19 @@ def notes(judges: Sequence[JudgedRun]) -> list[str]:
     """What to hold against each judge, and against PPO's critic."""
     lines = []
     for judged in judges:
-        flags = judge_flags(judged.record)
-        if flags:
-            lines.append(
-                f"THE JUDGE {briefly(judged.label)} FAILED ITS CHECKS: {'; '.join(flags)}."
-            )
+        who, record = f"THE JUDGE {briefly(judged.label)}", judged.record
+        checks = checks_of_judge(who, judge_flags(record), judge_undecided(record))
+        lines += [checks] if checks else []
         if not judged.about["is_llm"]:
             note = judged.about["note"].replace(", not an LLM", "", 1)
             lines.append(f"The judge {briefly(judged.label)} is NOT an LLM: {note}.")
+        about = "" if len(judges) == 1 else f"By {briefly(judged.label)}: "
+        rated = {
+            name: system
+            for name, system in judged.standing["systems"].items()
+            if systems.has_rate(system)
+        }
+        lines += [f"{about}{note}" for note in notes_of_systems(rated)]
     if len(members(judges)) > 1:
         failed = [judged.label for judged in members(judges) if judge_flags(judged.record)]
         weak = (
@@ -268,8 +279,8 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
         [
             " and ".join(pair["judges"]),
             whole(pair["summaries"]),
-            estimate(pair["share"]),
             kappa(pair["kappa"]),
+            estimate(pair["share"]),
         ]
         for pair in agreements["pairs"]
     ]
@@ -285,7 +296,7 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
         )
     return [
         Heading("Do the judges agree?"),
-        Table(("judges", "summaries", "same verdict [95%]", "Cohen's kappa [95%]"), rows, caption),
+        Table(("judges", "summaries", "Cohen's kappa [95%]", "same verdict [95%]"), rows, caption),
     ]
 
 

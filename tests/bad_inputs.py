@@ -55,6 +55,11 @@ ROWS: list[tuple[str, Any, str]] = [
     (PAIRS, changed(PAIR, "info.post", None), "field info.post is missing"),
     (PAIRS, {**PAIR, "info": None}, "field info is missing"),
     (PAIRS, {**PAIR, "batch": None}, "field batch is missing"),
+    (
+        PAIRS,
+        {**changed(PAIR, "info.post", None), "batch": None, "choice": None},
+        "fields choice, batch, info.post are missing",
+    ),
     (PAIRS, changed(PAIR, "extra.confidence", 10), "confidence"),
     (PAIRS, {**PAIR, "extra": "sure"}, "extra"),
 ]

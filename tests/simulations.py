@@ -4,19 +4,26 @@
     python -m tests.simulations --data-sets 20
 
 `tests/test_simulations.py` runs the same scenarios on fewer data sets. The column "order at 0" is a
-logistic model that takes place off on the logit scale and gives length an unbounded term.
+logistic model that takes place off on the logit scale and gives length an unbounded term. Below:
+leaderboards of equal systems by a judge that answers at random, and shares with many ties.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z, clustered_logit
+from eval.rates.formulas import Z, as_plain, clustered_logit, clustered_share, two_sided, wilson
 from eval.rates.length_control import VerdictTable, length_controlled
+from eval.rates.strengths import Game, holm, strengths
+from eval.rates.table import FAR_FROM_EVEN, leaning
+from eval.standings import BASE, differences, of_strengths
+from eval.win_rate import Scores, describe
+from reports.sections.systems import beside_reference, leads
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -199,6 +206,90 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
     return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
 
 
+# -- leaderboards of equal systems -----------------------------------------------------------------
+
+
+EQUAL = ((12, 100, False), (3, 500, False), (6, 60, True))  # systems, posts, all pairs compared
+
+
+def false_claims(
+    systems: int, posts: int, data_sets: int, direct: bool = False
+) -> dict[str, float]:
+    """Shares of data sets in which a page would claim what chance alone made.
+
+    The judge answers A or B at random. `interval` and `any place`: what the leader's interval and
+    each system's own share of first choices said, without a correction; `beats`, `next` and
+    `place`: what pages say.
+    """
+    rng = np.random.default_rng(19)
+    counts = dict.fromkeys(("interval", "beats", "next", "any place", "place"), 0.0)
+    for _ in range(data_sets):
+        claims = claims_of(systems, posts, rng, direct)
+        counts = {name: count + claims[name] / data_sets for name, count in counts.items()}
+    return counts
+
+
+def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) -> dict[str, bool]:
+    """What would be claimed of one data set."""
+    names = [f"s{number}" for number in range(systems)]
+    first, second = (rng.integers(0, 2, size=(systems, posts)) for _ in range(2))
+    scores: dict[str, Scores] = {
+        name: {str(post): float(score) for post, score in enumerate(of_posts)}
+        for name, of_posts in zip(names, (first + second) / 2, strict=True)
+    }
+    shares = {
+        name: as_plain(clustered_share(np.append(a, 1.0 - b), np.tile(np.arange(posts), 2)))
+        for name, a, b in zip(names, first, second, strict=True)
+    }
+    rows = {name: describe(of) | {"unjudged": 0.0} for name, of in scores.items()}
+    if direct:
+        pairs = {pair: rng.integers(0, 3, size=posts) / 2 for pair in combinations(names, 2)}
+        against = {(name, BASE): list(of.values()) for name, of in scores.items()} | pairs
+        games = [Game(*ends, str(k), x) for ends, of in against.items() for k, x in enumerate(of)]
+        placed = strengths(games, BASE)
+        rows = {
+            name: row | {"strength": placed[name], "p_value": two_sided(placed[name], 0.0)}
+            for name, row in rows.items()
+        }
+    for name, p in zip(names, holm([row["p_value"] for row in rows.values()]), strict=True):
+        rows[name]["holm"] = p
+    bounds = {name: row["strength"] if direct else row for name, row in rows.items()}
+    best = "estimate" if direct else "win_rate"
+    order = sorted(names, key=lambda name: -bounds[name][best])
+    gaps = of_strengths(order, placed) if direct else differences({n: scores[n] for n in order})
+    far = [
+        share for share in shares.values() if share and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
+    ]
+    standing = {"systems": {n: rows[n] for n in order}, "differences": gaps, "with_pairs": direct}
+    return {
+        "interval": bounds[order[0]]["low"] > (0.0 if direct else 0.5),
+        "beats": "beats" in beside_reference(rows[order[0]], direct),
+        "next": "reliably better" in leads(standing),
+        "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
+        "place": bool(leaning(shares)),
+    }
+
+
+# -- shares with many ties -------------------------------------------------------------------------
+
+
+def of_wins_and_losses(scores: Floats) -> dict[str, float]:
+    """For comparison: Wilson's interval, as if nothing could tie."""
+    low, high = wilson(float(scores.sum()), len(scores))
+    return {"estimate": float(scores.mean()), "low": low, "high": high}
+
+
+def tie_coverage(
+    ties: float, posts: int, data_sets: int, method: Callable[[Floats], Any] | None = None
+) -> "Coverage":
+    """Of a share of posts with so many ties; of the others 70% are won."""
+    rng, truth = np.random.default_rng(20), ties / 2 + 0.7 * (1 - ties)
+    chances = [0.7 * (1 - ties), ties, 0.3 * (1 - ties)]
+    drawn = (rng.choice([1.0, 0.5, 0.0], size=posts, p=chances) for _ in range(data_sets))
+    method = method or (lambda scores: clustered_share(scores, np.arange(len(scores))))
+    return coverage((method(scores) for scores in drawn), truth)
+
+
 # -- counting --------------------------------------------------------------------------------------
 
 
@@ -262,6 +353,19 @@ def main(argv: list[str] | None = None) -> None:
     for name, shift in SHIFTS.items():
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
         print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
+    print("\nfalse claims about equal systems, % (systems, posts)   corrected")
+    for systems, posts, direct in EQUAL:
+        claims = false_claims(systems, posts, count, direct)
+        cells = ", ".join(f"{name} {100 * share:.1f}" for name, share in claims.items())
+        print(f"{systems:2} {posts:3}{' direct' if direct else ''}: {cells}", flush=True)
+    print(f"\n{'share with ties (posts)':29} {'Wilson':>15} {'half':>5} {'ours':>15}  half")
+    for ties in (0.0, 0.3, 0.6, 0.85, 0.95):
+        for posts in (20, 100, 400):
+            old, now = (
+                tie_coverage(ties, posts, 5 * count, way) for way in (of_wins_and_losses, None)
+            )
+            halves = f"{_cell(old)} {100 * old.half:5.1f} {_cell(now)} {100 * now.half:5.1f}"
+            print(f"{f'{ties:.0%} ({posts})':29} {halves}", flush=True)
 
 
 def _cell(one: Coverage) -> str:

@@ -311,7 +311,7 @@ def test_other_labelled_data_are_not_written_over(tmp_path):
     [
         ("[1]", "annotations_a.jsonl:3: not a JSON object: save it again"),
         ("[" * 100_000, "annotations_a.jsonl:3: not JSON .*nested too deeply.*: save it again"),
-        ("{}", "annotations_a.jsonl:3: field info is missing"),
+        ("{}", "annotations_a.jsonl:3: fields info, summaries, choice, batch, split are missing"),
     ],
 )
 def test_a_saved_line_that_is_no_verdict_is_named_and_blank_ones_are_none(tmp_path, line, said):

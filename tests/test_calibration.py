@@ -123,7 +123,9 @@ def test_a_judge_who_guesses_is_flagged_and_so_is_one_who_takes_the_first(
     monkeypatch.setattr(calibration, "make_judge", lambda config, policies: Chance(first))
     found = calibrate(small_config())
     assert found["agreement"]["low"] < 0.5 < found["agreement"]["high"]
-    assert "not clearly more than 60%" in found["flags"][0]
+    assert "less than 60%" in found["flags"][0]
+    assert "not shown to agree more often than the longest text" in " ".join(found["flags"])
+    assert found["pairs"] == found["of_pairs"] == 700  # all there are
     assert any("shown first" in flag for flag in found["flags"]) == flagged
     assert abs(found["kappa_interval"]["estimate"]) < 0.2
 
@@ -176,11 +178,36 @@ def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypa
     assert "| unjudged | 100.0% |" in text
 
 
+def labelled_pairs_with(answers):
+    """As many pairs, half of them with either label: `answers` of a judge in the labels' order."""
+    located = [labelled(k, choice=k % 2) for k in range(len(answers))]
+    pairs = sample_pairs(located, 0, seed=1)
+    judgements = judgements_of(pairs, [(answer, answer) for answer in answers])
+    return describe(with_answers(pairs, judgements), judgements)
+
+
+def test_a_judge_that_is_worse_is_told_from_one_that_pairs_are_too_few_for():
+    right, wrong = ["reference", "policy"] * 150, ["policy", "reference"] * 150
+    for answers, flagged, undecided in (
+        (right, "", False),
+        (wrong[:6], "less than 60%", True),  # 0 of 6: its interval reaches 39%
+        (wrong[:60], "it agrees less often than the longest text", False),
+        (right[:4], "", True),
+        ([*right[:156], *wrong[:144]], "not shown to agree more often than the longest", False),
+    ):
+        found = labelled_pairs_with(answers)
+        assert flagged in "; ".join(found["flags"]), answers
+        assert bool(flagged) == bool(found["flags"]), answers
+        said = f"too few pairs ({len(answers)} of 125 needed)" if undecided else ""
+        assert said in found["undecided"], answers
+        assert bool(said) == bool(found["undecided"]), answers
+
+
 def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):
-    flags = ["it agrees with the labels on 50.0% [40.4, 59.6], not clearly more than 60%"]
+    flags = ["it agrees with the labels on 50.0% [40.4, 59.6], not shown to be more than 60%"]
     flags.append("its verdict survives a swap of the order in only 0.0% [0.0, 9.9]")
     results = {"judge": {"name": "x"}, "pairs": 9, "judged": 9, "ties": 0, "kappa_interval": None}
-    print_summary(results | {"agreement": None, "simple": {}, "flags": flags})
+    print_summary(results | {"agreement": None, "simple": {}, "flags": flags, "undecided": ""})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("  FLAGGED: ") for line in lines) == 2

@@ -136,7 +136,7 @@ class TopicThenLength(protocol.Judge):
     about = About(kind="topic", name="topic, then length", is_llm=False, note="for tests")
 
     def reply(self, comparison):
-        _, query, first, second = comparison
+        query, first, second = comparison[1:4]
 
         def on_topic(text):
             words = content(text)
@@ -199,8 +199,8 @@ def finish_summaries(config, posts=40):
 
 
 def judged_by(monkeypatch, rule, **checks):
-    config = replace(make_config("tiny"), checks=Checks(**checks))
-    finish_summaries(config)
+    config = replace(make_config("tiny"), checks=Checks(**{"control_posts": 100} | checks))
+    finish_summaries(config, posts=100)
     judge = Rule(rule)
     monkeypatch.setattr(controls, "make_judge", lambda config, policies: judge)
     return judge, judge_controls(config)
@@ -254,17 +254,30 @@ def test_the_reward_model_knows_no_new_texts_and_the_page_says_so(runs):
     assert found["failed"] == []
 
 
-def test_too_few_posts_to_be_sure_are_no_pass():
-    rows = {"title": [post(f"p{k}", "one two") | {"summary": "three"} for k in range(3)]}
+@pytest.mark.parametrize(
+    ("verdict", "posts", "passed"),
+    [
+        ("reference", 3, None),  # Wilson's upper bound for 0 of 3 is 56%
+        ("tie", 19, None),
+        ("tie", 20, False),
+        ("policy", 3, None),
+        ("policy", 9, False),
+        ("reference", 4, True),  # and for 0 of 4 it is 49%
+    ],
+)
+def test_posts_that_are_too_few_to_decide_neither_pass_nor_fail_a_control(verdict, posts, passed):
+    rows = {"title": [post(f"p{k}", "one two") | {"summary": "three"} for k in range(posts)]}
     judgements = [
-        {"policy": "title", "id": f"p{k}", "order": order, "verdict": "reference"}
-        for k in range(3)
+        {"policy": "title", "id": f"p{k}", "order": order, "verdict": verdict}
+        for k in range(posts)
         for order in ("policy_first", "reference_first")
     ]
     found = describe("title", judgements, rows)
-    assert found["preferred"] == 0.0
-    assert found["high"] > 0.5  # Wilson for 0 of 3
-    assert found["passed"] is False
+    assert found["passed"] is passed
+    said = f"too few posts ({posts} of 20 needed)" if passed is None else None
+    assert found.get("why") == said
+    cells = judge_page.controls({"posts": posts, "controls": {"title": found}, "failed": []})[-1]
+    assert said is None or said in cells.markdown("")
 
 
 @pytest.mark.parametrize(("silent", "passed"), [(0, True), (2, True), (15, False)])

@@ -1,7 +1,9 @@
 """Models of today: one that reasons, its bill beside the estimate, and ends that are warned of."""
 
 import json
+import random
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +17,14 @@ from eval.judge import judge_summaries, make_judge
 from eval.judges.openai.budget import ASSUMED_REASONING_TOKENS, USUAL_REPLY_TOKENS, price_of
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
+from reports.needs import plan
+from reports.parts.sentences import asked_again, judge_note
+from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import JudgeSettings
+from stages.settings.config import JudgeSettings, UserError
 from stages.settings.judge import OPENAI_MODEL
-from stages.settings.judge_models import AS_OF, MODELS, warning_of
+from stages.settings.judge_models import AS_OF, MODELS, family_of_model, known_model, warning_of
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 from tests.luna_server import Handler, Luna, Server
 
@@ -199,6 +204,122 @@ def test_only_models_that_have_not_ended_have_a_price():
     for name, line in MODELS.items():
         has_ended = line.end is not None and line.end <= AS_OF
         assert (line.read is None) == (line.written is None) == has_ended, name
+
+
+def test_a_price_that_was_announced_holds_from_its_first_day():
+    last, first = (
+        known_model("gemini-3.8-flash", day) for day in (date(2026, 12, 31), date(2027, 1, 1))
+    )
+    assert last is not None
+    assert first is not None
+    assert (last.read, last.written, first.read, first.written) == (0.75, 3.75, 1.50, 7.50)
+
+
+def test_every_price_has_the_day_on_which_its_source_was_read():
+    for name, line in MODELS.items():
+        assert date(2025, 11, 1) <= line.priced <= AS_OF, name
+    makers = {
+        family_of_model(name) for name in ("gpt-6.1-sol", "claude-haiku-5-5", "gemini-3.8-flash")
+    }
+    assert makers == {"OpenAI", "Anthropic", "Google"}  # a panel of three makers has a bill
+
+
+def test_a_panel_of_three_makers_has_a_bill(capsys):
+    panel = ["claude-haiku-5-5,repeats=3", "gpt-6.1-sol,reasoning_effort=low", "gemini-3.8-flash"]
+    judges = [f"model={model}" for model in panel]
+    plan.main(["--preset", "pythia-1b", "--judges", *judges, "model=mine"])
+    lines = capsys.readouterr().out.splitlines()
+    bills = [line for line in lines if line.startswith("judge: ")]
+    assert [line.split()[1] for line in bills[:3]] == [
+        "claude-haiku-5-5,", "gpt-6.1-sol,", "gemini-3.8-flash,"
+    ]  # fmt: skip
+    calls = [int(line.split()[2].replace(",", "")) for line in bills]
+    assert calls[0] == calls[1] + 2 * 2 * 100  # twice more, in both orders
+    dollars = [float(x) for x in re.findall(r"about \$([\d.,]+), prices of", "\n".join(lines))]
+    assert len(dollars) == 3
+    assert lines[-1].startswith(f"4 judges together: about ${sum(dollars):,.2f}, without 1 of no")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_cap_on_a_model_without_a_price_is_refused():
+    with pytest.raises(UserError, match=r"max_cost needs the price of mine, which the table"):
+        price_of(JudgeSettings(model="mine", max_cost=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        ("openai/gpt-oss-20b@abc", "OpenAI"),
+        ("EleutherAI/pythia-1b-deduped", "EleutherAI"),
+        ("EleutherAI/gpt-neo-125m", "EleutherAI"),
+        ("runs/models/smollm2-135m-instruct/", "Hugging Face"),
+        ("Qwen/Qwen3-8B", "Qwen"),
+        ("my-policy", ""),
+    ],
+)
+def test_the_maker_of_a_model_is_read_from_its_name(name, maker):
+    assert family_of_model(name) == maker
+
+
+def test_a_judge_of_the_policys_own_maker_is_warned_of_and_another_is_not():
+    row = {
+        "is_llm": True,
+        "judge": "Qwen3-32B",
+        "checkpoint": "Qwen/Qwen3-0.6B",
+        "policies": ["sft"],
+    }
+    assert "both by Qwen" in str(judge_note(row))
+    for other in ({"judge": "gpt-6-luna"}, {"checkpoint": "random"}, {"judge": "my-own"}):
+        assert judge_note(row | other) is None
+    assert "both by Google" in str(
+        judge_note(row | {"judge": "gemini-x", "policies": ["gemma-2b"]})
+    )
+    released = row | {"checkpoint": None, "released_policy": "org/qwen2-sft"}
+    assert "both by Qwen" in str(judge_note(released))
+
+
+@pytest.mark.parametrize(("rule", "low", "high"), [("constant", 1.0, 1.0), ("random", 0.1, 0.45)])
+def test_the_same_question_is_asked_anew_and_how_often_it_gets_one_verdict_is_told(
+    runs, monkeypatch, capsys, rule, low, high
+):
+    """Three answers at random are alike in 1 of 4 cases; a constant judge is always alike."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    rng = random.Random(3)
+    letters = {"constant": "A", "random": "AB"}[rule]
+    with serving(
+        lambda number, body: chat(f"Preferred: {rng.choice(letters)}", model="judge")
+    ) as server:
+        judge = JudgeSettings(model="judge", base_url=server.url, repeats=3, structured="off")
+        config = replace(make_config("tiny"), judge=judge)
+        with open_stage(config, "summaries") as run:
+            for post in range(30):
+                row = {"id": f"p{post}", "query": f"q{post}", "summary": "a b", "reference": "c"}
+                run.append("ppo.jsonl", row)
+            run.finish({})
+        found = judge_summaries(config)
+        asked = len(server.requests)
+        assert asked == 3 * 2 * 30
+        again = found["repeats"]
+        assert (again["times"], again["questions"]) == (3, 60)
+        assert low <= again["same"]["estimate"] <= high
+        kappa = again["kappa"]["estimate"]  # the first text: ours in one order, theirs in the other
+        assert kappa == 1.0 if rule == "constant" else abs(kappa) < 0.3
+        (text,) = asked_again(found)
+        assert "Asked 3 times, each time anew" in text
+        # Kept replies answer another try: nothing is asked twice for nothing.
+        shutil.rmtree(stage_folder(config, "judge"))
+        assert judge_summaries(config)["repeats"] == again
+        assert len(server.requests) == asked
+        # Without repeats the first answers are found, and another judge's folder holds them.
+        once = replace(config, judge=replace(judge, repeats=1))
+        assert once.judge.folder != judge.folder
+        assert "repeats" not in judge_summaries(once)
+        assert len(server.requests) == asked
+
+
+def test_a_judge_that_always_answers_alike_is_not_asked_again():
+    with pytest.raises(UserError, match=r"judge\.repeats must be 1: judge\.kind=facts always"):
+        JudgeSettings(kind="facts", repeats=2)
 
 
 def test_another_effort_room_for_reasoning_or_name_is_another_judge():

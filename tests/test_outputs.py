@@ -128,6 +128,11 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
     ("rows", "settings", "said"),
     [
         ([{"id": 1, "text": "p", "summary": "s"}], {}, r"x.jsonl:1: no column post: name it.*text"),
+        (
+            [{"id": 1, "text": "p", "wrote": "s"}],
+            {"summary": "a,b"},
+            r'no column a, b, post: name it, SET="outputs.summary=... outputs.post=..." .it has id',
+        ),
         ([GOOD, GOOD | {"summary": None}], {}, r'x.jsonl:2: column summary is null: write ""'),
         (
             [GOOD | {"summary": 3}],

@@ -11,6 +11,7 @@ from eval.power import (
     needed,
     posts_needed,
     spread_under,
+    warnings_of,
 )
 from eval.rates.formulas import sign_flip_p_value
 from stages.runs import open_stage
@@ -72,8 +73,17 @@ def test_simulated_studies_of_that_many_posts_find_the_difference_in_4_of_5(gain
     found: list[bool] = []
     for _ in range(400):
         a, b = pool(rng, plan.posts, gain)  # the mean difference is 1/2 * 2 * gain
-        found.append(sign_flip_p_value(b - a, seed=len(found), resamples=400) < 0.05)
+        found.append(sign_flip_p_value(b - a) < 0.05)
     assert np.mean(found) == pytest.approx(0.8, abs=0.06)  # three standard errors
+
+
+@pytest.mark.parametrize(("differ", "warned"), [(10, False), (9, True)])
+def test_a_plan_from_posts_that_nearly_all_tie_is_warned_of(differ, warned):
+    seen = [1.0] * (differ - 1) + [0.0] + [0.5] * (100 - differ)
+    needs = needed(rows_of("ppo", seen), 0.05)
+    text = " ".join(warnings_of(needs))
+    assert ("90% of the posts tie for ppo vs reference:" in text) is bool(text) is warned
+    assert all(len(line) <= 80 for line in warnings_of(needs))
 
 
 def test_simulated_studies_where_nearly_all_tie_find_the_difference_too():
@@ -84,7 +94,7 @@ def test_simulated_studies_where_nearly_all_tie_find_the_difference_too():
     for _ in range(300):
         # All that differ differ one way.
         differences = np.where(rng.random(plan.posts) < 0.1, 0.5, 0.0)
-        found.append(sign_flip_p_value(differences, seed=len(found), resamples=400) < 0.05)
+        found.append(sign_flip_p_value(differences) < 0.05)
     assert 0.7 < np.mean(found) < 0.95
 
 

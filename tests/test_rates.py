@@ -18,7 +18,9 @@ from eval.rates.formulas import (
     mean_of_posts,
     mean_of_seeds,
     mean_of_two,
+    needed_to_show,
     sign_flip_p_value,
+    two_sided,
     wilson,
 )
 from eval.rates.strengths import cohen_over_posts, fleiss, fleiss_over_posts
@@ -66,9 +68,19 @@ def test_judgements_that_repeat_themselves_count_once():
     assert twice.low < once.low < once.high < twice.high
 
 
-def test_a_judge_of_places_gives_two_judgements_a_post_at_most():
+def test_a_judge_of_places_leaves_no_more_doubt_than_two_posts_more():
     found = known(clustered_share(np.tile([1.0, 0.0], 50), np.repeat(every(50), 2)))
-    assert (found.estimate, found.low, found.high) == pytest.approx((0.5, *wilson(50, 100)))
+    # Of 52 posts two lie 1/2 from the mean, by hand.
+    half = 1.959964 * math.sqrt(2 * 0.25 / 51 / 52)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+
+
+def test_ties_make_the_interval_of_a_share_as_narrow_as_its_spread():
+    """400 posts, 85% ties: 1.9 points either way, where Wilson's of 400 wins and losses has 4.9."""
+    values = np.repeat([1.0, 0.5, 0.0], [30, 340, 30])
+    found = known(clustered_share(values, every(400)))
+    assert found.high - 0.5 == pytest.approx(1.959964 * math.sqrt(0.15 * 0.25 / 400), rel=0.03)
+    assert wilson(200, 400)[1] - 0.5 == pytest.approx(0.049, abs=5e-4)
 
 
 def test_a_clustered_interval_holds_the_truth_19_times_in_20():
@@ -107,17 +119,42 @@ def test_the_sign_flip_test_counts_all_signs(shift):
     values = np.round(rng.normal(shift, 0.5, size=11), 1)
     sums = np.array([abs(np.dot(signs, values)) for signs in product((1, -1), repeat=11)])
     exact = (sums >= abs(values.sum()) - 1e-9).mean()
-    assert sign_flip_p_value(values) == pytest.approx(exact)  # fewer signs than draws: all
-    assert sign_flip_p_value(values, resamples=1500) == pytest.approx(exact, abs=0.04)
+    assert sign_flip_p_value(values) == pytest.approx(exact)
+
+
+def test_the_sign_flip_test_is_scipys_where_signs_are_drawn():
+    rng = np.random.default_rng(5)
+    values = rng.choice(np.arange(-12, 13) / 12, size=300)  # means over three seeds
+    drawn = stats.permutation_test(
+        (values,), lambda x, axis: abs(x.sum(axis=axis)), permutation_type="samples",
+        alternative="greater", n_resamples=20_000, batch=1000, rng=rng,
+    )  # fmt: skip
+    assert sign_flip_p_value(values) == pytest.approx(drawn.pvalue, abs=0.01)
 
 
 def test_a_p_value_is_uniform_where_nothing_differs_and_never_0():
     rng = np.random.default_rng(4)
-    found = [sign_flip_p_value(rng.normal(size=80), resamples=500) for _ in range(300)]
+    found = [sign_flip_p_value(rng.integers(-20, 21, size=80) / 20) for _ in range(300)]
     assert stats.kstest(found, "uniform").pvalue > 0.01
-    assert sign_flip_p_value(np.ones(200), resamples=999) == 1 / 1000
+    assert sign_flip_p_value(np.ones(200)) == pytest.approx(2.0**-199)
     assert sign_flip_p_value(np.zeros(5)) == 1.0
     assert sign_flip_p_value(np.ones(1)) == 1.0
+    with pytest.raises(ValueError, match="no multiples of a common part"):
+        sign_flip_p_value(rng.normal(size=9))
+
+
+def test_a_correction_for_many_tests_finds_p_values_fine_enough():
+    """66 pairs of 12 systems: 0.05 / 66 is below what 1,000 draws can say."""
+    p = sign_flip_p_value(np.ones(30))
+    assert 0 < p < 0.05 / 66 / 1000
+
+
+def test_what_a_share_needs_is_the_textbooks_number():
+    # (1.95996 * 0.5 + 0.84162 * 0.4)^2 / 0.3^2 = 19.3, by hand; and of 72% above 60%, 124.1.
+    assert (needed_to_show(0.8, 0.5), needed_to_show(0.72, 0.6)) == (20, 125)
+    assert two_sided({"estimate": 0.6, "low": 0.502, "high": 0.7}, 0.5) == pytest.approx(
+        2 * stats.norm.sf(0.1 / (0.098 / 1.959964))
+    )
 
 
 def test_kappa_is_that_of_cohens_formula():

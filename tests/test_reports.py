@@ -180,7 +180,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"sft": 0.6, "ppo": 0.62}, "PPO bought nothing over supervised fine-tuning"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
-        ({"first": 0.584}, "it picks the text shown first in 58.4% [55.4, 61.4] of its choices"),
+        ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
         ({"accuracy": 0.51}, "The reward model is not better than chance"),
         ({"sft": 0.1, "ppo": 0.3}, "does NOT reach the references"),
     ],
@@ -256,7 +256,7 @@ def test_a_calibration_is_shown_and_its_flags_warn_for_the_judge_it_was_made_wit
     assert "| SFT | 50.0% [" in markdown.split("corrected win rate")[1]
     calibration_page.main(["--preset", "tiny"])
     alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
-    assert "is flagged: it agrees with the labels on 51.0%" in alone
+    assert "FAILED ITS CHECKS: it agrees with the labels on 51.0%" in alone
     assert "| PPO | 50.0% [" in alone
     assert "the post's title" not in alone
 
@@ -267,7 +267,7 @@ def test_a_judge_that_fails_a_control_is_flagged_where_it_is_calibrated(places):
     calibrated(config, flags=[])
     calibration_page.main(["--preset", "tiny"])
     alone = (folder_of("calibration_report") / CALIBRATION_PAGE).read_text()
-    assert "is flagged: it does not reliably prefer the reference to the post's title" in alone
+    assert "does not reliably prefer the reference to the post's title" in alone
 
 
 def test_no_rate_is_corrected_where_too_much_is_unjudged(places):

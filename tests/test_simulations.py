@@ -6,10 +6,13 @@ from tests.simulations import (
     COVERED,
     EXTRAPOLATED,
     SHIFTS,
+    false_claims,
     length_coverage,
     main,
+    of_wins_and_losses,
     order_at_0,
     shift_coverage,
+    tie_coverage,
 )
 
 FEW = 40
@@ -44,6 +47,21 @@ def test_the_corrected_rate_holds_the_truth_through_a_shift_of_10_points(name):
     assert shift_coverage(SHIFTS[name], FEW, 0.1).held >= 0.9
     if "our summaries" in name:  # errors that favour one side
         assert shift_coverage(SHIFTS[name], FEW, 0.0).held < 0.85
+
+
+@pytest.mark.parametrize(("ties", "posts", "half"), [(0.6, 100, 6.0), (0.85, 400, 1.9)])
+def test_shares_with_ties_are_held_by_intervals_as_narrow_as_the_ties_allow(ties, posts, half):
+    ours, plain = (tie_coverage(ties, posts, 400, way) for way in (None, of_wins_and_losses))
+    assert ours.held >= 0.92  # three standard errors below 95%
+    assert 100 * ours.half == pytest.approx(half, abs=0.2)
+    assert plain.half > 1.5 * ours.half
+
+
+def test_equal_systems_are_not_boasted_of():
+    """Without a correction one in five to two in five of such data sets would be."""
+    found = false_claims(12, 60, 25)
+    assert max(found[claim] for claim in ("beats", "next", "place")) <= 0.16
+    assert found["interval"] + found["any place"] > 0.3
 
 
 def test_the_table_is_printed(capsys):

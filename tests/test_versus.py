@@ -49,7 +49,7 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
     found = manifest["results"]
     assert (found["estimate"], found["losses"], found["unjudged"]) == (0.0, 40, 0.0)
     assert found["high"] == pytest.approx(1.96**2 / (40 + 1.96**2), abs=1e-3)  # Wilson, 0 of 40
-    assert found["p_value"] == pytest.approx(1 / 10_001)
+    assert found["p_value"] == pytest.approx(2.0**-39)
     policies = [row["policy"] for row in read_lines(folder / "judgements.jsonl")]
     assert (policies.count("versus"), policies.count("reference")) == (80, 80)
     assert list(manifest["inputs"]) == ["tiny/seed44413/summaries"]

@@ -18,21 +18,25 @@ def judge_both_orders(
     rows: Mapping[str, Sequence[Row]],
     label: str,
     beside: Sequence[Comparison] = (),
+    repeat: int = 0,
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
 
     `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
     `post` is the id of its post where the two differ. The judge is told of all questions at once.
     What stands in that file already is kept. `beside` are questions that were asked before; they
-    count, as those of an interrupted stage do, under the same cap on the cost.
+    count, as those of an interrupted stage do, under the same cap on the cost. `repeat`: how often
+    the same was asked before, on purpose; the answers then go to `repeat<number>.jsonl`.
     """
+    file = f"repeat{repeat}.jsonl" if repeat else "judgements.jsonl"
     tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
-    judgements = kept_judgements(run.partial / "judgements.jsonl", tasks)
+    judgements = kept_judgements(run.partial / file, tasks)
     done = len(judgements)
     if done == len(tasks):
         return judgements
     questions = [
-        comparison_of({**row, "id": row.get("post", row["id"])}, order) for _, row, order in tasks
+        comparison_of({**row, "id": row.get("post", row["id"])}, order)._replace(repeat=repeat)
+        for _, row, order in tasks
     ]
     before = [*beside, *questions[:done]]
     judge.keep_in(run.resume)
@@ -42,7 +46,7 @@ def judge_both_orders(
         for task, reply in zip(tasks[done:], shown, strict=True):
             run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
             judgements.append(judgement(judge.about, *task, reply))
-            run.append("judgements.jsonl", judgements[-1])
+            run.append(file, judgements[-1])
     return judgements
 
 

@@ -193,7 +193,9 @@ class GoldJudge(Judge):
 
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Score every text, in batches of similar length. What was asked `beside` costs nothing."""
-        self.score({(pair.query, text) for pair in comparisons for text in pair[2:]})
+        self.score(
+            {(pair.query, text) for pair in comparisons for text in (pair.first, pair.second)}
+        )
 
     def score(self, texts: set[Text]) -> None:
         """Score the texts that have no score yet; one that is too long for the model gets nan.

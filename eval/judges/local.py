@@ -60,7 +60,9 @@ class LocalJudge(Judge):
 
         It costs nothing, so questions asked `beside` do not matter.
         """
-        todo = sorted(set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts)))
+        todo = sorted(
+            set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts[1:4]))
+        )
         starts = range(0, len(todo), self.batch_size)
         batches = [todo[start : start + self.batch_size] for start in starts]
         for some in progress(batches, "judge local, batches", len(batches)):
@@ -79,7 +81,7 @@ class LocalJudge(Judge):
     def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
         replies, fitting = {}, []
         for comparison in comparisons:
-            _, query, first, second = comparison
+            query, first, second = comparison[1:4]
             question = make_question(query, first, second, LETTER, self.axis)
             tokens = encode(self.tokenizer, question.prompt)
             text = f"[not asked: {len(tokens)} tokens, the model takes {self.longest}]"

@@ -5,9 +5,9 @@ policies on it, stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie co
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import comb, floor, sqrt
+from math import ceil, comb, floor, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -19,6 +19,7 @@ from stages.settings.checks import UserError
 Floats = NDArray[np.float64]
 Totals = Callable[[Floats], Floats]
 CONFIDENCE = 0.95
+POWER = 0.8
 ONE_SIDED = 0.05  # of each of the two tests of equivalence
 TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 # If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
@@ -26,7 +27,7 @@ FEW_POSTS = 10
 # Of fewer posts than this, a bootstrap is too narrow: it knows nothing of Student's t.
 SMALL_SAMPLE = 50
 RESAMPLES = 10_000
-DRAWS_AT_ONCE = 1_000  # so that the draws of 10,000 posts take no more than 80 MB
+FINEST = 404  # differences of scores are multiples of a part no finer than 1 / 400: 100 seeds
 Z = NormalDist().inv_cdf(TAILS[1])
 # Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
 SCALES = (0.8, 0.2)
@@ -55,41 +56,58 @@ def post_numbers(posts: Sequence[str]) -> NDArray[np.int64]:
 
 
 def mean_of_posts(
-    values: Floats, limits: tuple[float, float], seed: int = 0, resamples: int = RESAMPLES
+    sums: Floats, limits: tuple[float, float], sizes: Floats | None = None
 ) -> Interval:
-    """The mean of one value per post, each within `limits`, with a bootstrap over posts.
+    """The mean of values within `limits`, one a post, with a bootstrap over posts.
 
-    Where few posts have another value than most, `_interval_of_few` takes its place. There, and of
-    few posts, an interval is never narrower than Student's t where a value lies between the limits.
-    Raises UserError where there is no value.
+    With `sizes`, posts have so many values, of which `sums` has the sum. Of fewer than
+    `SMALL_SAMPLE` posts, or where fewer than `FEW_POSTS` have another mean than most, a bootstrap
+    is too narrow: `clustered_share`'s interval takes its place. Raises UserError without a post.
     """
-    if not len(values):
+    if not len(sums):
         raise UserError(
             "no post is judged, so there is no rate: see the replies in judgements.jsonl"
         )
-    levels, counts = np.unique(values, return_counts=True)
-    mean = float(values.mean())
-    few = len(values) - counts.max() < FEW_POSTS
-    if few:
-        low, high = _interval_of_few(values, float(levels[counts.argmax()]), limits)
+    sizes = np.ones(len(sums)) if sizes is None else sizes
+    few = len(sums) - np.unique_counts(sums / sizes).counts.max() < FEW_POSTS
+    if few or len(sums) < SMALL_SAMPLE:
+        low, high = _share_bounds(sums, sizes, limits)
     else:
-        low, high = bootstrap(values[:, None], lambda totals: totals[:, 0], seed, resamples)
-        low, high = low / len(values), high / len(values)
-    between = not set(levels) <= set(limits)  # of wins and losses alone, Wilson's is right
-    if between and (few or len(values) < SMALL_SAMPLE):
-        half = _students_half_width(values)
-        low, high = min(low, mean - half), max(high, mean + half)
+        rows = np.column_stack([sums, sizes])
+        low, high = bootstrap(rows, lambda totals: totals[:, 0] / totals[:, 1])
+    mean = float(sums.sum() / sizes.sum())
     low, high = max(limits[0], min(low, mean)), min(limits[1], max(high, mean))  # rounding
-    return Interval(estimate=mean, low=low, high=high, posts=len(values))
+    return Interval(estimate=mean, low=low, high=high, posts=len(sums))
 
 
-def _students_half_width(values: Floats) -> float:
-    """Half the width of Student's interval of a mean; 0 for one post."""
-    from scipy.stats import t
+def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> tuple[float, float]:
+    """95% bounds of `sum(sums) / sum(sizes)`, one row a post; each mean lies within `limits`.
 
-    if len(values) < 2:
-        return 0.0
-    return float(t.ppf(TAILS[1], len(values) - 1) * values.std(ddof=1) / sqrt(len(values)))
+    Where every post lies at a limit, Wilson's, of as many posts as the linearised variance allows.
+    Else ties leave less variance than a share of wins can have: one post at each limit is added,
+    and the bounds are `mean -+ z * error`. Of one value in {-1, 0, 1} a post these are the bounds
+    of a difference of paired proportions of Bonett and Price 2012.
+    Source: Korn and Graubard 1998 for the effective number of posts.
+    """
+    least, most = limits
+    mean, posts = float(sums.sum() / sizes.sum()), float(len(sums))
+    if np.isin(sums / sizes, limits).all():
+        share = (mean - least) / (most - least)
+        if (sizes != 1).any() and 0 < share < 1:
+            error = _error_of_ratio(sums, sizes) / (most - least)
+            posts = min(sizes.sum(), share * (1 - share) / error**2)
+        low, high = wilson(share * posts, posts)
+        return least + low * (most - least), least + high * (most - least)
+    size = float(sizes.mean())
+    sums, sizes = np.append(sums, [size * least, size * most]), np.append(sizes, [size, size])
+    middle, half = float(sums.sum() / sizes.sum()), Z * _error_of_ratio(sums, sizes)
+    return max(least, min(middle - half, mean)), min(most, max(middle + half, mean))
+
+
+def _error_of_ratio(sums: Floats, sizes: Floats) -> float:
+    """Standard error of `sum(sums) / sum(sizes)` over posts (linearised)."""
+    residuals, posts = sums - sizes * sums.sum() / sizes.sum(), len(sums)
+    return float(np.sqrt(posts / (posts - 1) * (residuals**2).sum()) / sizes.sum())
 
 
 def mean_with_error(values: Floats) -> Interval:
@@ -119,52 +137,18 @@ def resampled_totals(rows: Floats, seed: int = 0, resamples: int = RESAMPLES) ->
     return draws @ levels
 
 
-def _interval_of_few(
-    values: Floats, common: float, limits: tuple[float, float]
-) -> tuple[float, float]:
-    """Interval of a mean where nearly all posts have one value, so that resampling is too narrow.
-
-    At 0% or 100% a bootstrap has no width, as if no other post could ever differ. The mean is
-    `common + up * share above - down * share below`; Wilson bounds both shares, and up and down
-    are the mean steps, or the longest possible ones where no post was seen to take them. For
-    plain wins and losses this is Wilson's interval, with both kinds of step it is wider.
-    """
-    steps = values - common
-    (up, above), (down, below) = (
-        _step_and_share(steps[steps > 0], limits[1] - common, len(values)),
-        _step_and_share(-steps[steps < 0], common - limits[0], len(values)),
-    )
-    low = common + up * above[0] - down * below[1]
-    return low, common + up * above[1] - down * below[0]
-
-
-def _step_and_share(steps: Floats, longest: float, n: int) -> tuple[float, tuple[float, float]]:
-    """The mean of the steps seen (else the longest), and Wilson's bounds for their share of n."""
-    return float(steps.mean()) if len(steps) else longest, wilson(len(steps), n)
-
-
 def clustered_share(values: Floats, posts: NDArray[np.int64]) -> Interval | None:
-    """The mean of judgements in [0, 1] with Wilson's interval; None where there is none.
+    """The mean of judgements in [0, 1] with its 95% interval over posts; None where there is none.
 
-    With one judgement a post it is Wilson's interval as it stands. Where posts have several, n is
-    the effective number, `p (1 - p) / v` with v the variance between posts (linearised ratio),
-    and at most the number of judgements: two orders of a post are not two observations.
-    Source: Korn and Graubard 1998, with Wilson's interval in place of the exact one.
+    It is Wilson's where every post says one thing, all won or all lost; where posts tie, or their
+    judgements differ, it is as narrow as the spread of the posts allows.
     """
     if not len(values):
         return None
-    p = float(values.mean())
-    _, codes = np.unique(posts, return_inverse=True)
-    residuals = np.bincount(codes, weights=values - p)
-    clusters = len(residuals)
-    n = float(clusters)
-    if clusters == len(values):
-        n = len(values)
-    elif clusters > 1 and 0 < p < 1:
-        variance = clusters / (clusters - 1) * float((residuals**2).sum()) / len(values) ** 2
-        n = min(len(values), p * (1 - p) / variance) if variance > 0 else len(values)
-    low, high = wilson(p * n, n)
-    return Interval(estimate=p, low=low, high=high, posts=clusters)
+    codes = np.unique(posts, return_inverse=True)[1]
+    sums, sizes = np.bincount(codes, values).astype(float), np.bincount(codes).astype(float)
+    low, high = _share_bounds(sums, sizes, (0.0, 1.0))
+    return Interval(estimate=float(values.mean()), low=low, high=high, posts=len(sums))
 
 
 def mean_of_two(first: Interval, second: Interval) -> tuple[float, float]:
@@ -179,27 +163,36 @@ def mean_of_two(first: Interval, second: Interval) -> tuple[float, float]:
     return mean - down, mean + up
 
 
-def sign_flip_p_value(differences: Floats, seed: int = 0, resamples: int = RESAMPLES) -> float:
-    """Two-sided p-value of "the mean difference is 0": the sign of each post's is drawn anew.
+def sign_flip_p_value(differences: Floats) -> float:
+    """Two-sided p-value of "the mean difference is 0", when each post's may have either sign.
 
-    scipy's permutation test. With few posts it counts all signs; else the p-value is
-    `(1 + number of draws at least as far from 0) / (1 + resamples)`, so never 0.
-    Source: Fisher's paired randomisation test, with the count of Phipson and Smyth 2010.
+    All signs are counted: differences of scores are multiples of 1/4 (of 1/12 over three seeds),
+    posts of one size have a binomial sum, and the sizes are convolved. So it is exact, and never
+    too coarse for a correction for many tests. Raises ValueError for values on no such grid.
+    Source: Fisher's paired randomisation test.
     """
-    from scipy.stats import permutation_test
+    from scipy.signal import fftconvolve
+    from scipy.stats import binom
 
-    if len(differences) < 2:
-        return 1.0  # of one post, both signs are as far from 0
-    test = permutation_test(
-        (differences,),
-        lambda drawn, axis: np.abs(drawn.sum(axis=axis)),
-        permutation_type="samples",
-        alternative="greater",
-        n_resamples=resamples,
-        batch=DRAWS_AT_ONCE,
-        rng=np.random.default_rng(seed),
-    )
-    return float(test.pvalue)
+    grid = (parts for parts in range(4, FINEST, 4) if _is_whole(parts * differences))
+    parts = next(grid, None)
+    if parts is None:
+        raise ValueError("the differences are no multiples of a common part")
+    steps = np.rint(parts * np.abs(differences)).astype(int)
+    chances = np.ones(1)  # of each sum of posts, in steps of 2, from the least
+    for size, count in zip(*np.unique_counts(steps[steps > 0]), strict=True):
+        of_size = np.zeros(size * count + 1)
+        of_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        chances = fftconvolve(chances, of_size)
+    sums = 2 * np.arange(len(chances)) - steps.sum()
+    seen = abs(round(parts * float(differences.sum())))
+    # Both extremes are possible, so it is never 0.
+    least = 2.0 ** (1 - np.count_nonzero(steps))
+    return float(min(1.0, max(least, chances[np.abs(sums) >= seen].sum())))
+
+
+def _is_whole(values: Floats) -> bool:
+    return bool(np.abs(values - np.rint(values)).max(initial=0.0) < 1e-6)
 
 
 def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
@@ -255,6 +248,25 @@ def seeds_needed(values: Sequence[float], half_width: float) -> int:
     while float(t.ppf(TAILS[1], seeds - 1)) * spread / sqrt(seeds) > half_width:
         seeds += 1
     return seeds
+
+
+def two_sided(interval: Mapping[str, Any], value: float) -> float:
+    """The p-value of a true `value`, from an `estimate` and its bound on the side of the value."""
+    estimate, side = interval["estimate"], "low" if interval["estimate"] > value else "high"
+    error = abs(interval[side] - estimate) / Z
+    return (
+        2 * NormalDist().cdf(-abs(estimate - value) / error) if error else float(estimate == value)
+    )
+
+
+def needed_to_show(rate: float, bound: float) -> int:
+    """Observations with which a true rate is shown to lie beyond a bound, at 80% power.
+
+    Two-sided at 5%: `((z * sqrt(b (1 - b)) + z80 * sqrt(r (1 - r))) / (r - b))^2`, rounded up.
+    """
+    spreads = sqrt(bound * (1 - bound)), sqrt(rate * (1 - rate))
+    power = NormalDist().inv_cdf(POWER)
+    return ceil(((Z * spreads[0] + power * spreads[1]) / (rate - bound)) ** 2)
 
 
 def fisher_exact(failed: tuple[int, int], tried: tuple[int, int]) -> float:

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.rates.formulas import (
-    Floats,
-    Interval,
-    as_plain,
-    bootstrap,
-    clustered_share,
-    mean_of_posts,
-)
+from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
 from eval.rates.length_control import word_count
 from eval.rates.strengths import cohen_over_posts
 from stages.posts.text_metrics import WORD
@@ -138,15 +131,9 @@ def agreements(labels: NDArray[np.bool_], answers: Floats) -> Floats:
 
 def paired_difference(differences: Floats, posts: NDArray[np.int64]) -> Interval:
     """The mean of one difference in [-1, 1] a pair, with the pairs of a post drawn together."""
-    _, codes = np.unique(posts, return_inverse=True)
-    sums: Floats = np.bincount(codes, differences).astype(float)
-    counts: Floats = np.bincount(codes).astype(float)
-    if (counts == 1).all():
-        return mean_of_posts(sums, (-1.0, 1.0))
-    rows = np.column_stack([sums, counts])
-    low, high = bootstrap(rows, lambda totals: totals[:, 0] / totals[:, 1])
-    mean = float(differences.mean())
-    return Interval(estimate=mean, low=min(low, mean), high=max(high, mean), posts=len(counts))
+    codes = np.unique(posts, return_inverse=True)[1]
+    sums, sizes = np.bincount(codes, differences).astype(float), np.bincount(codes).astype(float)
+    return mean_of_posts(sums, (-1.0, 1.0), sizes)
 
 
 def kappa_interval(
@@ -168,25 +155,24 @@ def kappa_interval(
     return kappa or none
 
 
-def not_beaten(results: Mapping[str, Any]) -> list[str]:
-    """What a judge does not clearly beat, in plain sentences.
+def not_beaten(results: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """What a judge does not clearly beat, in plain sentences, and whether it is worse.
 
-    `results` are those of `beside_simple_judges`.
+    Else it is not shown to be better. `results` are those of `beside_simple_judges`.
     """
-    sentences = []
+    doubts = []
     for name, simple in results["simple"].items():
         more = simple["difference"]
         if more["low"] <= 0:
+            worse = more["high"] < 0
             points = ", ".join(f"{100 * more[key]:+.1f}" for key in ("low", "high"))
-            sentences.append(
-                f"it does not clearly agree more often than {NAMES[name]}"
-                f" ({100 * more['estimate']:+.1f} points [{points}])"
-            )
+            what = "agrees less often" if worse else "is not shown to agree more often"
+            gap = f"{100 * more['estimate']:+.1f} points [{points}] on {more['posts']} posts"
+            doubts.append((f"it {what} than {NAMES[name]} ({gap})", worse))
     kappa = results["kappa_interval"]
     if kappa is not None and kappa["low"] <= 0:
-        bounds = f"[{kappa['low']:.2f}, {kappa['high']:.2f}]"
-        what = (
-            "may be 0" if kappa["high"] >= 0 else "is below 0: it says the opposite of the labels"
-        )
-        sentences.append(f"its Cohen's kappa, {kappa['estimate']:.2f} {bounds}, {what}")
-    return sentences
+        worse = kappa["high"] < 0
+        bounds = f"{kappa['estimate']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]"
+        what = "is below 0: it says the opposite of the labels" if worse else "may be 0"
+        doubts.append((f"its Cohen's kappa, {bounds}, {what}", worse))
+    return doubts

@@ -1,7 +1,6 @@
 """Several systems and several judges: strengths, a correction for many tests, majority, agreement.
 
-Each is a library's: the Bradley-Terry model is statsmodels' logistic one, Holm's correction and
-Fleiss' kappa are statsmodels' too.
+The Bradley-Terry model is statsmodels' logistic one, and Fleiss' kappa is statsmodels' too.
 """
 
 from collections import Counter
@@ -45,7 +44,8 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     both orders of a post are averaged before, so a strength from comparisons with `base` alone is
     the logit of the raw rate. Errors are clustered by post. `estimate` is None, with the reason
     under `why`, for a system that no finite strength fits: it lost, or won, all that ties it to
-    `base`; or whose verdicts are alike on every post.
+    `base`; or whose verdicts are alike on every post. `beyond`: the same with each other system in
+    the place of `base`, for those that both have a strength.
     Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
     """
     systems = list(dict.fromkeys(name for game in games for name in game[:2]))
@@ -56,17 +56,20 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     rows = [game for game in games if {game.first, game.second} <= placed]
     if not free:
         return results
-    design = np.zeros((len(rows), len(free)))
-    columns = {name: column for column, name in enumerate(free)}
-    for number, game in enumerate(rows):
-        for name, sign in ((game.first, 1.0), (game.second, -1.0)):
-            if name in columns:
-                design[number, columns[name]] = sign
+    columns = dict(zip(free, np.eye(len(free)), strict=True)) | {base: np.zeros(len(free))}
+    design = np.array([columns[game.first] - columns[game.second] for game in rows])
     scores = np.array([game.score for game in rows])
     fitted = clustered_logit(scores, design, post_numbers([game.post for game in rows]))
-    why = ALIKE if np.ptp(scores) == 0 else NO_FIT
-    for name, column in columns.items():
-        results[name] = _none(why) if fitted is None else _bounds(fitted, column)
+    if fitted is None:
+        return results | dict.fromkeys(free, _none(ALIKE if np.ptp(scores) == 0 else NO_FIT))
+    results |= {name: _bounds(fitted, columns[name]) for name in free}
+    known = [name for name in free if results[name]["estimate"] is not None]
+    for name in known:
+        results[name]["beyond"] = {
+            other: _bounds(fitted, columns[name] - columns[other])
+            for other in known
+            if other != name
+        }
     return results
 
 
@@ -89,11 +92,12 @@ def _none(why: str) -> dict[str, Any]:
     return {"estimate": None, "low": None, "high": None, "why": why}
 
 
-def _bounds(fitted: tuple[Floats, Floats], column: int) -> dict[str, Any]:
+def _bounds(fitted: tuple[Floats, Floats], contrast: Floats) -> dict[str, Any]:
     coefficients, covariance = fitted
-    if covariance[column, column] < NO_SPREAD:
+    variance = float(contrast @ covariance @ contrast)
+    if variance < NO_SPREAD:
         return _none(ALIKE)
-    strength, error = float(coefficients[column]), float(covariance[column, column] ** 0.5)
+    strength, error = float(contrast @ coefficients), variance**0.5
     return {"estimate": strength, "low": strength - Z * error, "high": strength + Z * error}
 
 
@@ -102,9 +106,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Source: Holm 1979.
     """
-    from statsmodels.stats.multitest import multipletests
-
-    return list(map(float, multipletests(p_values, method="holm")[1])) if p_values else []
+    order, count = np.argsort(p_values, kind="stable"), len(p_values)
+    corrected = np.empty(count)
+    corrected[order] = np.maximum.accumulate(
+        np.minimum(1.0, np.asarray(p_values)[order] * (count - np.arange(count)))
+    )
+    return [float(p) for p in corrected]
 
 
 def majority(verdicts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from eval.rates.formulas import (
+    CONFIDENCE,
     FEW_POSTS,
     Floats,
     Interval,
@@ -19,8 +20,10 @@ from eval.rates.formulas import (
     mean_of_posts,
     mean_of_two,
     post_numbers,
+    two_sided,
 )
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
+from eval.rates.strengths import holm
 from stages.settings.judge import MOST_UNJUDGED as MOST_UNJUDGED
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
@@ -67,10 +70,19 @@ def _median_ratio(log_ratios: Floats) -> float | None:
     return float(np.exp(np.median(log_ratios))) if len(log_ratios) else None
 
 
-def leans(share_first: Mapping[str, Any]) -> bool:
-    """Whether a share of first choices is surely not 1/2, and far enough from it to matter."""
-    surely = not share_first["low"] <= 0.5 <= share_first["high"]
-    return surely and abs(share_first["estimate"] - 0.5) > FAR_FROM_EVEN
+def leaning(shares: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    """The systems whose comparisons show that the judge chooses by place, of all that it compared.
+
+    A share of first choices counts that is not 1/2 after Holm's correction for all systems, and
+    far enough from it to matter. The test is the one that its interval makes.
+    """
+    known = {name: share for name, share in shares.items() if share}
+    p_values = [two_sided(share, 0.5) for share in known.values()]
+    return [
+        name
+        for (name, share), p in zip(known.items(), holm(p_values), strict=True)
+        if p < 1 - CONFIDENCE and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
+    ]
 
 
 def order_balanced(table: VerdictTable) -> Interval | None:

@@ -11,6 +11,7 @@ from reports.needs.shapes import CHARACTERS_PER_TOKEN as CHARACTERS_OF_A_POST
 from reports.needs.shapes import adapter_parameters, policy_parameters, scorer_parameters
 from stages.settings.checks import UserError, unknown
 from stages.settings.config import HUB, RANDOM
+from stages.settings.judge import REPEATED
 
 GIB = 2**30
 CONTROL_TEXTS = 9  # of eval/controls.py, without the reference itself, which is not asked about
@@ -122,7 +123,8 @@ def questions_of(setting: Setting) -> Questions | None:
         return None
     posts = config.eval.posts or lengths.rows["sft_validation"]
     controls = min(config.checks.control_posts, posts) * CONTROL_TEXTS
-    calls = len(VERDICTS) * (POLICIES * posts + controls)
+    again = min(REPEATED, POLICIES * posts) * (config.judge.repeats - 1)
+    calls = len(VERDICTS) * (POLICIES * posts + controls + again)
     post, summary = (
         "x" * round(tokens * CHARACTERS_OF_A_POST) for tokens in (lengths.query, lengths.summary)
     )

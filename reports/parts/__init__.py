@@ -8,6 +8,7 @@ kl_points     points of KL and gold score, from a file or from runs
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers
+style         the table of what summaries are like
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG

@@ -33,6 +33,7 @@ MEMORY_KNOBS = tuple(
     f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
 EXPLAINED = "val/explained_variance"
+WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 DIFFERENCE = {
     "difference": "estimate",
@@ -220,6 +221,8 @@ def _judge_row(record: Record) -> Row:
         "is_llm": wins["judge"]["is_llm"],
         "judge_note": wins["judge"]["note"],
         "judge_flags": judge_flags(record),
+        "judge_undecided": judge_undecided(record),
+        "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
         "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
@@ -239,21 +242,23 @@ def _is_headline(wins: Row, policy: str) -> bool:
 
 def judge_flags(record: Record) -> list[str]:
     """Reasons not to trust the judge: failed controls and a poor calibration."""
-    return _flags(record.results("controls"), record.calibration)
+    return flags_of(record.results("controls"), record.calibration)
 
 
-def flags_beside(config: Config) -> list[str]:
-    """The same for the judge of a config, from what lies in the run's folder."""
-    return _flags(*(results_of(stage_folder(config, stage)) for stage in ("controls", SIDE)))
+def judge_undecided(record: Record) -> list[str]:
+    """The checks of the judge that posts or pairs are too few for."""
+    results = (record.results("controls"), record.calibration or {})
+    return [of["undecided"] for of in results if of.get("undecided")]
 
 
 def flags_of_versus(results: Row, runs: Sequence[Path], judge: JudgeSettings) -> list[str]:
     """The same for a comparison of two policies: its controls, its runs' calibrations."""
-    calibrations = [_calibration_of(run, judge) for run in runs]
-    return list(dict.fromkeys(_flags(results["controls"], *calibrations)))
+    calibrations = [results_of(run / SIDE / judge.folder) for run in runs]
+    return list(dict.fromkeys(flags_of(results["controls"], *calibrations)))
 
 
-def _flags(controls: Row | None, *calibrations: Row | None) -> list[str]:
+def flags_of(controls: Row | None, *calibrations: Row | None) -> list[str]:
+    """Reasons not to trust a judge, from what its controls and calibrations found."""
     tried = controls["controls"].values() if controls else []
     failed = [control["what"] for control in tried if control["passed"] is False]
     failing = f"it does not reliably prefer the reference to {', to '.join(failed)}"
@@ -264,17 +269,14 @@ def _flags(controls: Row | None, *calibrations: Row | None) -> list[str]:
 def _policy_row(record: Record, policy: str) -> Row:
     wins = record.results("win_rate")["policies"][policy]
     written = record.results("summaries")["policies"][policy]
-    worst_low, worst_high = wins["worst_case"]
     given = _is_headline(record.results("win_rate"), policy)
     return {
         **{key: wins[key] if given else None for key in ("win_rate", "low", "high")},
         **{key: wins[key] for key in ("wins", "ties", "losses", "statistics")},
         "controlled": wins["statistics"]["length_controlled"]["estimate"] if given else None,
         "unjudged": wins["unjudged"],
-        "worst_low": worst_low,
-        "worst_high": worst_high,
-        **{key: written[key] for key in ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate")},
-        "score": written["score"],
+        **dict(zip(("worst_low", "worst_high"), wins["worst_case"], strict=True)),
+        **{key: written[key] for key in WRITTEN},
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
@@ -365,10 +367,6 @@ def results_of(folder: Path) -> Row | None:
     """What the stage in a folder found; None if it has not finished."""
     manifest = read_manifest(folder)
     return manifest["results"] if manifest else None
-
-
-def _calibration_of(run: Path, judge: JudgeSettings) -> Row | None:
-    return results_of(run / SIDE / judge.folder)
 
 
 def _settings(folders: dict[str, Path], kind: str) -> dict[str, Row]:

@@ -13,6 +13,7 @@ from reports.parts import page
 from reports.parts.blocks import Block
 from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
+from reports.parts.style import styles
 from stages.driving.start import run_stage
 from stages.finished import inputs_now
 from stages.running.files import file_hash, read_record, write_json, write_text
@@ -62,7 +63,7 @@ def write_report(config: Config, make: Make) -> str:
         if report.without_the_data:
             page.write_public(run.partial, stem, report.title, report.blocks)
         write_text(run.partial / "headline.txt", report.headline)
-        write_json(run.partial / "numbers.json", report.numbers)
+        write_json(run.partial / "numbers.json", report.numbers | styles(record))
         run.finish({})
     return report.headline
 

@@ -4,9 +4,9 @@ They are made from a row of `reports.parts.collect` and nothing else. They say b
 as good news. `row["policy"]` is the policy that learned by policy gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from eval.rates.table import leans
+from eval.rates.table import leaning
 from reports.parts.words import (
     Row,
     above_sft,
@@ -14,6 +14,7 @@ from reports.parts.words import (
     at_equal_length,
     briefly,
     estimate,
+    kappa,
     named,
     number,
     percent,
@@ -21,6 +22,7 @@ from reports.parts.words import (
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
+from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
 NO_GUESS = 0.5  # what a coin would get
@@ -109,28 +111,47 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
-    notes += [*_length_notes(row), _place_note(row), _sft_note(row), critic_note([row])]
+    notes += [*notes_of_systems(_systems(row)), _sft_note(row), critic_note([row])]
     notes += _signs(row)
     return [note for note in notes if note]
 
 
 def judged_caveats(row: Row) -> list[str]:
     """Those of them that are about the judge and its verdicts, not about training."""
-    notes = [judge_flags(row), judge_note(row), *unjudged(row), *_length_notes(row)]
-    return [note for note in [*notes, _place_note(row)] if note]
+    notes = [judge_flags(row), judge_note(row), *unjudged(row)]
+    return [note for note in [*notes, *notes_of_systems(_systems(row))] if note]
 
 
 def judge_flags(row: Row) -> str | None:
     """The warning about a judge that failed its checks, for every page that uses it."""
-    if not row["judge_flags"]:
-        return None
-    return f"THE JUDGE FAILED ITS CHECKS: {'; '.join(row['judge_flags'])}."
+    return (
+        checks_of_judge("THE JUDGE", row["judge_flags"], row.get("judge_undecided") or []) or None
+    )
+
+
+def checks_of_judge(who: str, flags: Sequence[str], undecided: Sequence[str]) -> str:
+    """What a judge's checks say against it, and what they cannot say; empty without either."""
+    failed = f"{who} FAILED ITS CHECKS: {'; '.join(flags)}." if flags else ""
+    told = f"{who} has neither passed nor failed {'; '.join(undecided)}." if undecided else ""
+    return " ".join(filter(None, (failed, told)))
+
+
+def asked_again(results: Row) -> list[str]:
+    """How often the same question got the same verdict; nothing where each was asked once."""
+    again = results.get("repeats")
+    if not again:
+        return []
+    return [
+        f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
+        f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
+        f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
+    ]
 
 
 def judge_note(row: Row) -> str | None:
-    """The caveat of a judge that is not a language model."""
+    """The caveat of a judge that is no language model, or of the policy's own family."""
     if row["is_llm"]:
-        return None
+        return of_one_maker(row)
     note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
     if row["judge_note"]:
         note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
@@ -145,6 +166,18 @@ def judge_note(row: Row) -> str | None:
             " such labels."
         )
     return note
+
+
+def of_one_maker(row: Row) -> str | None:
+    """The caveat of an LLM judge whose maker made a policy's model, too."""
+    maker = family_of_model(row["judge"])
+    models = [row.get("checkpoint"), row.get("released_policy"), *row["policies"]]
+    if not maker or maker not in {family_of_model(name) for name in models if name}:
+        return None
+    return (
+        f"The judge and a policy's model are both by {maker}: judges lean to texts of their own"
+        " family (Panickssery et al. 2024). Ask a judge of another maker, too."
+    )
 
 
 def notes_of_judges(rows: list[Row]) -> list[str]:
@@ -209,32 +242,41 @@ def _no_headline(unjudged_posts: float) -> str:
     return more if unjudged_posts > MOST_UNJUDGED else ""
 
 
-def _length_notes(row: Row) -> list[str]:
-    """A line for each policy whose lead over the references is gone at equal length."""
+def _systems(row: Row) -> dict[str, Row]:
+    """Each policy's lower bound and statistics, by the name that pages write."""
+    return {
+        named(policy, row["policies"]): {
+            key: row[f"{policy}/{key}"] for key in ("low", "statistics")
+        }
+        for policy in row["policies"]
+    }
+
+
+def notes_of_systems(systems: Mapping[str, Row]) -> list[str]:
+    """What length and place have to do with some systems' rates; `low` is None without a rate.
+
+    A line for each system whose lead over the references is gone at equal length, and one if the
+    judge's choices depend on which text is shown first.
+    """
     notes = []
-    for policy in row["policies"]:
-        at_length = row[f"{policy}/statistics"]["length_controlled"]
-        leads = row[f"{policy}/low"] is not None and row[f"{policy}/low"] > NO_GUESS
+    for name, system in systems.items():
+        at_length = system["statistics"]["length_controlled"]
+        leads = system["low"] is not None and system["low"] > NO_GUESS
         if leads and at_length["estimate"] is not None and at_length["low"] <= NO_GUESS:
             notes.append(
-                f"{named(policy, row['policies'])}'s lead over the references is not shown at equal"
+                f"{name}'s lead over the references is not shown at equal"
                 f" length: {at_equal_length(at_length)}."
             )
+    shares = {name: system["statistics"]["share_first"] for name, system in systems.items()}
+    leaned = leaning(shares)
+    if leaned:
+        most = max(leaned, key=lambda name: abs(shares[name]["estimate"] - NO_GUESS))
+        notes.append(
+            f"The judge's choices depend on the place: of those about {most} it picks the text"
+            f" shown first in {estimate(shares[most])}. Both orders are asked, so this blurs the"
+            " rates more than it moves them."
+        )
     return notes
-
-
-def _place_note(row: Row) -> str | None:
-    """A warning if the judge's choices depend on which text is shown first."""
-    shares = [row[f"{policy}/statistics"]["share_first"] for policy in row["policies"]]
-    leaning = [value for value in shares if value and leans(value)]
-    if not leaning:
-        return None
-    most = max(leaning, key=lambda value: abs(value["estimate"] - NO_GUESS))
-    return (
-        f"The judge's choices depend on the place: it picks the text shown first in"
-        f" {estimate(most)} of its choices. Both orders are asked, so this blurs the rates more"
-        " than it moves them."
-    )
 
 
 def _pretraining_note(row: Row) -> str | None:

@@ -5,6 +5,7 @@ from eval.rates.correction import SHIFT
 from eval.rates.simple_judges import NAMES
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.sentences import asked_again
 from reports.parts.words import (
     MISSING,
     STRENGTH,
@@ -63,10 +64,12 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     statistics = results["statistics"]
     longer = results["prefers_longer"] or {"judge": None, "labels": None}
     flagged = [Note(f"This judge is FLAGGED: {flag}.") for flag in results["flags"]]
+    if results.get("undecided"):
+        flagged.append(Note(f"Neither passed nor failed: {results['undecided']}."))
     cells = [
+        ["Cohen's kappa where it decides", kappa(results["kappa_interval"])],
         ["agreement with the labels, a tie counting half", estimate(results["agreement"])],
         ["agreement where it decides", estimate(results["agreement_decided"])],
-        ["Cohen's kappa where it decides", kappa(results["kappa_interval"])],
         ["prefers the longer text", estimate(longer["judge"])],
         ["the labels prefer the longer text", estimate(longer["labels"])],
         ["picks the first shown", estimate(statistics["share_first"])],
@@ -95,6 +98,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     return [
         *flagged,
         Table(("", "of this judge"), cells, caption),
+        *map(Text, asked_again(results)),
         *([_beside_simple(results)] if results["simple"] else []),
         *([by_strength] if groups else []),
         *_families(results["by_family"]),
@@ -122,17 +126,17 @@ def _beside_simple(results: Row) -> Table:
     """The judge and three that need no judgement, on the same pairs."""
     low, high = HUMAN_CEILING
     rows = [
-        ["this judge", estimate(results["agreement"]), kappa(results["kappa_interval"]), MISSING]
+        ["this judge", kappa(results["kappa_interval"]), estimate(results["agreement"]), MISSING]
     ]
     for name, simple in results["simple"].items():
         more = in_points(simple["difference"])
-        rows.append([NAMES[name], estimate(simple["agreement"]), kappa(simple["kappa"]), more])
+        rows.append([NAMES[name], kappa(simple["kappa"]), estimate(simple["agreement"]), more])
     people = f"{100 * low:.0f} to {100 * high:.0f}%"
-    rows.append(["people with each other", people, MISSING, MISSING])
+    rows.append(["people with each other", MISSING, people, MISSING])
     header = (
         "on the same pairs",
-        "agreement [95%]",
         "Cohen's kappa [95%]",
+        "agreement [95%]",
         "the judge has more by",
     )
     caption = (

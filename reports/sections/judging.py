@@ -3,9 +3,10 @@
 from eval.control_texts import CONTROLS
 from eval.judges.protocol import VERDICTS
 from eval.win_rate import names_of_pair
+from reports.parts import style
 from reports.parts.collect import RM_AGREES, Record
 from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.sentences import NO_GUESS
+from reports.parts.sentences import NO_GUESS, asked_again
 from reports.parts.words import (
     MISSING,
     Row,
@@ -80,9 +81,11 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             beside_the_result(numbers),
         ),
         _leanings_table(numbers),
+        *map(Text, asked_again(record.results("judge"))),
         *([_differences(numbers)] if numbers["differences"] else []),
         Heading("Controls of the judge"),
         *controls(record.results("controls")),
+        *style.blocks(record, numbers),
     ]
 
 
@@ -261,19 +264,20 @@ def controls(results: Row) -> list[Block]:
     )
     header = "against the reference|posts|preferred to it [95%]|unjudged|verdict|a pass shows"
     table = Table(header.split("|"), rows, caption)
-    if not results["failed"]:
-        return [table]
     failed = ", ".join(results["controls"][name]["what"] for name in results["failed"])
-    return [Note(f"The judge FAILED a control: {failed}. Its rates are no evidence."), table]
+    notes = [f"The judge FAILED a control: {failed}. Its rates are no evidence."] if failed else []
+    if results.get("undecided"):
+        notes.append(f"The judge has neither passed nor failed {results['undecided']}.")
+    return [*map(Note, notes), table]
 
 
 def _control(name: str, control: Row) -> list[str]:
     what = [control["what"], whole(control["judgements"] / len(VERDICTS))]
     proves = CONTROLS[name].proves
-    if control["passed"] is None:
+    if not control["judgements"]:
         return [*what, MISSING, MISSING, f"not available: {control['why']}", proves]
     unjudged, cell = control["unjudged"], MISSING
     if control["preferred"] is not None and unjudged <= MOST_UNJUDGED:
         cell = share(control["preferred"], control["low"], control["high"])
-    verdict = "passed" if control["passed"] else "FAILED"
+    verdict = control.get("why") or ("passed" if control["passed"] else "FAILED")
     return [*what, cell, percent(unjudged), verdict, proves]

@@ -26,7 +26,7 @@ from stages.settings.judge import MOST_UNJUDGED
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
 ROW_HEIGHT = 0.27  # of a plot, for each system
 CAPTION = (
-    "Best raw win rate first. Rank: what is possible when only differences count that hold after"
+    "Rank: what is possible when only differences count that hold after"
     " Holm's correction for all pairs of systems (5%). Win rate: share of posts on which the"
     " summary is preferred to the reference, a tie counting half. At equal length: what a model of"
     " order and length leaves; it stands beside the raw rate and not in its place. EXTRAPOLATED:"
@@ -49,10 +49,11 @@ def table(standing: Row, explained: bool = True) -> Table:
         "words",
         "unjudged",
     )
-    sentences = [f"{posts_of(standing['posts'])}, the same for all."]
-    sentences += [CAPTION] if explained else []
+    first = "Best raw win rate first."
     if standing["with_pairs"]:
-        sentences.append("Strengths rest on the comparisons of all pairs of systems, too.")
+        first = "Strongest first: strengths rest on the comparisons of all pairs of systems, too."
+    sentences = [f"{posts_of(standing['posts'])}, the same for all. {first}"]
+    sentences += [CAPTION] if explained else []
     return Table(header, rows, " ".join(sentences), strong=True)
 
 
@@ -100,19 +101,47 @@ def rank(name: str, standing: Row) -> str:
 
 def differences(standing: Row, explained: bool = True) -> list[Block]:
     """All pairs of systems on the same posts; none where there is one system."""
-    rows = []
-    for pair in standing["differences"]:
-        names = f"{pair['first']} - {pair['second']}"
-        rows.append([names, in_points(pair), p_value(pair["p_value"]), p_value(pair["holm"])])
+    by_strength = standing["with_pairs"]
+    rows = [
+        [
+            f"{pair['first']} - {pair['second']}",
+            plain(pair) if by_strength else in_points(pair),
+            p_value(pair["p_value"]),
+            p_value(pair["holm"]),
+        ]
+        for pair in standing["differences"]
+    ]
     if not rows:
         return []
+    first = (
+        "Differences of strengths, in logits, with intervals that are not corrected; the p-value"
+        if by_strength
+        else "Differences of raw win rates on the same posts: bootstrap over posts, not corrected;"
+        " the p-value of a paired randomisation test"
+    )
     caption = (
-        "Differences of raw win rates on the same posts: bootstrap over posts, not corrected; the"
-        " p-value of a paired randomisation test, and the same after Holm's correction"
+        f"{first}, and the same after Holm's correction"
         f"{f' for all {len(rows)} of them' if len(rows) > 1 else ', which leaves one as it is'}."
     )
     header = ("", "difference [95%]", "p-value", "after Holm")
-    return [Details("All pairs of systems", [Table(header, rows, caption if explained else "")])]
+    table_ = Table(header, rows, caption if explained else "")
+    return [*matrix(standing), Details("All pairs of systems", [table_])]
+
+
+def matrix(standing: Row) -> list[Block]:
+    """How often each system is preferred to each other; none where nobody compared them."""
+    if not standing["with_pairs"]:
+        return []
+    rates = standing["head_to_head"]
+    rows = [
+        [name, *(percent(of[other]["estimate"]) if other in of else MISSING for other in rates)]
+        for name, of in rates.items()
+    ]
+    caption = (
+        "Head to head: the share of posts on which the row's summary is preferred to the column's,"
+        " a tie counting half. A strength has all of them in it, and the reference."
+    )
+    return [Table(("", *rates), rows, caption)]
 
 
 def figure(standing: Row, name: str = "win-rate") -> list[Block]:
@@ -132,16 +161,19 @@ def figure(standing: Row, name: str = "win-rate") -> list[Block]:
 def leads(standing: Row) -> str:
     """Which system leads, where it stands to the reference, and whether it beats the next reliably.
 
-    Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
+    Of one system: whether it beats the reference, loses to it, or is inconclusive against it. The
+    leader is that of the rates, or of the strengths where all pairs were compared.
     """
     given = [name for name, system in standing["systems"].items() if has_rate(system)]
     if not given:
         return "No system has a rate: too many comparisons had no verdict."
     best = standing["systems"][given[0]]
-    stands = beside_reference(best)
+    stands = beside_reference(best, standing["with_pairs"])
     if len(standing["systems"]) == 1:
         return f"{given[0]} {stands}: {rate(best)}."
     first = f"{given[0]} leads with {rate(best)}"
+    if standing["with_pairs"]:
+        first = f"{given[0]} leads by strength, {strength(best['strength'])} logits"
     if len(given) == 1:
         return f"{first}, the only one with a rate. It {stands}."
     tests = {pair["second"]: pair for pair in standing["differences"] if pair["first"] == given[0]}
@@ -152,13 +184,13 @@ def leads(standing: Row) -> str:
     return f"{first}, but {next_to}. It {stands}."
 
 
-def beside_reference(system: Row) -> str:
+def beside_reference(system: Row, by_strength: bool = False) -> str:
     """What a system's interval says of it and the reference, where the p-value corrected for the
     number of systems bears it out: the best of many equal ones stands above by chance.
     """
-    if system["holm"] < LEVEL and not system["low"] <= NO_GUESS <= system["high"]:
-        above = system["low"] > NO_GUESS
-        return f"reliably {'beats' if above else 'LOSES to'} the reference"
+    bounds, even = (system["strength"], 0.0) if by_strength else (system, NO_GUESS)
+    if system.get("holm", 1.0) < LEVEL and not bounds["low"] <= even <= bounds["high"]:
+        return f"reliably {'beats' if bounds['low'] > even else 'LOSES to'} the reference"
     return "is inconclusive against the reference"
 
 

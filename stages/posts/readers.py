@@ -7,7 +7,7 @@ row is refused with file, line and field, or skipped. Source: Huang et al. 2024,
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,12 @@ def check_comparison(where: str, row: dict[str, Any]) -> None:
     A summary may be empty, and both may be equal: policies did write nothing, people compared it,
     and the published data keep such rows.
     """
+    of_info = ("id", "article") if is_cnndm(row) else ("id", "subreddit", "title", "post")
+    _require_all(where, row, ("info", "summaries", "choice", "batch", "split"), of_info)
     for name, kind in (("info", dict), ("summaries", list), ("batch", str), ("split", str)):
         _require_type(where, row, name, kind)
     info = row["info"]
-    _require_type(where, info, "id", str, "info.")
-    for name in ("article",) if is_cnndm(row) else ("subreddit", "title", "post"):
+    for name in of_info:
         _require_type(where, info, name, str, "info.")
     if len(row["summaries"]) != 2:
         raise BadRowError(where, f"field summaries has {len(row['summaries'])} entries, not 2")
@@ -125,6 +126,21 @@ def text_of(where: str, row: dict[str, Any], name: str) -> str:
     return text
 
 
+def _require_all(
+    where: str, row: dict[str, Any], names: Sequence[str], of_info: Sequence[str]
+) -> None:
+    """Raise BadRowError that names every field that is missing, also those of `info`."""
+    missing = [name for name in names if row.get(name) is None]
+    info = row.get("info")
+    if isinstance(info, dict):
+        missing += [f"info.{name}" for name in of_info if info.get(name) is None]
+    if missing:
+        fields = (
+            f"fields {', '.join(missing)} are" if len(missing) > 1 else f"field {missing[0]} is"
+        )
+        raise BadRowError(where, f"{fields} missing")
+
+
 def _require_type(where: str, row: dict[str, Any], name: str, kind: type, prefix: str = "") -> None:
     if row.get(name) is None:
         raise BadRowError(where, f"field {prefix}{name} is missing")
@@ -152,7 +168,7 @@ def label_strength(row: dict[str, Any]) -> int | None:
 
 def is_cnndm(row: dict[str, Any]) -> bool:
     """Whether a comparison is about a news article: those batches are kept apart."""
-    return row["batch"] in CNNDM_BATCHES
+    return row.get("batch") in CNNDM_BATCHES
 
 
 def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:

@@ -1,4 +1,4 @@
-"""What the models that judge cost, and when they end. Standard library only.
+"""What the models that judge cost, who made them, and when they end. Standard library only.
 
 A study that was judged by a model that has ended cannot be repeated, so its end stands beside its
 price, and is said before the first request.
@@ -8,8 +8,8 @@ import re
 from datetime import date, timedelta
 from typing import NamedTuple
 
-AS_OF = date(2026, 11, 22)
-"""The day on which the table was checked."""
+AS_OF = date(2026, 11, 24)
+"""The day on which the table was checked: what its sources said last stands in each line."""
 EARLIER = date(2025, 11, 1)
 """When the prices of the models that are about to end were noted; they were not checked again."""
 NEAR = timedelta(days=90)
@@ -30,13 +30,20 @@ class Known(NamedTuple):
     end: date | None = None
     """The first day without it; None: no end is known."""
     priced: date = EARLIER
+    """The day on which the maker's list said so, by the last source that was read."""
 
 
 JANUARY, DECEMBER, ENDED = date(2027, 1, 14), date(2026, 12, 11), date(2026, 10, 23)
-# OpenAI's list prices and its page of deprecations. A dated snapshot is what the undated name is,
-# unless it has a line of its own. Batches cost half.
+# List prices of the makers, and their pages of deprecations. A dated snapshot is what the undated
+# name is, unless it has a line of its own. Batches cost half. Prompts above 100,000 tokens cost
+# more: no question here is so long.
 MODELS = {
-    "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125, priced=AS_OF),
+    "gpt-6-luna": Known(0.10, 0.50, cached=0.01, cache_written=0.125, priced=date(2026, 11, 22)),
+    "gpt-6.1-sol": Known(2.00, 10.00, cached=0.10, cache_written=2.50, priced=date(2026, 10, 13)),
+    "claude-haiku-5-5": Known(
+        0.10, 0.50, cached=0.01, cache_written=0.125, priced=date(2026, 10, 24)
+    ),
+    "gemini-3.8-flash": Known(0.75, 3.75, cached=0.075, priced=date(2026, 10, 7)),
     "gpt-4o": Known(2.50, 10.00, end=JANUARY),
     "gpt-4o-mini": Known(0.15, 0.60, end=JANUARY),
     "gpt-4.1": Known(2.00, 8.00, end=JANUARY),
@@ -54,10 +61,43 @@ MODELS = {
 }
 
 
-def known_model(name: str) -> Known | None:
-    """The line of the table for a model's name, which may be that of a snapshot; None without."""
+# Prices that their makers have announced: the first day, and the line from then on.
+ANNOUNCED = {
+    "gemini-3.8-flash": (date(2027, 1, 1), Known(1.50, 7.50, cached=0.15, priced=date(2026, 10, 7)))
+}
+# What the names of models that one maker has trained begin with, after the last slash.
+FAMILIES = {
+    "OpenAI": ("gpt-3", "gpt-4", "gpt-5", "gpt-6", "gpt-oss", "gpt2", "o1", "o3", "o4", "chatgpt"),
+    "EleutherAI": ("pythia", "gpt-neo", "gpt-j"),
+    "Anthropic": ("claude",),
+    "Google": ("gemini", "gemma"),
+    "Meta": ("llama", "meta-llama", "opt-"),
+    "Qwen": ("qwen", "qwq"),
+    "Mistral": ("mistral", "mixtral", "ministral"),
+    "Hugging Face": ("smollm", "zephyr"),
+    "DeepSeek": ("deepseek",),
+    "Ai2": ("olmo", "tulu"),
+    "Microsoft": ("phi-",),
+}
+
+
+def known_model(name: str, today: date | None = None) -> Known | None:
+    """The line of the table for a model's name, which may be that of a snapshot; None without.
+
+    `today` is this day unless it is given: a price that was announced holds from its first day.
+    """
     lines = [model for model in MODELS if is_model(model, name)]
-    return MODELS[max(lines, key=len)] if lines else None
+    if not lines:
+        return None
+    model = max(lines, key=len)
+    since, announced = ANNOUNCED.get(model, (date.max, MODELS[model]))
+    return announced if (today or date.today()) >= since else MODELS[model]
+
+
+def family_of_model(name: str) -> str:
+    """The maker of a model, by the last part of its name or folder; empty if it is not known."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return next((maker for maker, starts in FAMILIES.items() if last.startswith(starts)), "")
 
 
 def is_model(requested: str, returned: str) -> bool:

@@ -292,11 +292,12 @@ class Checks:
 
     control_posts: int = 50
     """Posts whose reference is judged against texts that must lose to it."""
-    calibration_pairs: int = 500
-    """Labelled comparisons that `make judge-calibration` asks about; the seed draws them."""
+    calibration_pairs: int = 0
+    """Labelled comparisons that `make judge-calibration` asks about, drawn by the seed; 0: all."""
 
     def __post_init__(self) -> None:
-        positive(self, "checks", "control_posts", "calibration_pairs")
+        positive(self, "checks", "control_posts")
+        at_least_0(self, "checks", "calibration_pairs")
 
 
 @dataclass(frozen=True, kw_only=True)

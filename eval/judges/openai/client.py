@@ -141,20 +141,21 @@ class Chat:
         With judge.structured=auto a reply in either form counts.
         """
         forms = {"on": (True,), "off": (False,)}.get(self.settings.structured, (True, False))
-        _, query, first, second = comparison
+        _, query, first, second, repeat = comparison
         questions = {
             form: make_question(query, first, second, OBJECT if form else LINES, self.settings.axis)
             for form in forms
         }
-        keys = {form: self._key(questions[form], form) for form in forms}
+        keys = {form: self._key(questions[form], form, repeat) for form in forms}
         own = keys.pop(self.dialect.structured)
         question = questions[self.dialect.structured]
         return ChatRequest(own, tuple(keys.values()), question, self.dialect)
 
-    def _key(self, question: Question, structured: bool) -> str:
+    def _key(self, question: Question, structured: bool, repeat: int) -> str:
         """The hash of a question with all that was set. The budget is kept beside the key."""
         body = self._body(question, Dialect(structured=structured))
-        return hashlib.sha256(json.dumps((self.url, body), sort_keys=True).encode()).hexdigest()
+        whole = (self.url, body, repeat) if repeat else (self.url, body)
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def _body(self, question: Question, dialect: Dialect) -> dict[str, Any]:
         """The request as the protocol spells it, without its budget."""

@@ -80,7 +80,7 @@ class OpenAIJudge(Judge):
 
     def _ask_shortest(self, comparisons: Sequence[Comparison]) -> None:
         """Ask one missing question by itself: the shortest, which is too long for no model."""
-        for comparison in sorted(comparisons, key=lambda texts: sum(map(len, texts))):
+        for comparison in sorted(comparisons, key=lambda texts: sum(map(len, texts[1:4]))):
             if self.next_budget(self.chat.request(comparison)) is not None:
                 self.reply(comparison)
                 return
