@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from reports.parts import page, words
+from reports.parts import page, plots, words
 from reports.parts.ablated import (
     POLICY,
     AblatedRun,
@@ -24,13 +24,20 @@ from reports.parts.ablated import (
     there,
 )
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import over_seeds
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
-from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
+from reports.parts.sentences import (
+    against,
+    critic_note,
+    distrust,
+    lead,
+    not_judged_alike,
+    notes_of_judges,
+    unjudged,
+)
+from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
-from reports.sections.made_with import where
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
@@ -41,6 +48,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
+MOST_NAMES = 6  # of switches on the first screen
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -76,20 +84,42 @@ def blocks(
     name: str, default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
+    rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
+    seeds = f"{len(default.runs)} seed{'' if len(default.runs) == 1 else 's'}"
     return [
-        Text(summary(others), lead=True),
-        *(Text(sentence(ablation)) for ablation in others),
-        *(Note(note) for note in (*caveats(default.rows, others), *left_out)),
-        Heading("Means over seeds"),
+        lead(answer(others), distrust(rows, seeds)),
         means_table(default, others),
+        *picture(others),
+        Heading("Each switch"),
+        *(Text(sentence(ablation)) for ablation in others),
+        switches_table(others),
+        *against([*caveats(default.rows, others), *left_out]),
         Heading("The critic"),
         critic_table(default, others),
-        Details("The switches", [switches_table(others)]),
-        Details("Each seed", [seeds_table(default.rows, others)]),
+        Heading("Each seed"),
+        seeds_table(default.rows, others),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(name, default, others)),
-        Text(where(compared(default, others))),
     ]
+
+
+def answer(others: Sequence[AblatedRun]) -> str:
+    """Which switches matter and how many seeds failed; names while they are few."""
+    failed = " ".join(f"{x.name}: {in_brief(x)}." for x in others if in_brief(x))
+    return f"{summary(others, MOST_NAMES)} {failed}".strip()
+
+
+def picture(others: Sequence[AblatedRun]) -> list[Block]:
+    """The difference of each switch with its interval over seeds; none where none has a rate."""
+    rows = []
+    for ablation in others:
+        if ablation.each:
+            bounds = over_seeds(ablation.each) or (None, None)
+            ends = (None if bound is None else 100 * bound for bound in bounds)
+            rows.append((ablation.name, 100 * fmean(ablation.each), *ends))
+    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
+    panel = plots.differences("Win rate, switch - default", rows)
+    return [plots.figure("switches", caption, [panel], 1.75, plots.tall(rows))] if rows else []
 
 
 def switches_table(others: list[AblatedRun]) -> Table:

@@ -10,9 +10,10 @@ asked here. `reports.versus_page` shows two policies that were judged against ea
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.rates.formulas import Interval
 from reports.parts import page, plots, sentences, words
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, read_entries
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
@@ -99,22 +100,23 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     command = f'make compare RUNS="{" ".join(labels)}"'
     stem = stem_about("compare", labels)
     path = write_about_runs(stem, title, made, names, records, {"command": command})
-    if any(run.has_real_texts for run in records):
-        page.write_public(path.parent, stem, title, made)
     return path, [conclusion(pair) for pair in pairs]
 
 
 def blocks(
     entries: Sequence[Entry], pairs: Sequence[Paired], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: conclusions, results, changed posts, settings, curves, each seed."""
-    lead, *more = (conclusion(pair) for pair in pairs)
+    """The page: who wins, results, each pair, changed posts, settings, curves, each seed."""
+    rows = [judged_row(run) for entry in entries for run in entry.runs]
+    seeds = "" if any(pair.is_clear for pair in pairs) else "seeds could explain it"
+    single = "one pair of policies" if all(len(pair.each) == 1 for pair in pairs) else seeds
     return [
-        Text(lead, lead=True),
-        *(Text(sentence) for sentence in more),
-        *(Note(caveat) for caveat in (*caveats(entries), *left_out)),
-        Heading("Results"),
+        sentences.lead(answer(entries, pairs), sentences.distrust(rows, single)),
         results(entries, pairs),
+        *picture(entries),
+        *sentences.against([*caveats(entries), *left_out]),
+        Heading("Each beside the first"),
+        *(Text(conclusion(pair)) for pair in pairs),
         changes(pairs),
         measures(entries),
         Heading("Changed posts"),
@@ -125,6 +127,61 @@ def blocks(
         Heading("Each seed"),
         each_seed(entries),
     ]
+
+
+def by_rate(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, the highest win rate first; those without one last."""
+    return sorted(entries, key=lambda entry: -entry.rate.estimate if entry.rate else 1.0)
+
+
+def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
+    """Who wins, by how much, and whether at equal length too."""
+    if any(pair.together is None for pair in pairs):
+        return " ".join(conclusion(pair) for pair in pairs)
+    best, *others = by_rate(entries)
+    lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
+    if len(pairs) > 1:
+        above = sum(pair.together.low > 0 for pair in pairs if pair.together)
+        return (
+            f"Of {len(entries)} policies {best.label} wins most often against the references,"
+            f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."
+            f" {above} of {len(pairs)} are above {entries[0].label} by the posts."
+        )
+    (pair,) = pairs
+    if pair.alike == pair.written or pair.together is None:
+        return conclusion(pair)
+    sign = -1 if best is pair.first else 1
+    middle, low, high = (sign * end for end in _ends(pair.together))
+    gap = in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)})
+    verb = "reliably wins more often than" if min(low, high) > 0 else "is not reliably above"
+    return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
+
+
+def at_length(entry: Entry) -> str:
+    """The win rate at equal length; of several seeds their mean."""
+    lengths = [
+        judged_row(run)[f"{entry.policy}/statistics"]["length_controlled"] for run in entry.runs
+    ]
+    if len(lengths) == 1:
+        return words.at_equal_length(lengths[0])
+    known = [length["estimate"] for length in lengths if length["estimate"] is not None]
+    return percent(sum(known) / len(known)) if len(known) == len(lengths) else MISSING
+
+
+def picture(entries: Sequence[Entry]) -> list[Block]:
+    """The win rates with their intervals over posts; none where no entry has one."""
+    drawn = [
+        (entry.label, COLORS[entries.index(entry) % len(COLORS)], *_ends(entry.rate))
+        for entry in by_rate(entries)
+        if entry.rate
+    ]
+    caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
+    panel, high = plots.win_rates(drawn), plots.tall(drawn)
+    return [plots.figure("win-rate", caption, [panel], 1.75, high)] if drawn else []
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.estimate, interval.low, interval.high
 
 
 def conclusion(pair: Paired) -> str:
@@ -171,20 +228,23 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
-    """A row an entry: its win rate, and by how much it differs from the first."""
+    """A row an entry, the winner first: its win rate, and by how much it differs from the first."""
     first = entries[0].label
-    header = ["", "win rate [95%]", f"difference from {first} [95%]", "p-value", "over seeds [95%]"]
-    rows = [[first, rate(entries[0]), MISSING, MISSING, MISSING]]
-    for pair in pairs:
-        p = p_value(pair.together.p_value if pair.together else None)
-        spread = bounds_in_points(pair.over_seeds)
-        rows.append([pair.entry.label, rate(pair.entry), points(pair), p, spread])
+    header = ["", "win rate [95%]", "at equal length", f"- {first} [95%]", "p-value"]
+    beside = {pair.entry.label: pair for pair in pairs}
+    rows = []
+    for entry in by_rate(entries):
+        pair, cells = beside.get(entry.label), [MISSING] * 3
+        if pair:
+            p = p_value(pair.together.p_value if pair.together else None)
+            cells = [points(pair), p, bounds_in_points(pair.over_seeds)]
+        rows.append([entry.label, rate(entry), at_length(entry), *cells])
     caption = (
-        "Win rate against the references, and its difference on the same posts: intervals over"
+        "Win rate against the references, and the difference on the same posts: intervals over"
         " posts with the seeds held fixed, and the p-value of a paired randomisation test; beside"
         " it Student's t over the seeds. Several seeds: means."
     )
-    return Table(header, rows, caption, strong=True, name="results")
+    return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
 
 
 def measures(entries: Sequence[Entry]) -> Table:
@@ -353,7 +413,7 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
                 panels.append(plots.lines(title, lines, share=key in SHARES))
     if not panels:
         return []
-    caption = "Means over the seeds; the band is the range of neighbouring updates."
+    caption = "Means over the seeds."
     return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
 
 

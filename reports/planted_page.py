@@ -13,15 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.parts import page
+from reports.parts import page, plots
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside
 from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sentences import not_judged_alike, notes_of_judges
+from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
-from reports.sections.made_with import where
 from stages.running.files import file_hash, read_record
 from stages.settings import config as settings
 from stages.settings.checks import UserError
@@ -47,7 +46,7 @@ class PlantedRun:
 
     @property
     def by_win_rate(self) -> bool:
-        """Whether its win rate is surely below the default's: a rate that rises warns nobody."""
+        """Whether its win rate is reliably below the default's: a rate that rises warns nobody."""
         bounds = self.pair.over_seeds if self.pair else None
         return bounds is not None and bounds[1] < 0
 
@@ -201,11 +200,10 @@ def blocks(
     notes += [note for wrong in planted for note in wrong.notes]
     stopped = [Heading("What checks said"), refusals_table(planted)]
     return [
-        Text(summary(planted), lead=True),
-        Text(f"{whose(default)} {where([*default, *finished(planted)])}"),
-        *(Note(note) for note in notes),
-        Heading("Each error"),
+        lead(summary(planted), distrust(rows, f"{len(default)} seeds at most")),
         errors_table(planted),
+        *picture(planted),
+        *against([whose(default), *notes]),
         *(stopped if any(wrong.refused for wrong in planted) else []),
         Heading("Every number that betrays"),
         betrayals_table(planted),
@@ -214,6 +212,19 @@ def blocks(
         Heading("What this does and does not show"),
         Text(limits(default)),
     ]
+
+
+def picture(planted: Sequence[PlantedRun]) -> list[Block]:
+    """The difference of each error that ran, with its interval over seeds; none without one."""
+    rows = []
+    for wrong in planted:
+        if wrong.pair and wrong.pair.each:
+            bounds = wrong.pair.over_seeds or (None, None)
+            ends = (None if bound is None else 100 * bound for bound in bounds)
+            rows.append((wrong.name, 100 * fmean(wrong.pair.each), *ends))
+    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
+    panel = plots.differences("Win rate, error - default", rows)
+    return [plots.figure("errors", caption, [panel], 1.75, plots.tall(rows))] if rows else []
 
 
 def summary(planted: Sequence[PlantedRun]) -> str:

@@ -8,15 +8,27 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
-from reports.parts import page
+from reports.parts import page, plots
 from reports.parts.collect import explained_by_critic, flags_of_versus
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.run_report import prompts
 from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
-from reports.parts.sentences import critic_note, judge_flags
-from reports.parts.words import Row, estimate, interval, judge, p_value, percent, whole
+from reports.parts.sentences import against, critic_note, distrust, judge_flags, lead
+from reports.parts.words import (
+    MISSING,
+    Row,
+    at_equal_length,
+    briefly,
+    estimate,
+    interval,
+    p_value,
+    percent,
+    whole,
+)
 from reports.sections.judging import controls, rates
 from reports.sections.samples import SAMPLES, sample
 from stages.finished import read_manifest, stage_folder
@@ -50,6 +62,7 @@ def write_page(args: Namespace) -> str:
     title = f"{results['a']} against {results['b']}"
     rows = posts(sides, read_lines(folder / "judgements.jsonl"))
     made = blocks(results, flags, rows, critic_note([critic_of(side) for side in sides]))
+    made += prompts([vars(config.judge)])
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
         path = page.write(run.partial, config.name, title, made)
@@ -100,22 +113,47 @@ def mirrored(sentence: Row) -> Row:
     return sentence | {"shown": places[sentence["shown"]], "prefers": preferred}
 
 
+def winner_first(results: Row) -> Row:
+    """The result seen from the side with the higher win rate: names, counts, rates."""
+    length = results["statistics"]["length_controlled"]
+    rates = {"win": results, "length": length}
+    seen = {"first": results["a"], "second": results["b"], "lost": results["losses"]}
+    seen |= {
+        "won": results["wins"],
+        "tied": results["ties"],
+        "extrapolated": length["extrapolated"],
+    }
+    if results["estimate"] is not None and results["estimate"] < 0.5:
+        rates = {name: mirrored_rate(rate) for name, rate in rates.items()}
+        seen |= {"first": results["b"], "second": results["a"]}
+        seen |= {"won": results["losses"], "lost": results["wins"]}
+    return seen | rates
+
+
+def mirrored_rate(rate: Row) -> Row:
+    """A win rate, seen from the other side."""
+    if rate["estimate"] is None:
+        return rate
+    middle, low, high = (1 - rate[key] for key in ("estimate", "high", "low"))
+    return rate | {"estimate": middle, "low": low, "high": high}
+
+
 def verdict(results: Row) -> str:
-    """Who is preferred, if both the interval and the test say so."""
+    """Who is preferred, if both the interval and the test say so; the winner stands first."""
     if results["unjudged"] > MOST_UNJUDGED:
         low, high = results["statistics"]["worst_case"]
         return (
             f"{percent(results['unjudged'])} of the posts have no verdict, more than"
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
+    seen = winner_first(results)
+    outcome = f"{seen['first']} is preferred to {seen['second']}"
     if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
-        outcome = f"{results['a']} against {results['b']} is inconclusive"
-    else:
-        winner, loser = ("a", "b") if results["low"] > 0.5 else ("b", "a")
-        outcome = f"{results[winner]} is preferred to {results[loser]}"
+        outcome = f"{seen['first']} against {seen['second']} is inconclusive"
     return (
-        f"{outcome}: {results['a']} wins {estimate(results)} of {whole(results['posts'])} posts,"
-        f" {p_value(results['p_value'])}."
+        f"{outcome}: of {whole(results['posts'])} posts it won {whole(seen['won'])}, tied"
+        f" {whole(seen['tied'])}, lost {whole(seen['lost'])}: {estimate(seen['win'])},"
+        f" {p_value(results['p_value'])}; at equal length {at_equal_length(seen['length'])}."
     )
 
 
@@ -127,20 +165,19 @@ def blocks(
     `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` is the note on PPO's.
     """
     statistics = results["statistics"]
-    about = results["judge"] | {"judge": results["judge"]["name"]}
+    about = results["judge"] | {"judge": results["judge"]["name"], "judge_flags": flags}
     given = {} if results["unjudged"] > MOST_UNJUDGED else statistics
-    notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
-    warnings = [judge_flags({"judge_flags": flags}), *notes, critic]
+    note = "" if about["is_llm"] else f"The judge: {about['note'].replace(', not an LLM', '', 1)}."
     return [
-        Text(verdict(results), lead=True),
-        *(Note(warning) for warning in warnings if warning),
-        Heading("Result"),
+        lead(verdict(results), distrust([about], "one pair of policies")),
         result(results),
+        *picture(results),
+        *against(filter(None, (judge_flags(about), note, critic))),
         *samples(results, rows),
         Heading("Every rate"),
         *rates({results["a"]: given}),
         Heading("The judge"),
-        Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
+        Text(f"Judge: {briefly(about['judge'])}, {whole(statistics['judgements'])} judgements."),
         leanings(statistics),
         Heading("Controls of the judge"),
         *controls(results["controls"]),
@@ -148,22 +185,37 @@ def blocks(
 
 
 def result(results: Row) -> Table:
-    """The one row of the result, what is asked for first."""
-    statistics = results["statistics"]
-    given = results["unjudged"] <= MOST_UNJUDGED
+    """The one row of the result, the winner's."""
+    given, seen = results["unjudged"] <= MOST_UNJUDGED, winner_first(results)
     cells = [
-        estimate(results if given else None),
+        *(whole(seen[key]) for key in ("won", "tied", "lost")),
+        *((estimate(seen["win"]), at_equal_length(seen["length"])) if given else [MISSING] * 2),
         p_value(results["p_value"] if given else None),
-        *(whole(results[key]) for key in ("wins", "ties", "losses")),
         percent(results["unjudged"]),
-        interval(*statistics["worst_case"]),
     ]
-    header = "|win rate [95%]|p-value|wins|ties|losses|unjudged|worst case"
+    header = "|won|tied|lost|win rate [95%]|at equal length [95%]|p-value|unjudged"
     caption = (
-        f"Posts, {results['a']} over {results['b']}, both orders of each. The p-value is that of a"
-        " paired randomisation test of no difference."
+        f"Posts, {seen['first']} over {seen['second']}, both orders of each. The p-value is that of"
+        " a paired randomisation test of no difference. Worst case, had all unjudged posts gone one"
+        f" way: {results['a']} wins {interval(*results['statistics']['worst_case'])}."
     )
-    return Table(header.split("|"), [[results["a"], *cells]], caption, strong=True, name="result")
+    return Table(header.split("|"), [[seen["first"], *cells]], caption, strong=True, name="result")
+
+
+def picture(results: Row) -> list[Block]:
+    """The winner's rate, and that at equal length; none where no rate may be given."""
+    seen = winner_first(results)
+    named = {"win": "win rate", "length": "at equal length"}
+    drawn = [
+        (f"{seen['first']}, {what}", plots.PPO, *(seen[k][e] for e in ("estimate", "low", "high")))
+        for k, what in named.items()
+        if seen[k]["estimate"] is not None
+    ]
+    if results["unjudged"] > MOST_UNJUDGED:
+        return []
+    panel = replace(plots.win_rates(drawn), title=f"Win rate against {seen['second']}")
+    caption = "Bars are 95% intervals over the posts; the dashed line is even."
+    return [plots.figure("win-rate", caption, [panel], 1.75, 0.8)]
 
 
 def leanings(statistics: Row) -> Table:

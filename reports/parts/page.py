@@ -1,9 +1,10 @@
 """A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
 
 The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
-policy lets no other script run. The Markdown's plots are files beside it. So are the numbers of
-all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and with what the
-Markdown says. A page's bytes depend on its blocks only.
+policy lets no other script run. What stands before the first heading is in sight; each heading's
+section is folded, by an element that needs no script. The Markdown's plots are files beside it. So
+are the numbers of all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and
+with what the Markdown says. A page's bytes depend on its blocks only.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +36,6 @@ from reports.parts.blocks import (
     Text,
     csv_of,
     escape,
-    link,
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
@@ -49,6 +49,7 @@ STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 FEW_HEADINGS = 5  # a page with more has a list of contents
+FOLD = "fold.js"  # opens what a link leads to, and all on paper
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
@@ -201,10 +202,36 @@ def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
             yield block, section
 
 
-def contents(blocks: Sequence[Block]) -> list[Heading]:
-    """The headings, if there are so many that a reader wants a list of them."""
-    headings = [block for block in blocks if isinstance(block, Heading)]
-    return headings if len(headings) > FEW_HEADINGS else []
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    heading: Heading
+    blocks: Sequence[Block]
+
+
+def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
+    """What a reader sees first, and the sections that are folded below it.
+
+    The first screen ends at the first heading. Without a table there, it goes on to the end of the
+    first section if that holds the page's main table.
+    """
+    starts = [at for at, block in enumerate(blocks) if isinstance(block, Heading)]
+    first = [*starts, len(blocks)][0]
+    ends = [*starts[1:], len(blocks)][: len(starts)]
+    has_table = any(isinstance(block, Table) for block in blocks[:first])
+    if starts and not has_table and any(map(_is_main, blocks[first : ends[0]])):
+        first, starts, ends = ends[0], starts[1:], ends[1:]
+    sections = []
+    for start, end in zip(starts, ends, strict=True):
+        heading = blocks[start]
+        assert isinstance(heading, Heading)
+        sections.append(Section(heading, blocks[start + 1 : end]))
+    return list(blocks[:first]), sections
+
+
+def _is_main(block: Block) -> bool:
+    return isinstance(block, Table) and block.strong
 
 
 # -- HTML ------------------------------------------------------------------------------------------
@@ -218,8 +245,9 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
     blocks = placed(blocks)
     kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
     styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
+    opening, sections = sections_of(blocks)
     scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
-    first = next((at for at, block in enumerate(blocks) if isinstance(block, Heading)), len(blocks))
+    scripts |= {FOLD: None} if sections or Details in kinds else {}
     texts = [_file(name) for name in scripts]
     return (
         _environment(stem)
@@ -231,9 +259,9 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
             ),
             scripts=[Markup(text) for text in texts],
             digests=[digest(text) for text in texts],
-            contents=contents(blocks),
-            before=blocks[:first],
-            after=blocks[first:],
+            opening=opening,
+            sections=sections,
+            has_contents=len(sections) > FEW_HEADINGS,
         )
     )
 
@@ -298,12 +326,10 @@ def _environment(stem: str) -> Environment:
 
 def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
-    blocks = placed(blocks)
-    parts = [f"# {escape(title)}"]
-    links = [link(heading.text, f"#{heading.anchor}") for heading in contents(blocks)]
-    for block in blocks:
-        if links and isinstance(block, Heading):
-            parts.append(f"Contents: {', '.join(links)}.")
-            links = []
-        parts.append(block.markdown(stem))
+    opening, sections = sections_of(placed(blocks))
+    parts = [f"# {escape(title)}", *(block.markdown(stem) for block in opening)]
+    for section in sections:
+        heading = section.heading.markdown(stem)
+        parts += ["<details><summary>", heading, "</summary>"]
+        parts += [*(block.markdown(stem) for block in section.blocks), "</details>"]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -15,6 +15,7 @@ from stages.running.files import read_lines
 
 SHARES = {
     "policy/eos_rate",
+    "policy/below_penalty",
     "policy/clipfrac_avg",
     "val/clipfrac_avg",
     "rewards/accuracies",
@@ -33,9 +34,7 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Reward-model score": ("objective/scores",),
             "KL from SFT, nats per summary": ("objective/kl",),
-            "RLHF reward: score - KL penalty": ("objective/rlhf_reward",),
-            "KL estimates k1 and k3, nats": ("objective/kl_k1", "objective/kl_k3"),
-            "KL penalty taken off the score": ("objective/non_score_reward",),
+            "Reward: score - KL penalty": ("objective/rlhf_reward",),
             "KL coefficient": ("objective/kl_coef",),
         },
     ),
@@ -44,10 +43,10 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Length, tokens": ("policy/response_length",),
             "Summaries that end by themselves": ("policy/eos_rate",),
+            "Scored below a missing EOS": ("policy/below_penalty",),
             "Title words copied": ("text/copied_title_words",),
             "Different words and pairs of words": ("text/distinct_1", "text/distinct_2"),
             "Entropy, nats per summary": ("objective/entropy",),
-            "Ends in a batch": ("val/num_eos_tokens",),
         },
     ),
     "-policy": (
@@ -55,10 +54,9 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Policy loss": ("loss/policy_avg",),
             "Clipped policy ratios": ("policy/clipfrac_avg",),
-            "Approximate KL per update": ("policy/approxkl_avg",),
+            "KL within an update, approximately": ("policy/approxkl_avg",),
             "Ratio of new to old probability": ("val/ratio",),
             "Gradient norm of the policy": ("policy/grad_norm",),
-            "Entropy per token, nats": ("policy/entropy_avg",),
         },
     ),
     "-critic": (
@@ -88,10 +86,25 @@ DPO_PANELS: Panels = {
     "Log probability, nats": ("logps/chosen", "logps/rejected"),
     "Learning rate": ("lr",),
 }
+# Logged, but each says what a curve that is drawn says: other estimates of the KL, the penalty as
+# a multiple of it, ends as a count, entropy by the token.
+SAME = {
+    *("objective/kl_k1", "objective/kl_k3", "objective/non_score_reward"),
+    *("val/num_eos_tokens", "policy/entropy_avg"),
+}
+WORDS = {
+    "text/distinct_1": "words",
+    "text/distinct_2": "pairs of words",
+    "seconds/update": "whole update",
+    "seconds/rollout": "of it sampling",
+    "rewards/chosen": "chosen",
+    "rewards/rejected": "rejected",
+    "logps/chosen": "chosen",
+    "logps/rejected": "rejected",
+}
 SHOWN = ("", "-text")  # the others are folded
 SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
-NEIGHBOURS = "The line is the mean of neighbouring updates, the band their range."
 FRONTIER = ("objective/kl", "objective/scores")
 FRONTIER_POINTS = 40
 OtherSeeds = dict[int, list[Row]]
@@ -99,10 +112,9 @@ OtherSeeds = dict[int, list[Row]]
 
 
 def blocks(record: Record) -> list[Block]:
-    """The section: supervised learning, each policy gradient in groups, its frontier, DPO."""
+    """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
     others = {stage: rows_of_seeds(record, stage) for stage in record.gradient_stages}
     return [
-        Heading("Learning curves"),
         *_beneath(sorted({seed for seeds in others.values() for seed in seeds})),
         _supervised(record),
         *(
@@ -160,8 +172,7 @@ def _supervised(record: Record) -> Figure:
     for title, key in of_rm.items():
         lines = [*_faint(others, key, plots.RM), plots.curve(reward, key, "train", plots.RM)]
         panels.append(plots.lines(title, lines, share=key in SHARES))
-    caption = f"Supervised fine-tuning and the reward model. {NEIGHBOURS}"
-    return plots.figure("supervised", caption, panels)
+    return plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
 
 
 def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
@@ -170,21 +181,35 @@ def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     known = {
         key for _, panels in GRADIENT_GROUPS.values() for keys in panels.values() for key in keys
     }
-    rest: Panels = {key: (key,) for key in _logged(rows) if key not in known | COUNTS}
+    rest: Panels = {
+        in_words(key): (key,) for key in _logged(rows) if key not in known | SAME | COUNTS
+    }
     groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
     figures: dict[str, Figure] = {}
+    constant: list[str] = []
     for end, (what, titles) in groups.items():
-        panels = _panels(rows, others, titles, plots.color_of(stage))
+        panels, same = _panels(rows, others, titles, plots.color_of(stage))
+        constant += same
         if panels:
-            caption = (
-                f"{what.format(name)}, update by update{_queries(record, stage)}. {NEIGHBOURS}"
-            )
+            caption = f"{what.format(name)}, update by update{_queries(record, stage)}."
             figures[end] = plots.figure(f"{stage}{end}", caption, panels)
     first = [figure for end, figure in figures.items() if end in SHOWN]
     more = {end: figure for end, figure in figures.items() if end not in SHOWN}
     critic = "critic, " if "-critic" in more else ""
     title = f"More of {name}: policy, {critic}work"
-    return [*first, Details(title, list(more.values()))] if more else [*first]
+    folded = [Details(title, list(more.values()))] if more else []
+    return [*first, *_constants(name, constant), *folded]
+
+
+def _constants(name: str, lines: Sequence[str]) -> list[Block]:
+    """A sentence on what never changed, in the place of plots of one value."""
+    return [Text(f"The same at every update of {name}: {'; '.join(lines)}.")] if lines else []
+
+
+def in_words(key: str) -> str:
+    """The key of a metric as a title."""
+    text = key.replace("/", ": ").replace("_", " ")
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _logged(rows: list[Row]) -> list[str]:
@@ -193,18 +218,23 @@ def _logged(rows: list[Row]) -> list[str]:
     return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
-def _panels(rows: list[Row], others: OtherSeeds, titles: Panels, color: str) -> list[Panel]:
-    """A panel for each title of which something was logged."""
-    panels = []
+def _panels(
+    rows: list[Row], others: OtherSeeds, titles: Panels, color: str
+) -> tuple[list[Panel], list[str]]:
+    """A panel for each title of which something was logged, and what never changed, in words."""
+    panels, constant = [], []
     for title, keys in titles.items():
         logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
         lines: list[Curve] = []
         for key, own in zip(logged, (color, SECOND), strict=False):
-            label = key.partition("/")[2] or key
+            label = WORDS.get(key, title)
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
-        if lines:
+        if lines and plots.is_constant(lines):
+            values = [value for line in lines for value in line.values]
+            constant += [f"{title[0].lower()}{title[1:]} {values[0]:g}" for _ in values[:1]]
+        elif lines:
             panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
-    return panels
+    return panels, constant
 
 
 def _faint(others: OtherSeeds, key: str, color: str) -> list[Curve]:
@@ -221,9 +251,11 @@ def _queries(record: Record, stage: str) -> str:
 def _dpo(record: Record) -> list[Block]:
     if "dpo" not in record.manifests:
         return []
-    panels = _panels(record.rows("dpo"), rows_of_seeds(record, "dpo"), DPO_PANELS, plots.PAPER)
+    seeds = rows_of_seeds(record, "dpo")
+    panels, constant = _panels(record.rows("dpo"), seeds, DPO_PANELS, plots.PAPER)
     caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
-    return [plots.figure("dpo", caption, panels)] if panels else []
+    drawn = [plots.figure("dpo", caption, panels)] if panels else []
+    return [*drawn, *_constants("DPO", constant)]
 
 
 # -- score against distance ------------------------------------------------------------------------
@@ -280,8 +312,7 @@ def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
         axes.set_ylabel(y)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4))
-        if sum(bool(run.label) for run in runs) > 1:
-            axes.legend(loc="best", handlelength=1.3)
+        plots.legend(axes)
 
     return Panel(title, draw, " ".join(_in_words(run) for run in runs if run.label))
 
