@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from reports.parts import page, plots, words
+from reports.parts import page, words
 from reports.parts.ablated import (
     POLICY,
     AblatedRun,
@@ -25,7 +25,7 @@ from reports.parts.ablated import (
 )
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import over_seeds
+from reports.parts.paired import over_seeds, picture
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import (
     against,
@@ -89,8 +89,9 @@ def blocks(
     return [
         lead(answer(others), distrust(rows, seeds)),
         means_table(default, others),
-        *picture(others),
+        *picture("switches", "switch - default", {x.name: x.each for x in others}),
         Heading("Each switch"),
+        Text(columns(others)),
         *(Text(sentence(ablation)) for ablation in others),
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
@@ -107,19 +108,6 @@ def answer(others: Sequence[AblatedRun]) -> str:
     """Which switches matter and how many seeds failed; names while they are few."""
     failed = " ".join(f"{x.name}: {in_brief(x)}." for x in others if in_brief(x))
     return f"{summary(others, MOST_NAMES)} {failed}".strip()
-
-
-def picture(others: Sequence[AblatedRun]) -> list[Block]:
-    """The difference of each switch with its interval over seeds; none where none has a rate."""
-    rows = []
-    for ablation in others:
-        if ablation.each:
-            bounds = over_seeds(ablation.each) or (None, None)
-            ends = (None if bound is None else 100 * bound for bound in bounds)
-            rows.append((ablation.name, 100 * fmean(ablation.each), *ends))
-    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
-    panel = plots.differences("Win rate, switch - default", rows)
-    return [plots.figure("switches", caption, [panel], 1.75, plots.tall(rows))] if rows else []
 
 
 def switches_table(others: list[AblatedRun]) -> Table:
@@ -145,9 +133,15 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             changed = percent(ablation.changed / pair.written)
         means = _means(ablation.rows)
         rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
+    caption = "Points of win rate from the default, means over seeds, 95% intervals in brackets."
+    return Table(header, rows, caption, strong=True)
+
+
+def columns(others: Sequence[AblatedRun]) -> str:
+    """What the columns of the first table mean."""
     own = [ablation.name for ablation in others if own_stages(ablation)]
     but_for = f" ({', '.join(own)}: a reward model of its own)" if own else ""
-    caption = (
+    return (
         "In brackets 95% intervals (Student's t over the seeds; shares cut at 0 and 100%), none"
         " where all seeds give one number. From default: points of win rate, on the same posts and"
         f" from the same SFT and reward model{but_for}; its interval over seeds, and over posts"
@@ -155,7 +149,6 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
         " own SFT by the interval over posts. Changed: held-out summaries that are not the"
         " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates."
     )
-    return Table(header, rows, caption, strong=True)
 
 
 def _failed(seeds: SeedsOfRun) -> str:

@@ -45,7 +45,7 @@ def report(record: Record, path: Path) -> Report:
         blocks=blocks(record, numbers, standing),
         numbers=numbers | {"standings": standing},
         headline=headline(numbers, standing, path),
-        without_the_data=True,  # nobody says that the posts are not others' words
+        without_the_data=True,  # the posts may be others' words
     )
 
 

@@ -227,7 +227,7 @@ def laws(curves: Sequence[Law]) -> Table:
         for curve in curves
     ]
     caption = (
-        "Means over seeds with 95% intervals over seeds, from all points; gold score less that at"
+        "Means over seeds with 95% intervals over seeds, from all points; gold score - that at"
         " KL 0."
     )
     header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]

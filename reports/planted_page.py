@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reports.parts import page, plots
+from reports.parts import page
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside
+from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
@@ -198,33 +198,21 @@ def blocks(
     rows = [numbers_of(run) for run in (*default, *finished(planted))]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
+    each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
     return [
         lead(summary(planted), distrust(rows, f"{len(default)} seeds at most")),
         errors_table(planted),
-        *picture(planted),
+        *picture("errors", "error - default", each),
         *against([whose(default), *notes]),
         *(stopped if any(wrong.refused for wrong in planted) else []),
         Heading("Every number that betrays"),
         betrayals_table(planted),
         Heading("The rule"),
-        *(Text(text) for text in (rule(), alarms(default, planted))),
+        *(Text(text) for text in (COLUMNS, rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
         Text(limits(default)),
     ]
-
-
-def picture(planted: Sequence[PlantedRun]) -> list[Block]:
-    """The difference of each error that ran, with its interval over seeds; none without one."""
-    rows = []
-    for wrong in planted:
-        if wrong.pair and wrong.pair.each:
-            bounds = wrong.pair.over_seeds or (None, None)
-            ends = (None if bound is None else 100 * bound for bound in bounds)
-            rows.append((wrong.name, 100 * fmean(wrong.pair.each), *ends))
-    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
-    panel = plots.differences("Win rate, error - default", rows)
-    return [plots.figure("errors", caption, [panel], 1.75, plots.tall(rows))] if rows else []
 
 
 def summary(planted: Sequence[PlantedRun]) -> str:
@@ -259,6 +247,13 @@ def win_rate_cells(wrong: PlantedRun) -> list[str]:
     return [mean, bounds_in_points(wrong.pair.over_seeds), each]
 
 
+COLUMNS = (
+    "In: the first stage that the error changes. Over seeds: Student's t interval; none for one"
+    " seed, or where all seeds give one number. First number: the earliest of those that leave the"
+    " default's range, its mean over seeds there, and the default's."
+)
+
+
 def errors_table(planted: Sequence[PlantedRun]) -> Table:
     """A row an error."""
     header = ("error", "what it is", "in", "verdict", "win rate", "over seeds", "each seed")
@@ -267,12 +262,7 @@ def errors_table(planted: Sequence[PlantedRun]) -> Table:
         first = _first(wrong.betrayals[0]) if wrong.betrayals else MISSING
         cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
         rows.append([*cells, first])
-    caption = (
-        "In: the first stage that the error changes. Win rate: PPO's minus the default run's, in"
-        " points, paired over seeds, with the 95% interval over seeds (Student's t; none for one"
-        " seed, or where all seeds give one number). First number: of those that leave the"
-        " default's range, the earliest; the mean over seeds there, and the default's mean."
-    )
+    caption = "Win rate: PPO's - the default run's, in points, paired over seeds."
     return Table((*header, "first number"), rows, caption, strong=True)
 
 
@@ -328,7 +318,7 @@ def limits(default: Sequence[Record]) -> str:
         f"It shows what a watcher of run {default[0].name} would have seen, over {seeds}"
         " of errors planted one at a time. It shows nothing about other sizes, other errors"
         " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
-        " judged by itself at 95%: the more of them, the likelier that one stands out by chance."
+        " tested by itself at 95%: among many errors one can stand out by chance."
     )
 
 

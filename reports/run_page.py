@@ -54,33 +54,47 @@ def write_report(config: Config) -> str:
 
 def report(record: Record, path: Path) -> Report:
     """The report of a run, or of a policy that others trained."""
-    if record.is_released:
-        numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-        shown, text = released_blocks(record, numbers), released_headline(numbers, path)
-    else:
-        numbers = numbers_of(record)
-        shown, text = blocks(record), headline(numbers, path)
     return Report(
         title=f"Run {record.name}, seed {record.seed}",
-        blocks=shown,
-        numbers=numbers,
-        headline=text,
+        blocks=blocks(record),
+        numbers=row_of(record),
+        headline=headline(row_of(record), path),
         without_the_data=record.has_real_texts,
     )
 
 
+def row_of(record: Record) -> Row:
+    """The run's numbers; of a policy that others trained those of the evaluation."""
+    if not record.is_released:
+        return numbers_of(record)
+    return judged_row(record) | {"name": record.name, "seed": record.seed}
+
+
 def blocks(record: Record) -> list[Block]:
-    """The page, from the result down to the hashes."""
-    numbers = numbers_of(record)
+    """The page, from the result down to the hashes; of others' policy what there is of it."""
+    numbers, released = row_of(record), record.is_released
+    opening = sentences.lead(*([] if released else sentences.opening(numbers)))
+    caveats = sentences.judged_caveats if released else sentences.caveats
     return [
-        sentences.lead(*sentences.opening(numbers)),
+        made_with.summary(record, numbers) if released else opening,
         *_result(numbers),
-        *sentences.against(sentences.caveats(numbers)),
+        *sentences.against(caveats(numbers)),
         *_summaries(record, numbers),
+        *([Text(made_with.scored_by(record))] if released else []),
         *samples.blocks(record),
         *judging.blocks(record, numbers),
         *run_report.prompts([record.settings["judge"]]),
         *calibration.blocks(record),
+        *([] if released else _training(record, numbers)),
+        *made_with.data(record),
+        *made_with.settings_tables(record.settings, record.preset),
+        *made_with.provenance(record, hashes(record)),
+    ]
+
+
+def _training(record: Record, numbers: Row) -> list[Block]:
+    """The sections on what was trained."""
+    return [
         *_beside_the_paper(numbers),
         Heading("Learning curves"),
         Text(sentences.what_was_trained(numbers)),
@@ -88,49 +102,20 @@ def blocks(record: Record) -> list[Block]:
         *_reward_model(record),
         *curves.dpo_blocks(record),
         *samples.training_blocks(record),
-        *made_with.data(record),
-        *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
     ]
-
-
-def released_blocks(record: Record, numbers: Row) -> list[Block]:
-    """The page of a policy that others trained: what there is of the other page."""
-    return [
-        made_with.summary(record, numbers),
-        *_result(numbers),
-        *sentences.against(sentences.judged_caveats(numbers)),
-        *_summaries(record, numbers),
-        Text(made_with.scored_by(record)),
-        *samples.blocks(record),
-        *judging.blocks(record, numbers),
-        *run_report.prompts([record.settings["judge"]]),
-        *calibration.blocks(record),
-        *made_with.data(record),
-        *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
-    ]
-
-
-def released_headline(numbers: Row, path: Path) -> str:
-    """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
-    title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
-    return run_report.headline(
-        f"{title} {judge(numbers)}", _tables(numbers), "", sentences.judged_caveats(numbers), path
-    )
 
 
 def headline(numbers: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; its last line is the page's path."""
-    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
-    pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
-    return run_report.headline(
-        f"{title} judged by {judge(numbers)}",
-        _tables(numbers),
-        f"{sentences.beats_sft(numbers)}. Reward model: {pairs}.",
-        sentences.caveats(numbers),
-        path,
-    )
+    who, trained = numbers["name"], "preset" in numbers
+    title = f"{who}, seed {numbers['seed']}" if trained else f"{who}"
+    title += f": {whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}"
+    told, caveats = "", sentences.judged_caveats(numbers)
+    if trained:
+        caveats = sentences.caveats(numbers)
+        pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
+        told = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
+    return run_report.headline(title, _tables(numbers), told, caveats, path)
 
 
 def _tables(numbers: Row) -> list[list[str]]:
@@ -296,8 +281,8 @@ def _normalization(record: Record) -> Table:
         f"{results['padding_difference_mean']:.1e}",
     ]
     caption = (
-        "Normalization: the mean score of the reference summaries is taken off, so that a summary"
-        " as good as a person's scores about 0. Padding on the other side should move nothing."
+        "Normalization subtracts the mean score of the reference summaries: a summary as good as a"
+        " person's scores about 0. Padding on the other side must not change a score."
     )
     return Table(header.split("|"), [[what, *cells, share]], caption)
 

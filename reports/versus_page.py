@@ -56,7 +56,7 @@ def write_page(args: Namespace) -> str:
     folder = stage_folder(config, "versus")
     manifest = read_manifest(folder)
     if manifest is None:
-        raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
+        raise UserError(f"they have not been compared yet: run `make versus A={args.a} B={args.b}`")
     results: Row = manifest["results"]
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
@@ -150,10 +150,11 @@ def verdict(results: Row) -> str:
     outcome = f"{seen['first']} is preferred to {seen['second']}"
     if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
         outcome = f"{seen['first']} against {seen['second']} is inconclusive"
+    length = at_equal_length(seen["length"]).replace(MISSING, "not known")
     return (
         f"{outcome}: of {whole(results['posts'])} posts it won {whole(seen['won'])}, tied"
         f" {whole(seen['tied'])}, lost {whole(seen['lost'])}: {estimate(seen['win'])},"
-        f" {p_value(results['p_value'])}; at equal length {at_equal_length(seen['length'])}."
+        f" {p_value(results['p_value'])}; at equal length {length}."
     )
 
 
@@ -207,13 +208,13 @@ def picture(results: Row) -> list[Block]:
     seen = winner_first(results)
     named = {"win": "win rate", "length": "at equal length"}
     drawn = [
-        (f"{seen['first']}, {what}", plots.PPO, *(seen[k][e] for e in ("estimate", "low", "high")))
+        (what, plots.PPO, *(seen[k][end] for end in ("estimate", "low", "high")))
         for k, what in named.items()
         if seen[k]["estimate"] is not None
     ]
     if results["unjudged"] > MOST_UNJUDGED:
         return []
-    panel = replace(plots.win_rates(drawn), title=f"Win rate against {seen['second']}")
+    panel = replace(plots.win_rates(drawn), title=f"{seen['first']} over {seen['second']}")
     caption = "Bars are 95% intervals over the posts; the dashed line is even."
     return [plots.figure("win-rate", caption, [panel], 1.75, 0.8)]
 

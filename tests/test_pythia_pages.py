@@ -136,8 +136,9 @@ def test_code_versions_are_named_in_one_line(records):
 
 
 def test_the_longer_one_stands_beside_the_reward_model_in_each_group(records):
-    (table,) = [one for one in tables(records) if one.header[0] == "strength of the label"]
+    (table,) = [one for one in tables(records) if one.name == "reward-model-groups"]
     assert table.rows[0] == [
+        "strength of the label",
         "1",
         "75.0% (75.0% to 75.0%)",
         *["75.0% (75.0% to 75.0%)"] * 2,

@@ -55,7 +55,9 @@ def test_sixty_words_say_who_won_beside_sft_at_equal_length_and_what_to_distrust
     )
     assert stands.startswith(said)
     equal = 100 * (ppo - 0.04)  # as it is fabricated
-    assert length.startswith(f"At equal length: PPO {equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]")
+    assert length.startswith(
+        f"At equal length: PPO {equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]"
+    )
     assert caveat == "Caveats: Not an LLM judged (facts rule); one seed; toy world; no pretraining."
     assert len(sentences.lead(*sentences.opening(row)).text.split()) <= 60
 
@@ -63,7 +65,6 @@ def test_sixty_words_say_who_won_beside_sft_at_equal_length_and_what_to_distrust
 def test_not_an_llm_is_bold_and_stands_once(places):
     text = page.to_html("x", run_page.blocks(record_of()))
     assert text.count("<strong>Not an LLM</strong>") == 1
-    assert text.lower().count("not an llm") == 1
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -222,13 +223,13 @@ def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
     run_page.main(["--preset", "pythia-1b"])
     folder = stage_folder(config, "report")
     text = (folder / "pythia-1b-seed44413.md").read_text()
-    assert "| strength of the label | accuracy [95%] | pairs | paper 1B |" in text
+    assert "| pairs by |  | accuracy [95%] | pairs | paper 1B |" in text
     # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
     # The intervals are statsmodels' (proportion_confint, Wilson).
     assert (
-        "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
-        in text
-    )
+        "| strength of the label | 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n"
+        "| strength of the label | 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
+    ) in text
 
 
 # -- settings and price ----------------------------------------------------------------------------

@@ -32,7 +32,7 @@ POINTS = 72  # in an inch
 ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 MOST_POINTS = 120
 BAND = "The line is the mean of neighbouring updates, the band their range."
-LETTER, LINE = 4.4, 13.0  # width of a letter and height of a line of a legend, points
+LETTER, LINE = 4.4, 13.0  # of a legend, points: width of a letter, height of a line
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")  # of an axis of shares
 PLAIN = FuncFormatter(lambda value, _: f"{value:.4g}")  # without a power of ten above the axis
 ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks, times a power of ten
@@ -77,7 +77,7 @@ class Panel:
     about: str = ""
     """What it shows, in words, for who cannot see it."""
     has_band: bool = False
-    """Whether a curve stands for the mean of neighbours, with a band of their range."""
+    """Whether a curve is the mean of neighbours, with a band of their range."""
 
 
 @dataclass(frozen=True)
@@ -135,19 +135,10 @@ def legend(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < 2:
         return
-    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]
-    columns = max(1, int(width // (LETTER * max(map(len, labels)) + 30)))
-    axes.legend(
-        handles,
-        labels,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=min(columns, len(labels)),
-        handlelength=1.3,
-        columnspacing=1.2,
-        borderaxespad=0.2,
-        borderpad=0.1,
-    )
+    columns = _columns(axes, labels)
+    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    spaces = {"handlelength": 1.3, "columnspacing": 1.2, "borderpad": 0.1}
+    axes.legend(handles, labels, ncols=min(columns, len(labels)), **place, **spaces)
     rows = math.ceil(len(labels) / columns)
     axes.set_title(axes.get_title(loc="left"), pad=6 + LINE * rows)
 
@@ -163,6 +154,12 @@ def _course(line: Curve, share: bool) -> str:
     )
     steps = f"steps {line.steps[0]:g} to {line.steps[-1]:g}"
     return f"{line.label}: from {first} to {last} over {steps}; lowest {low}, highest {high}."
+
+
+def _columns(axes: Axes, labels: Sequence[str]) -> int:
+    """How many names of a legend fit beside each other."""
+    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]
+    return max(1, int(width // (LETTER * max(map(len, labels), default=0) + 30)))
 
 
 def calibration(
@@ -353,9 +350,8 @@ def _make_room(axes: Axes, width: float, height: float) -> None:
     texts = axis.get_major_formatter().format_ticks(list(axis.get_major_locator()()))
     left = 9 + 5.8 * max(map(len, texts), default=0) + (13 if axes.get_ylabel() else 0)
     bottom = 19 + (13 if axes.get_xlabel() else 0)
-    shown = axes.get_legend()
-    rows = math.ceil(len(shown.get_texts()) / shown._ncols) if shown else 0  # type: ignore[attr-defined]
-    right, top = 13, 21 + LINE * rows
+    names = axes.get_legend_handles_labels()[1] if axes.get_legend() else []
+    right, top = 13, 21 + LINE * math.ceil(len(names) / _columns(axes, names))
     sides = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     axes.set_position(sides)
 

@@ -182,14 +182,16 @@ ENDINGS = {"local": LETTER, "openai": SCHEMA}  # what the prompt of each kind of
 
 
 def prompts(judges: Iterable[Row]) -> list[Block]:
-    """The questions that LLMs among some judges were asked (their settings); none for others."""
-    asked = {}
+    """The questions that LLMs among some judges were questions (their settings); none for others."""
+    questions = {}
     for judge in (JudgeSettings(**values) for values in judges):
         if judge.kind in ENDINGS:
             question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))
-            asked[question.replace("{ending}", ENDINGS[judge.kind])] = None
+            questions[question.replace("{ending}", ENDINGS[judge.kind])] = None
     title = "The judge's prompt"
-    return [Heading(title), *(Quoted(title, question) for question in asked)] if asked else []
+    return (
+        [Heading(title), *(Quoted(title, question) for question in questions)] if questions else []
+    )
 
 
 def made_by(records: Sequence[Record]) -> list[Block]:

@@ -162,9 +162,7 @@ def judge_note(row: Row) -> str | None:
         note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
     if row["judge_kind"] == "reward_model":
         name = named(row["policy"]) or "PPO"
-        note += (
-            f" If {name} wins, it optimised its reward; whether people would agree, nobody asked."
-        )
+        note += f" If {name} wins, it optimised its reward. No person was asked."
     if row["judge_kind"] == "gold_reward_model":
         note += (
             " It learned from labels, so it can share mistakes with every policy that learned from"
@@ -189,8 +187,7 @@ def not_judged_alike(rows: list[Row]) -> list[str]:
 def critic_note(rows: Sequence[Row]) -> str | None:
     """A note where PPO's critic explained less of the returns than a constant would.
 
-    `name` and `explained_by_critic` of each row are read. Of several names each is told apart, over
-    its seeds.
+    `name` and `explained_by_critic` of each row are read; several names are told apart.
     """
     names = dict.fromkeys(row["name"] for row in rows)
     told = []
@@ -288,7 +285,7 @@ def _sft_note(row: Row) -> str | None:
     name = named(row["policy"])
     if row["difference_high"] < 0:
         return f"By this judge, {name} made the summaries WORSE than supervised fine-tuning did."
-    return f"By this judge, {name} bought nothing over supervised fine-tuning in this run."
+    return f"By this judge, {name} is not reliably better than supervised fine-tuning in this run."
 
 
 def _signs(row: Row) -> list[str]:

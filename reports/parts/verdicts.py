@@ -2,8 +2,8 @@
 
 A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact test
 says that it changes how many seeds fail. It does not matter where two one-sided tests at 5% (the
-90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else the
-seeds do not decide. Of fewer than `FEWEST` seeds there is no verdict.
+90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else it is
+inconclusive. Of fewer than `FEWEST` seeds there is no verdict.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVe
     """The same, unless a difference may be hidden by seeds that gave no result."""
     if verdict.kind not in (NOT, LITTLE) or not ablation.ended:
         return verdict
-    lost = f"{_count(ablation.ended)} ended in an error, so the others do not decide"
+    lost = f"{_count(ablation.ended)} ended in an error, so the other seeds are not enough"
     return SwitchVerdict(kind=UNKNOWN, why=f"{verdict.why}, but {lost}")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,6 +26,8 @@ from reports.scaling.measures import (
     policies,
     sizes,
 )
+from reports.sections.curves import frontier as proxy_against_kl
+from reports.sections.curves import path
 
 WIDE, HIGH = 1.6, 1.2
 # Colours of sizes, from small to large: one hue, darker with size.
@@ -80,9 +81,9 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     ]
     header = ("size", "PPO", "win rate", "at equal length", "PPO tokens", "reference", "seeds")
     caption = (
-        "Win rate against the reference: the mean over seeds, with a 95% interval that holds the"
-        " doubt of seeds and of posts (of one seed: of posts alone). Beats, does not beat: the"
-        f" whole interval lies above, below 50%.{_of_fewer_seeds(verdicts)}"
+        "Means over seeds with 95% intervals over seeds and posts (of one seed: over posts alone)."
+        " Beats, does not beat: the whole interval lies above, below 50%."
+        f"{_of_fewer_seeds(verdicts)}"
     )
     return Table(header, rows, caption, strong=True, name="sizes")
 
@@ -151,7 +152,7 @@ def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Bloc
     ]
     panels = frontier(records, frame)
     several = "; darker is larger" if len(sizes(frame)) > 1 else ""
-    caption = f"Left: each seed's path, ten means{several}. Right: every seed at its end."
+    caption = f"Left: each seed's path{several}. Right: every seed at its end."
     figure = plots.figure("frontier", caption, panels, 1.2, 1.2)
     first: Block = Text("No seed is over-optimised by this rule.")
     if lines:
@@ -197,26 +198,19 @@ def win_rates(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Panel:
         )
         for policy in policies(frame)
     ]
+    return shares("Win rate against the reference", drawn, even="references")
+
+
+def shares(title: str, drawn: Sequence[Series], even: str = "") -> Panel:
+    """Any shares over parameters; `even` names the line at 50 %, if there is one."""
 
     def draw(axes: Axes) -> None:
-        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
+        if even:
+            axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label=even)
         for place, series_ in enumerate(drawn):
             _draw_series(axes, series_, APART ** (place - (len(drawn) - 1) / 2))
         _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(plots.PERCENT)
-        plots.legend(axes)
-
-    return Panel("Win rate against the reference", draw, _about(drawn))
-
-
-def shares(title: str, drawn: Sequence[Series]) -> Panel:
-    """Any shares over parameters."""
-
-    def draw(axes: Axes) -> None:
-        for series_ in drawn:
-            _draw_series(axes, series_)
-        _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
+        axes.set_ylim(*((0, 1) if even else (None, None)))
         axes.yaxis.set_major_formatter(plots.PERCENT)
         plots.legend(axes)
 
@@ -278,18 +272,16 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
     """
     labels = {name: plots.count(parameters_of(seeds)) for name, seeds in sizes(frame)}
     colors = {name: SHADES[min(place, len(SHADES) - 1)] for place, name in enumerate(labels)}
+    if len(labels) == 1:
+        colors = dict.fromkeys(labels, plots.PPO)
     bad = {(seed.name, seed.seed) for seed in over_optimised(frame)}
-    paths = [(record.name, _path(record)) for record in records]
-
-    def draw_paths(axes: Axes) -> None:
-        told: set[str] = set()
-        for name, path in paths:
-            label = labels[name] if name not in told else None
-            told.add(name)
-            if path:
-                axes.plot(*zip(*path, strict=True), color=colors[name], lw=1.2, label=label)
-        axes.set_xlabel("KL from SFT, nats per summary")
-        plots.legend(axes)
+    told: set[str] = set()
+    curves = []
+    for record in records:
+        label = "" if record.name in told else labels[record.name]
+        told.add(record.name)
+        curves.append(path(record.rows("ppo"), label, colors[record.name]))
+    x = "KL from SFT, nats per summary"
 
     def draw_ends(axes: Axes) -> None:
         axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
@@ -298,7 +290,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
             size = 9 if mark == "X" else 6
             color = colors[row["name"]]
             axes.plot(row["kl"], row["ppo/win_rate"], mark, color=color, ms=size, mec=GRID)
-        axes.set_xlabel("KL from SFT, nats per summary")
+        axes.set_xlabel(x)
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(plots.PERCENT)
 
@@ -306,20 +298,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
         f"{row['name']} seed {row['seed']}: KL {row['kl']:.1f}, win rate {row['ppo/win_rate']:.1%}."
         for row in frame.to_dict("records")
     )
-    about = "Each seed's proxy score over its KL, a line darker the larger the model."
     return [
-        Panel("Proxy score while PPO learns", draw_paths, about),
+        proxy_against_kl("Proxy score while PPO learns", curves, x, "score", ends=False),
         Panel("Win rate at its end (X: over-optimised)", draw_ends, ends),
     ]
-
-
-def _path(record: Record) -> list[tuple[float, float]]:
-    """KL and proxy score, the means of ten parts of the training of one seed."""
-    rows = [
-        (update["objective/kl"], update["objective/scores"])
-        for update in record.rows("ppo")
-        if update.get("objective/kl") is not None and update.get("objective/scores") is not None
-    ]
-    step = max(1, len(rows) // 10)
-    parts = [rows[start : start + step] for start in range(0, len(rows), step)]
-    return [(fmean([a for a, _ in part]), fmean([b for _, b in part])) for part in parts]

@@ -12,7 +12,7 @@ from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.words import MISSING, number, percent
 from reports.scaling import beside_paper
-from reports.scaling.answers import Series, series, shares
+from reports.scaling.answers import series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import Fit, fit, given, parameters_of, policies, rows_of, sizes
 
@@ -37,7 +37,7 @@ CLAIMS: dict[str, tuple[str, str, str, Form]] = {
 MEASURED: tuple[tuple[str, str, Form], ...] = (
     ("accuracy", "RM accuracy", percent),
     ("difference", "PPO - SFT", in_points),
-    ("kl", "KL of PPO from SFT, nats an episode", one_digit),
+    ("kl", "KL of PPO from SFT, nats per summary", one_digit),
     ("scores", "score while PPO ended", number),
     ("sft_loss", "SFT validation loss, nats a token", three_digits),
     ("reference/tokens", "reference tokens", one_digit),
@@ -277,58 +277,48 @@ GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies"
 def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
     """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
     names = [name for name, _ in sizes(frame)]
-    if len(names) == 1:
-        return [Heading("Reward models"), *(_by_group(records, names, *kind) for kind in GROUPS)]
-    panel = shares(
-        "Reward model's accuracy",
-        [series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
+    rows = [row for key, title in GROUPS for row in _by_group(records, names, key, title)]
+    caption = (
+        "Pairs ranked as the labellers did: mean over seeds (lowest to highest). The longer one: on"
+        " the same pairs, an equal length counting half. Equal scores count as wrong."
     )
-    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
-    figure = plots.figure("accuracy", caption, [panel], 1.2, 1.2)
-    blocks: list[Block] = [Heading("Reward models"), figure]
-    for key, title in GROUPS:
-        table = _by_group(records, names, key, title)
-        blocks += [Details(f"By {title}", [table]) if len(table.rows) > 8 else table]
-    return blocks
-
-
-def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[Series]:
+    header = ["pairs by", "", *names, "the longer one", "pairs"]
+    table = Table(header, rows, caption, name="reward-model-groups")
+    if len(names) == 1:
+        return [Heading("Reward models"), table]
     longer = {
         (record.name, record.seed): record.results("rm")["length"]["longer"]["estimate"]
         for record in records
     }
     keys = zip(frame["name"], frame["seed"], strict=True)
     with_longer = frame.assign(longer=[longer[name, seed] for name, seed in keys])
-    return [series(with_longer, "longer", "the longer one", plots.OTHER)]
+    drawn = [
+        series(frame, "accuracy", "reward model", plots.RM),
+        series(with_longer, "longer", "the longer one", plots.OTHER),
+    ]
+    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
+    panel = shares("Reward model's accuracy", drawn)
+    return [Heading("Reward models"), plots.figure("accuracy", caption, [panel], 1.2, 1.2), table]
 
 
-def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: str) -> Table:
-    groups: dict[str, dict[str, list[float]]] = {}
+def _by_group(
+    records: Sequence[Record], names: Sequence[str], key: str, title: str
+) -> list[list[str]]:
+    found: dict[str, dict[str, list[float]]] = {}
     alone: dict[str, float] = {}
     pairs: dict[str, int] = {}
     for record in records:
         results = record.results("rm")
+        for group, of_group in results[f"by_{key}"].items():
+            found.setdefault(group, {}).setdefault(record.name, []).append(of_group["accuracy"])
+            pairs[group] = of_group["pairs"]
         longer = results["length"][f"by_{key}"]
-        for group, results_of_group in results[f"by_{key}"].items():
-            groups.setdefault(group, {}).setdefault(record.name, []).append(
-                results_of_group["accuracy"]
-            )
-            pairs[group] = results_of_group["pairs"]
-            if group in longer:
-                alone[group] = longer[group]["accuracy"]
-    rows = [
+        alone |= {group: longer[group]["accuracy"] for group in found if group in longer}
+    return [
         [
-            group,
-            *(_spread(groups[group].get(name, []), percent) for name in names),
-            percent(alone.get(group)),
-            number(pairs[group], 0),
+            *(title, group),
+            *(_spread(found[group].get(name, []), percent) for name in names),
+            *(percent(alone.get(group)), number(pairs[group], 0)),
         ]
-        for group in sorted(groups, key=lambda name: (len(name), name))
+        for group in sorted(found, key=lambda name: (len(name), name))
     ]
-    caption = (
-        f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
-        " The longer one: on the same pairs, an equal length counting half. Equal scores count as"
-        " wrong."
-    )
-    header = [title, *names, "the longer one", "pairs"]
-    return Table(header, rows, caption, name=f"reward-model-by-{key}")

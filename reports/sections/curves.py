@@ -1,6 +1,7 @@
 """Everything that training logged, as curves in groups; other seeds of the run lie beneath."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -77,6 +78,10 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
             "Sampler against model, nats": ("val/sampler_mismatch",),
         },
     ),
+}
+RM_PANELS: Panels = {
+    "RM loss": ("loss/train",),
+    "RM accuracy on training pairs": ("accuracy/train",),
 }
 DPO_PANELS: Panels = {
     "DPO loss": ("loss/train",),
@@ -160,18 +165,12 @@ def _beneath(seeds: Sequence[int]) -> list[Block]:
 
 
 def _supervised(record: Record) -> Figure:
-    sft, reward = record.rows("sft"), record.rows("rm")
-    loss = [
-        *_faint(rows_of_seeds(record, "sft"), "loss/train", plots.SFT),
-        plots.curve(sft, "loss/train", "train", plots.SFT),
-        plots.curve(sft, "loss/validation", "validation", plots.INK, dots=True),
-    ]
-    of_rm = {"RM loss": "loss/train", "RM accuracy on training pairs": "accuracy/train"}
-    others = rows_of_seeds(record, "rm")
-    panels = [plots.lines("SFT loss, nats per token", loss)]
-    for title, key in of_rm.items():
-        lines = [*_faint(others, key, plots.RM), plots.curve(reward, key, "train", plots.RM)]
-        panels.append(plots.lines(title, lines, share=key in SHARES))
+    rows, others = record.rows("sft"), rows_of_seeds(record, "sft")
+    validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
+    train = plots.curve(rows, "loss/train", "train", plots.SFT)
+    loss = [*_faint(others, "loss/train", plots.SFT), train, validation]
+    panels, _ = _panels(record.rows("rm"), rows_of_seeds(record, "rm"), RM_PANELS, plots.RM)
+    panels = [plots.lines("SFT loss, nats per token", loss), *panels]
     return plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
 
 
@@ -253,21 +252,37 @@ def _dpo(record: Record) -> list[Block]:
         return []
     seeds = rows_of_seeds(record, "dpo")
     panels, constant = _panels(record.rows("dpo"), seeds, DPO_PANELS, plots.PAPER)
-    caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
+    caption = "DPO, update by update, on training pairs before each step; both are equal at first."
     drawn = [plots.figure("dpo", caption, panels)] if panels else []
     return [*drawn, *_constants("DPO", constant)]
+
+
+def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
+    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
+    by_step: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows(stage) if stage in run.manifests else []:
+            if row.get(key) is not None:
+                by_step.setdefault(row["step"], []).append(row[key])
+    most = max(map(len, by_step.values()), default=0)
+    return [
+        {"step": step, key: sum(values) / most}
+        for step, values in sorted(by_step.items())
+        if len(values) == most
+    ]
 
 
 # -- score against distance ------------------------------------------------------------------------
 
 
 def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
-    """Score against KL, update by update: what each nat of distance bought."""
+    """Score against KL, update by update: what each nat of distance gained."""
     runs = {record.seed: record.rows(stage)} | others
     color = plots.color_of(stage)
     drawn = [
-        _path(rows, "" if seed != record.seed else f"seed {seed}", color)
+        replace(path(rows, f"seed {seed}" if own else "", color), faint=not own)
         for seed, rows in runs.items()
+        for own in [seed == record.seed]
     ]
     if not drawn[0].steps:
         return []
@@ -283,17 +298,18 @@ def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
 
 
-def _path(rows: list[Row], label: str, color: str) -> Curve:
-    """Where a seed went: KL across and score up; faint without a label."""
+def path(rows: list[Row], label: str, color: str) -> Curve:
+    """Where a seed went: KL across and score up."""
     both = [row for row in rows if all(row.get(key) is not None for key in FRONTIER)]
     kl, scores = (plots.curve(both, key, "", "") for key in FRONTIER)
-    return Curve(label, color, kl.values, scores.values, faint=not label)
+    return Curve(label, color, kl.values, scores.values)
 
 
-def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
+def frontier(title: str, runs: Sequence[Curve], x: str, y: str, ends: bool = True) -> Panel:
     """Where training went: the second number against the first, update by update.
 
-    A run is a curve whose `steps` are the first number; neighbouring updates are averaged.
+    A run is a curve whose `steps` are the first number; neighbouring updates are averaged. `ends`:
+    whether the first and the last are named.
     """
 
     def draw(axes: Axes) -> None:
@@ -301,7 +317,7 @@ def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
             across, up = plots.smoothed(run, FRONTIER_POINTS)
             width, alpha = (0.9, 0.45) if run.faint else (1.7, 1.0)
             axes.plot(across, up, color=run.color, lw=width, alpha=alpha, label=run.label or None)
-            if run.faint or not up:
+            if run.faint or not up or not ends:
                 continue
             axes.scatter(across, up, s=9, color=run.color, zorder=3)
             for place, word in ((0, "start"), (-1, "end")):

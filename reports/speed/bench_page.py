@@ -264,7 +264,7 @@ def method(bench: Record) -> list[str]:
     return [
         f"Texts: {about['texts']}; all implementations get the same token ids in one batch and new"
         " weights of the published shape. Every measurement is a process of its own, ours and the"
-        " others by turns. Before it comes the smallest update, which is not counted.",
+        " others interleaved. Before it comes the smallest update, which is not counted.",
         "sample: drawing the responses. measure: log-probabilities (TRL takes the policy's from"
         " sampling and measures the reference policy alone). score: reward model and critic."
         " learn: all epochs, both networks.",
