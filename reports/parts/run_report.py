@@ -182,16 +182,14 @@ ENDINGS = {"local": LETTER, "openai": SCHEMA}  # what the prompt of each kind of
 
 
 def prompts(judges: Iterable[Row]) -> list[Block]:
-    """The questions that LLMs among some judges were questions (their settings); none for others."""
-    questions = {}
+    """What the LLMs among some judges were sent (their settings are given); none for others."""
+    sent = {}
     for judge in (JudgeSettings(**values) for values in judges):
         if judge.kind in ENDINGS:
             question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))
-            questions[question.replace("{ending}", ENDINGS[judge.kind])] = None
+            sent[question.replace("{ending}", ENDINGS[judge.kind])] = None
     title = "The judge's prompt"
-    return (
-        [Heading(title), *(Quoted(title, question) for question in questions)] if questions else []
-    )
+    return [Heading(title), *(Quoted(title, question) for question in sent)] if sent else []
 
 
 def made_by(records: Sequence[Record]) -> list[Block]:
