@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -57,8 +57,15 @@ def test_what_stands_before_the_first_heading_is_in_sight_and_each_section_is_fo
 
 def test_a_page_without_a_table_before_its_first_heading_shows_that_of_its_first_section():
     main = Table(("", "n"), [["a", "1"]], strong=True)
-    opening, sections = page.sections_of([Text("x"), Heading("A"), main, Heading("B"), main])
+    other, after = Table(("", "n"), [["b", "2"]]), Text("after it")
+    blocks = [Text("x"), Heading("A"), other, Heading("B"), main, after, Heading("C"), other]
+    opening, sections = page.sections_of(page.placed(blocks))
     assert [type(block).__name__ for block in opening] == ["Text", "Heading", "Table"]
+    assert opening[1:] == page.placed([Heading("B"), replace(main, name="b")])
+    assert [section.heading.text for section in sections] == ["A", "More: B", "C"]
+    assert sections[1].blocks == [after]
+    opening, sections = page.sections_of([Text("x"), Heading("A"), after, other, Heading("B")])
+    assert opening == [Text("x"), Heading("A"), after, other]
     assert [section.heading.text for section in sections] == ["B"]
     opening, sections = page.sections_of([main, Heading("A"), main])
     assert (len(opening), len(sections)) == (1, 1)

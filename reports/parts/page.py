@@ -213,21 +213,39 @@ class Section:
 def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
     """What a reader sees first, and the sections that are folded below it.
 
-    The first screen ends at the first heading. Without a table there, it goes on to the end of the
-    first section if that holds the page's main table.
+    The first screen ends at the first heading. Without a table there, it goes on with the page's
+    main table, or its first one, and the picture after it; the rest of that section stays folded.
     """
     starts = [at for at, block in enumerate(blocks) if isinstance(block, Heading)]
-    first = [*starts, len(blocks)][0]
-    ends = [*starts[1:], len(blocks)][: len(starts)]
-    has_table = any(isinstance(block, Table) for block in blocks[:first])
-    if starts and not has_table and any(map(_is_main, blocks[first : ends[0]])):
-        first, starts, ends = ends[0], starts[1:], ends[1:]
     sections = []
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
         heading = blocks[start]
         assert isinstance(heading, Heading)
         sections.append(Section(heading, blocks[start + 1 : end]))
-    return list(blocks[:first]), sections
+    opening = list(blocks[: starts[0]] if starts else blocks)
+    if any(isinstance(block, Table) for block in opening):
+        return opening, sections
+    has_main = [section for section in sections if any(map(_is_main, section.blocks))]
+    has_any = [section for section in sections if any(map(_is_table, section.blocks))]
+    for section in [*has_main, *has_any][:1]:
+        place, heading = sections.index(section), section.heading
+        first, rest = _to_the_picture(section.blocks)
+        more = replace(heading, text=f"More: {heading.text}", anchor=f"{heading.anchor}-more")
+        opening += [heading, *first]
+        sections[place : place + 1] = [Section(more, rest)] if rest else []
+    return opening, sections
+
+
+def _to_the_picture(blocks: Sequence[Block]) -> tuple[Sequence[Block], Sequence[Block]]:
+    """A section up to its main table, or its first, with the picture after it; and the rest."""
+    wanted = _is_main if any(map(_is_main, blocks)) else _is_table
+    end = next(at for at, block in enumerate(blocks) if wanted(block)) + 1
+    end += end < len(blocks) and isinstance(blocks[end], Figure)
+    return blocks[:end], blocks[end:]
+
+
+def _is_table(block: Block) -> bool:
+    return isinstance(block, Table)
 
 
 def _is_main(block: Block) -> bool:

@@ -22,7 +22,7 @@ from reports.parts import blocks
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
-POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
+POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
