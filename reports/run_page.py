@@ -253,7 +253,7 @@ def _groups(record: Record) -> Table:
     if results["cnndm"]:
         news = results["cnndm"]
         rows.append(["news articles", "CNN/DM", counted(news), whole(news["pairs"]), MISSING])
-    header = ("pairs by", "", "accuracy [95%]", "pairs", f"paper {(size or '').upper()}")
+    header = ["pairs by", "", "accuracy [95%]", "pairs", f"paper {(size or '').upper()}"]
     caption = f"Strength: 1 slightly better, 4 far better. At most {MOST_GROUPS} groups of a kind."
     if not size:
         header, rows = header[:-1], [row[:-1] for row in rows]

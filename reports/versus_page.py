@@ -114,28 +114,23 @@ def mirrored(sentence: Row) -> Row:
 
 
 def winner_first(results: Row) -> Row:
-    """The result seen from the side with the higher win rate: names, counts, rates."""
-    length = results["statistics"]["length_controlled"]
-    rates = {"win": results, "length": length}
-    seen = {"first": results["a"], "second": results["b"], "lost": results["losses"]}
-    seen |= {
-        "won": results["wins"],
-        "tied": results["ties"],
-        "extrapolated": length["extrapolated"],
-    }
-    if results["estimate"] is not None and results["estimate"] < 0.5:
-        rates = {name: mirrored_rate(rate) for name, rate in rates.items()}
-        seen |= {"first": results["b"], "second": results["a"]}
-        seen |= {"won": results["losses"], "lost": results["wins"]}
-    return seen | rates
+    """The results with the side of the higher win rate as `a`."""
+    if results["estimate"] is None or results["estimate"] >= 0.5:
+        return results
+    statistics = results["statistics"]
+    length = mirrored_rate(statistics["length_controlled"])
+    low, high = statistics["worst_case"]
+    statistics = statistics | {"length_controlled": length, "worst_case": (1 - high, 1 - low)}
+    sides = {"a": results["b"], "b": results["a"], "statistics": statistics}
+    return mirrored_rate(results) | sides | {"wins": results["losses"], "losses": results["wins"]}
 
 
 def mirrored_rate(rate: Row) -> Row:
     """A win rate, seen from the other side."""
     if rate["estimate"] is None:
         return rate
-    middle, low, high = (1 - rate[key] for key in ("estimate", "high", "low"))
-    return rate | {"estimate": middle, "low": low, "high": high}
+    ends = {"estimate": "estimate", "low": "high", "high": "low"}
+    return rate | {key: 1 - rate[other] for key, other in ends.items()}
 
 
 def verdict(results: Row) -> str:
@@ -147,14 +142,14 @@ def verdict(results: Row) -> str:
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
     seen = winner_first(results)
-    outcome = f"{seen['first']} is preferred to {seen['second']}"
-    if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
-        outcome = f"{seen['first']} against {seen['second']} is inconclusive"
-    length = at_equal_length(seen["length"]).replace(MISSING, "not known")
+    outcome = f"{seen['a']} is preferred to {seen['b']}"
+    if seen["low"] <= 0.5 <= seen["high"] or seen["p_value"] > LEVEL:
+        outcome = f"{seen['a']} against {seen['b']} is inconclusive"
+    length = at_equal_length(seen["statistics"]["length_controlled"]).replace(MISSING, "not known")
     return (
-        f"{outcome}: of {whole(results['posts'])} posts it won {whole(seen['won'])}, tied"
-        f" {whole(seen['tied'])}, lost {whole(seen['lost'])}: {estimate(seen['win'])},"
-        f" {p_value(results['p_value'])}; at equal length {length}."
+        f"{outcome}: of {whole(seen['posts'])} posts it won {whole(seen['wins'])}, tied"
+        f" {whole(seen['ties'])}, lost {whole(seen['losses'])}: {estimate(seen)},"
+        f" {p_value(seen['p_value'])}; at equal length {length}."
     )
 
 
@@ -188,33 +183,36 @@ def blocks(
 def result(results: Row) -> Table:
     """The one row of the result, the winner's."""
     given, seen = results["unjudged"] <= MOST_UNJUDGED, winner_first(results)
+    length = seen["statistics"]["length_controlled"]
     cells = [
-        *(whole(seen[key]) for key in ("won", "tied", "lost")),
-        *((estimate(seen["win"]), at_equal_length(seen["length"])) if given else [MISSING] * 2),
+        *(whole(seen[key]) for key in ("wins", "ties", "losses")),
+        *((estimate(seen), at_equal_length(length)) if given else [MISSING] * 2),
         p_value(results["p_value"] if given else None),
         percent(results["unjudged"]),
     ]
     header = "|won|tied|lost|win rate [95%]|at equal length [95%]|p-value|unjudged"
     caption = (
-        f"Posts, {seen['first']} over {seen['second']}, both orders of each. The p-value is that of"
-        " a paired randomisation test of no difference. Worst case, had all unjudged posts gone one"
-        f" way: {results['a']} wins {interval(*results['statistics']['worst_case'])}."
+        f"Posts, {seen['a']} over {seen['b']}, both orders of each. The p-value is that of a paired"
+        " randomisation test."
     )
-    return Table(header.split("|"), [[seen["first"], *cells]], caption, strong=True, name="result")
+    if results["unjudged"]:
+        worst = interval(*seen["statistics"]["worst_case"])
+        caption += f" Had all unjudged posts gone one way, the win rate would lie within {worst}."
+    return Table(header.split("|"), [[seen["a"], *cells]], caption, strong=True, name="result")
 
 
 def picture(results: Row) -> list[Block]:
     """The winner's rate, and that at equal length; none where no rate may be given."""
     seen = winner_first(results)
-    named = {"win": "win rate", "length": "at equal length"}
+    rates = {"win rate": seen, "at equal length": seen["statistics"]["length_controlled"]}
     drawn = [
-        (what, plots.PPO, *(seen[k][end] for end in ("estimate", "low", "high")))
-        for k, what in named.items()
-        if seen[k]["estimate"] is not None
+        (what, plots.PPO, rate["estimate"], rate["low"], rate["high"])
+        for what, rate in rates.items()
+        if rate["estimate"] is not None
     ]
     if results["unjudged"] > MOST_UNJUDGED:
         return []
-    panel = replace(plots.win_rates(drawn), title=f"{seen['first']} over {seen['second']}")
+    panel = replace(plots.win_rates(drawn), title=f"{seen['a']} over {seen['b']}")
     caption = "Bars are 95% intervals over the posts; the dashed line is even."
     return [plots.figure("win-rate", caption, [panel], 1.75, 0.8)]
 

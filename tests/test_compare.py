@@ -6,9 +6,9 @@ import pytest
 
 from eval.versus import parts_of
 from reports import compare_page
-from reports.compare_page import changed_posts, settings_apart, some_of_each
+from reports.compare_page import changed_posts, some_of_each
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import beside, read_entries
+from reports.parts.paired import beside, read_entries, settings_apart
 from reports.parts.sample_views import change
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config

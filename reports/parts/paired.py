@@ -150,11 +150,12 @@ def picture(name: str, what: str, each: Mapping[str, Sequence[float]]) -> list[B
 
     `each`: its name -> the differences of its seeds. `what` says from what they differ.
     """
-    rows = []
+    rows: list[tuple[str, float, float | None, float | None]] = []
     for label, values in each.items():
         if values:
-            ends = [100 * bound for bound in over_seeds(values) or ()] or [None, None]
-            rows.append((label, 100 * fmean(values), *ends))
+            low, high = over_seeds(values) or (None, None)
+            ends = (low and 100 * low, high and 100 * high)
+            rows.append((label, 100 * fmean(values), ends[0], ends[1]))
     caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
     panel = plots.differences(f"Win rate, {what}", rows)
     return [plots.figure(name, caption, [panel], 1.75, plots.tall(rows))] if rows else []

@@ -183,7 +183,7 @@ ENDINGS = {"local": LETTER, "openai": SCHEMA}  # what the prompt of each kind of
 
 def prompts(judges: Iterable[Row]) -> list[Block]:
     """What the LLMs among some judges were sent (their settings are given); none for others."""
-    sent = {}
+    sent: dict[str, None] = {}
     for judge in (JudgeSettings(**values) for values in judges):
         if judge.kind in ENDINGS:
             question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))

@@ -304,21 +304,21 @@ def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[
 def _by_group(
     records: Sequence[Record], names: Sequence[str], key: str, title: str
 ) -> list[list[str]]:
-    found: dict[str, dict[str, list[float]]] = {}
+    by_size: dict[str, dict[str, list[float]]] = {}
     alone: dict[str, float] = {}
     pairs: dict[str, int] = {}
     for record in records:
         results = record.results("rm")
         for group, of_group in results[f"by_{key}"].items():
-            found.setdefault(group, {}).setdefault(record.name, []).append(of_group["accuracy"])
+            by_size.setdefault(group, {}).setdefault(record.name, []).append(of_group["accuracy"])
             pairs[group] = of_group["pairs"]
         longer = results["length"][f"by_{key}"]
-        alone |= {group: longer[group]["accuracy"] for group in found if group in longer}
+        alone |= {group: longer[group]["accuracy"] for group in by_size if group in longer}
     return [
         [
             *(title, group),
-            *(_spread(found[group].get(name, []), percent) for name in names),
+            *(_spread(by_size[group].get(name, []), percent) for name in names),
             *(percent(alone.get(group)), number(pairs[group], 0)),
         ]
-        for group in sorted(found, key=lambda name: (len(name), name))
+        for group in sorted(by_size, key=lambda name: (len(name), name))
     ]
