@@ -197,7 +197,7 @@ def test_seeds_without_a_result_forbid_that_a_switch_does_not_matter():
     broken = seeds([0.1] * 3, ended=[4, 5])
     found = verdicts.verdict_of(ablation(0.01, -0.01, 0.0, turned_seeds=broken))
     assert found.kind == UNKNOWN
-    assert found.why.endswith("but 2 seeds ended in an error, so the others do not decide")
+    assert found.why.endswith("but 2 seeds ended in an error, so the other seeds are not enough")
 
 
 # -- the page --------------------------------------------------------------------------------------

@@ -136,13 +136,9 @@ def legend(axes: Axes) -> None:
     if len(labels) < 2:
         return
     columns = _columns(axes, labels)
-    place: dict[str, Any] = {
-        "loc": "lower left",
-        "bbox_to_anchor": (0.0, 1.0),
-        "borderaxespad": 0.2,
-    }
-    spaces: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.2, "borderpad": 0.1}
-    axes.legend(handles, labels, ncols=min(columns, len(labels)), **place, **spaces)
+    shape: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.2, "borderpad": 0.1}
+    shape |= {"bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    axes.legend(handles, labels, ncols=min(columns, len(labels)), loc="lower left", **shape)
     rows = math.ceil(len(labels) / columns)
     axes.set_title(axes.get_title(loc="left"), pad=6 + LINE * rows)
 
