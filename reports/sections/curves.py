@@ -230,7 +230,8 @@ def _panels(
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
         if lines and plots.is_constant(lines):
             values = [value for line in lines for value in line.values]
-            constant += [f"{title[0].lower()}{title[1:]} {values[0]:g}" for _ in values[:1]]
+            plain = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
+            constant += [f"{plain} {values[0]:g}" for _ in values[:1]]
         elif lines:
             panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
     return panels, constant

@@ -123,7 +123,7 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
             if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
             else:
-                alike.append(cells)
+                alike.append(cells[:2])
     caption = "What differs from the preset or from the defaults."
     if GIVEN not in settings:  # of given summaries nothing was trained
         caption += OF_TRAINING
@@ -136,7 +136,7 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
             else f"All settings are those of the preset {preset}."
         ),
         Table(header, changed, caption),
-        Details("All other settings", [Table(header, alike, name="all-other-settings")]),
+        Details("All other settings", [Table(header[:2], alike, name="all-other-settings")]),
     ]
 
 
