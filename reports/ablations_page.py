@@ -48,7 +48,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
-MOST_NAMES = 6  # of switches on the first screen
+MOST_NAMES, MOST_FAILING = 6, 2  # of switches that are named on the first screen
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -106,8 +106,9 @@ def blocks(
 
 def answer(others: Sequence[AblatedRun]) -> str:
     """Which switches matter and how many seeds failed; names while they are few."""
-    failed = " ".join(f"{x.name}: {in_brief(x)}." for x in others if in_brief(x))
-    return f"{summary(others, MOST_NAMES)} {failed}".strip()
+    failing = sorted((x for x in others if in_brief(x)), key=lambda x: -x.turned.failed)
+    failed = (f"{x.name}: {in_brief(x)}." for x in failing[:MOST_FAILING])
+    return " ".join([summary(others, MOST_NAMES), *failed])
 
 
 def switches_table(others: list[AblatedRun]) -> Table:
