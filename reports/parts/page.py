@@ -223,7 +223,7 @@ def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
         assert isinstance(heading, Heading)
         sections.append(Section(heading, blocks[start + 1 : end]))
     opening = list(blocks[: starts[0]] if starts else blocks)
-    if any(isinstance(block, Table) for block in opening):
+    if any(map(_is_table, opening)):
         return opening, sections
     has_main = [section for section in sections if any(map(_is_main, section.blocks))]
     has_any = [section for section in sections if any(map(_is_table, section.blocks))]
@@ -245,7 +245,10 @@ def _to_the_picture(blocks: Sequence[Block]) -> tuple[Sequence[Block], Sequence[
 
 
 def _is_table(block: Block) -> bool:
-    return isinstance(block, Table)
+    """Whether a block is a table, or shows one where no script runs, as Markdown does."""
+    if isinstance(block, Table):
+        return True
+    return not isinstance(block, Details) and any(map(_is_table, block.inside()))
 
 
 def _is_main(block: Block) -> bool:
