@@ -24,13 +24,20 @@ from reports.parts.ablated import (
     there,
 )
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
-from reports.parts.paired import over_seeds
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.paired import over_seeds, picture
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import critic_note, not_judged_alike, notes_of_judges, unjudged
-from reports.parts.verdicts import FEWEST, WITHIN, sentence, summary
+from reports.parts.sentences import (
+    against,
+    critic_note,
+    distrust,
+    lead,
+    not_judged_alike,
+    notes_of_judges,
+    unjudged,
+)
+from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
-from reports.sections.made_with import where
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
@@ -41,6 +48,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
+MOST_NAMES, MOST_FAILING = 6, 2  # of switches that are named on the first screen
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -76,20 +84,31 @@ def blocks(
     name: str, default: SeedsOfRun, others: list[AblatedRun], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
+    rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
+    seeds = f"{len(default.runs)} seed{'' if len(default.runs) == 1 else 's'}"
     return [
-        Text(summary(others), lead=True),
-        *(Text(sentence(ablation)) for ablation in others),
-        *(Note(note) for note in (*caveats(default.rows, others), *left_out)),
-        Heading("Means over seeds"),
+        lead(answer(others), distrust(rows, seeds)),
         means_table(default, others),
+        *picture("switches", "switch - default", {x.name: x.each for x in others}),
+        Heading("Each switch"),
+        Text(columns(others)),
+        *(Text(sentence(ablation)) for ablation in others),
+        switches_table(others),
+        *against([*caveats(default.rows, others), *left_out]),
         Heading("The critic"),
         critic_table(default, others),
-        Details("The switches", [switches_table(others)]),
-        Details("Each seed", [seeds_table(default.rows, others)]),
+        Heading("Each seed"),
+        seeds_table(default.rows, others),
         Heading("What this does and does not show"),
         *(Text(limit) for limit in limits(name, default, others)),
-        Text(where(compared(default, others))),
     ]
+
+
+def answer(others: Sequence[AblatedRun]) -> str:
+    """Which switches matter and how many seeds failed; names while they are few."""
+    failing = sorted((x for x in others if in_brief(x)), key=lambda x: -x.turned.failed)
+    failed = (f"{x.name}: {in_brief(x)}." for x in failing[:MOST_FAILING])
+    return " ".join([summary(others, MOST_NAMES), *failed])
 
 
 def switches_table(others: list[AblatedRun]) -> Table:
@@ -115,9 +134,15 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             changed = percent(ablation.changed / pair.written)
         means = _means(ablation.rows)
         rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
+    caption = "Points of win rate from the default, means over seeds, 95% intervals in brackets."
+    return Table(header, rows, caption, strong=True)
+
+
+def columns(others: Sequence[AblatedRun]) -> str:
+    """What the columns of the first table mean."""
     own = [ablation.name for ablation in others if own_stages(ablation)]
     but_for = f" ({', '.join(own)}: a reward model of its own)" if own else ""
-    caption = (
+    return (
         "In brackets 95% intervals (Student's t over the seeds; shares cut at 0 and 100%), none"
         " where all seeds give one number. From default: points of win rate, on the same posts and"
         f" from the same SFT and reward model{but_for}; its interval over seeds, and over posts"
@@ -125,7 +150,6 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
         " own SFT by the interval over posts. Changed: held-out summaries that are not the"
         " default's, word for word. EOS sampled, and KL: in the last 5% of PPO's updates."
     )
-    return Table(header, rows, caption, strong=True)
 
 
 def _failed(seeds: SeedsOfRun) -> str:

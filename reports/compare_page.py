@@ -7,13 +7,16 @@ without the texts of real data. Everything was judged against the references bef
 asked here. `reports.versus_page` shows two policies that were judged against each other.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import cycle, islice
 from pathlib import Path
 
 from reports.parts import page, plots, sentences, words
-from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.paired import Entry, Paired, beside, read_entries
+from reports.parts.collect import judged_row
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
@@ -37,6 +40,7 @@ from reports.parts.words import (
     percent,
     whole,
 )
+from reports.sections.curves import mean_curve
 from reports.sections.samples import sample
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
@@ -70,6 +74,10 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {
     "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
 }
 SHARES = ("accuracy/train", "policy/eos_rate")
+METHOD = (
+    "Intervals of differences are over posts, with the seeds held fixed; the p-value is that of a"
+    " paired randomisation test. Of several seeds a number is the mean."
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -77,10 +85,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = page.arguments("policies of finished runs side by side")
     parser.add_argument("--runs", nargs="+", default=[], help="name[/seed][:policy], two or more")
 
-    def lines(path: Path, conclusions: list[str]) -> str:
+    def write(args: Namespace) -> str:
+        path, conclusions = write_page(args.runs, args.judge)
         return page.for_terminal(conclusions, path)
 
-    page.print_page(lambda args: lines(*write_page(args.runs, args.judge)), parser, argv)
+    page.print_page(write, parser, argv)
 
 
 def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
@@ -99,32 +108,90 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     command = f'make compare RUNS="{" ".join(labels)}"'
     stem = stem_about("compare", labels)
     path = write_about_runs(stem, title, made, names, records, {"command": command})
-    if any(run.has_real_texts for run in records):
-        page.write_public(path.parent, stem, title, made)
     return path, [conclusion(pair) for pair in pairs]
 
 
 def blocks(
     entries: Sequence[Entry], pairs: Sequence[Paired], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: conclusions, results, changed posts, settings, curves, each seed."""
-    lead, *more = (conclusion(pair) for pair in pairs)
+    """The page: who wins, results, each pair, changed posts, settings, curves, each seed."""
+    rows = [judged_row(run) for entry in entries for run in entry.runs]
+    seeds = "" if any(pair.is_clear for pair in pairs) else "seeds could explain it"
+    single = "one pair of policies" if all(len(pair.each) == 1 for pair in pairs) else seeds
     return [
-        Text(lead, lead=True),
-        *(Text(sentence) for sentence in more),
-        *(Note(caveat) for caveat in (*caveats(entries), *left_out)),
-        Heading("Results"),
+        sentences.lead(answer(entries, pairs), sentences.distrust(rows, single)),
         results(entries, pairs),
-        changes(pairs),
-        measures(entries),
+        *picture(entries),
+        *sentences.against([*caveats(entries), *left_out]),
+        Heading("Each beside the first"),
+        *(Text(conclusion(pair)) for pair in pairs),
+        Text(METHOD),
+        summaries(entries, pairs),
+        each_seed(entries),
         Heading("Changed posts"),
         *posts(entries),
         Heading("Settings that differ"),
         settings(entries),
         *curves(entries),
-        Heading("Each seed"),
-        each_seed(entries),
     ]
+
+
+def by_rate(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries, the highest win rate first; those without one last."""
+    return sorted(entries, key=lambda entry: -entry.rate.estimate if entry.rate else 1.0)
+
+
+def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
+    """Who wins, by how much, and whether at equal length too."""
+    if any(pair.together is None for pair in pairs):
+        return " ".join(conclusion(pair) for pair in pairs)
+    best, *others = by_rate(entries)
+    lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
+    if len(pairs) > 1:
+        above = sum(pair.together.low > 0 for pair in pairs if pair.together)
+        return (
+            f"Of {len(entries)} policies {best.label} wins most often against the references,"
+            f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."
+            f" {above} of {len(pairs)} are above {entries[0].label} by the posts."
+        )
+    (pair,) = pairs
+    if pair.alike == pair.written or pair.together is None:
+        return conclusion(pair)
+    sign = -1 if best is pair.first else 1
+    middle, low, high = (sign * end + 0.0 for end in astuple(pair.together)[:3])  # never -0.0
+    gap = in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)})
+    verb = "reliably wins more often than" if min(low, high) > 0 else "is not reliably above"
+    return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
+
+
+def at_length(entry: Entry) -> str:
+    """The win rate at equal length; of several seeds their mean."""
+    lengths = [
+        judged_row(run)[f"{entry.policy}/statistics"]["length_controlled"] for run in entry.runs
+    ]
+    if len(lengths) == 1:
+        return words.at_equal_length(lengths[0])
+    known = [length["estimate"] for length in lengths if length["estimate"] is not None]
+    return percent(sum(known) / len(known)) if len(known) == len(lengths) else MISSING
+
+
+def colors_of(entries: Sequence[Entry]) -> list[str]:
+    """A colour for each entry: that of its policy where all policies differ."""
+    named = [plots.color_of(entry.policy) for entry in entries]
+    return named if len(set(named)) == len(named) else [*islice(cycle(COLORS), len(named))]
+
+
+def picture(entries: Sequence[Entry]) -> list[Block]:
+    """The win rates with their intervals over posts; none where no entry has one."""
+    colors = dict(zip((entry.label for entry in entries), colors_of(entries), strict=True))
+    drawn = [
+        (entry.label, colors[entry.label], *astuple(entry.rate)[:3])
+        for entry in by_rate(entries)
+        if entry.rate
+    ]
+    caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
+    panel, high = plots.win_rates(drawn), plots.tall(drawn)
+    return [plots.figure("win-rate", caption, [panel], 1.75, high)] if drawn else []
 
 
 def conclusion(pair: Paired) -> str:
@@ -142,7 +209,7 @@ def conclusion(pair: Paired) -> str:
     if pair.together.high < 0:
         told = f"{name} is preferred to the references less often than {first}"
     return (
-        f"{told}: {points(pair)}, {p_value(pair.together.p_value)}; better on"
+        f"{told}: {in_points(pair.together)}, {p_value(pair.together.p_value)}; better on"
         f" {whole(pair.changes[BETTER])}, worse on {whole(pair.changes[WORSE])} of"
         f" {whole(pair.written)} summaries. {seeds(pair)}"
     )
@@ -157,11 +224,6 @@ def seeds(pair: Paired) -> str:
     return f"By seed: {each}; {told}."
 
 
-def points(pair: Paired) -> str:
-    """The difference with its interval over posts; a dash if there is none."""
-    return in_points(pair.together) if pair.together else MISSING
-
-
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
@@ -171,32 +233,20 @@ def caveats(entries: Sequence[Entry]) -> list[str]:
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
-    """A row an entry: its win rate, and by how much it differs from the first."""
+    """A row an entry, the winner first: its win rate, and by how much it differs from the first."""
     first = entries[0].label
-    header = ["", "win rate [95%]", f"difference from {first} [95%]", "p-value", "over seeds [95%]"]
-    rows = [[first, rate(entries[0]), MISSING, MISSING, MISSING]]
-    for pair in pairs:
-        p = p_value(pair.together.p_value if pair.together else None)
-        spread = bounds_in_points(pair.over_seeds)
-        rows.append([pair.entry.label, rate(pair.entry), points(pair), p, spread])
-    caption = (
-        "Win rate against the references, and its difference on the same posts: intervals over"
-        " posts with the seeds held fixed, and the p-value of a paired randomisation test; beside"
-        " it Student's t over the seeds. Several seeds: means."
-    )
-    return Table(header, rows, caption, strong=True, name="results")
-
-
-def measures(entries: Sequence[Entry]) -> Table:
-    """A row an entry: what its summaries are like."""
-    header = ["", "RM score", "KL, nats", "tokens", "ROUGE-L", "EOS"]
-    caption = (
-        "Means over posts and seeds. RM score: by the run's own reward model; scores of two reward"
-        " models do not compare. KL: from SFT, over the last 5% of PPO's updates, at least one."
-        " EOS: summaries that end by themselves."
-    )
-    rows = [[entry.label, *measured(entry)] for entry in entries]
-    return Table(header, rows, caption, name="measures")
+    header = ["", "win rate [95%]", "at equal length", f"difference from {first} [95%]", "p-value"]
+    beside = {pair.entry.label: pair for pair in pairs}
+    rows = []
+    for entry in by_rate(entries):
+        pair, cells = beside.get(entry.label), [MISSING] * 3
+        if pair:
+            gap = pair.together
+            told = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
+            cells = [*told, bounds_in_points(pair.over_seeds)]
+        rows.append([entry.label, rate(entry), at_length(entry), *cells])
+    caption = "Win rate against the references; differences are of the same posts."
+    return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
 
 
 def rate(entry: Entry) -> str:
@@ -217,22 +267,22 @@ def measured(entry: Entry) -> list[str]:
     return [*cells, number(mean("rougeL"), 3), percent(mean("eos_rate"))]
 
 
-def changes(pairs: Sequence[Paired]) -> Table:
-    """How many verdicts changed, an entry a row."""
-    rows = [
-        [
-            pair.entry.label,
-            *(whole(pair.changes[name]) for name in CHANGES),
-            percent(pair.alike / pair.written),
-        ]
-        for pair in pairs
-    ]
+def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
+    """A row an entry: what its summaries are like, and how many verdicts changed."""
+    first, header = entries[0].label, ["RM score", "KL, nats", "tokens", "ROUGE-L", "EOS"]
+    rows = [[first, *measured(entries[0]), *[MISSING] * (len(CHANGES) + 1)]]
+    for pair in pairs:
+        counts = [whole(pair.changes[name]) for name in CHANGES]
+        alike = percent(pair.alike / pair.written)
+        rows.append([pair.entry.label, *measured(pair.entry), *counts, alike])
     caption = (
-        f"Verdicts on the same posts, beside {pairs[0].first.label}: preferred to the reference,"
-        " even, or not. Better and worse: it changed. Both lose: the reference is preferred to"
-        " both. Alike: summaries that are the same word for word."
+        "Means over posts and seeds. RM score: by the run's own reward model; scores of two reward"
+        " models do not compare. KL: from SFT, over the last 5% of PPO's updates, at least one."
+        f" EOS: summaries that end by themselves. Then verdicts on the same posts beside {first}:"
+        " better and worse changed, of both lose the reference is preferred to both. Alike:"
+        " summaries that are the same word for word."
     )
-    return Table(["", *CHANGES.values(), "alike"], rows, caption, name="changes")
+    return Table(["", *header, *CHANGES.values(), "alike"], rows, caption, name="summaries")
 
 
 def posts(entries: Sequence[Entry]) -> list[Block]:
@@ -299,39 +349,9 @@ def flipped(side: Row) -> bool:
 
 def settings(entries: Sequence[Entry]) -> Block:
     """A row a setting that is not alike."""
-    differing = settings_apart(entries)
-    if not differing:
-        return Text("No setting differs.")
-    rows = [[name, *values] for name, values in differing.items()]
-    return Table(["setting", *(entry.label for entry in entries)], rows, name="settings")
-
-
-def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """The settings that are not alike -> their values, one an entry; a dash where it has none.
-
-    A section is compared between the entries that have it: not every run has an optional stage.
-    """
-    held = [values_of(entry) for entry in entries]
-    names = dict.fromkeys(name for values in held for name in values)
-    sections = [{section for section, _ in values} for values in held]
-    differing = {}
-    for section, key in names:
-        values = [own.get((section, key), MISSING) for own in held]
-        told = {value for value, own in zip(values, sections, strict=True) if section in own}
-        if len(told) > 1:
-            differing[f"{section}.{key}"] = values
-    return differing
-
-
-def values_of(entry: Entry) -> dict[tuple[str, str], str]:
-    """Every setting of an entry's runs, by section and field, as a page shows it."""
-    shown_values: dict[tuple[str, str], dict[str, None]] = {}
-    for run in entry.runs:
-        for section, values in run.settings.items():
-            for key, value in values.items():
-                shown = words.shown(f"{section}.{key}", value)
-                shown_values.setdefault((section, key), {})[shown] = None
-    return {name: ", ".join(values) for name, values in shown_values.items()}
+    rows = [[name, *values] for name, values in settings_apart(entries).items()]
+    header = ["setting", *(entry.label for entry in entries)]
+    return Table(header, rows, name="settings") if rows else Text("No setting differs.")
 
 
 def curves(entries: Sequence[Entry]) -> list[Block]:
@@ -339,8 +359,8 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
     panels = []
     for stage, wanted in CURVES.items():
         learned = {
-            entry.runs[0].folders[stage]: (entry, COLORS[place % len(COLORS)])
-            for place, entry in reversed(list(enumerate(entries)))
+            entry.runs[0].folders[stage]: (entry, color)
+            for entry, color in reversed(list(zip(entries, colors_of(entries), strict=True)))
             if stage in entry.runs[0].manifests and stage in ("sft", "rm", entry.policy)
         }
         for key, title in wanted:
@@ -353,35 +373,18 @@ def curves(entries: Sequence[Entry]) -> list[Block]:
                 panels.append(plots.lines(title, lines, share=key in SHARES))
     if not panels:
         return []
-    caption = "Means over the seeds; the band is the range of neighbouring updates."
+    caption = "Means over the seeds."
     return [Heading("Learning curves"), plots.figure("curves", caption, panels)]
 
 
-def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
-    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
-    by_step: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows(stage) if stage in run.manifests else []:
-            if row.get(key) is not None:
-                by_step.setdefault(row["step"], []).append(row[key])
-    most = max(map(len, by_step.values()), default=0)
-    return [
-        {"step": step, key: sum(values) / most}
-        for step, values in sorted(by_step.items())
-        if len(values) == most
-    ]
-
-
 def each_seed(entries: Sequence[Entry]) -> Table:
-    """One row a run, with its interval over posts and the code that made it."""
-    rows = []
-    for entry in entries:
-        for run in entry.runs:
-            numbers = judged_row(run)
-            made = run.manifests[entry.policy if entry.policy in run.manifests else "summaries"]
-            version = made["code_version"]
-            rows.append([entry.label, words.rate(numbers, entry.policy), str(run.seed), version])
-    return Table(["", "win rate [95%]", "seed", "code"], rows, name="seeds")
+    """One row a run, with its interval over posts."""
+    rows = [
+        [entry.label, words.rate(judged_row(run), entry.policy), str(run.seed)]
+        for entry in entries
+        for run in entry.runs
+    ]
+    return Table(["", "win rate [95%]", "seed"], rows, name="seeds")
 
 
 if __name__ == "__main__":

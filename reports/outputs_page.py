@@ -10,11 +10,10 @@ from pathlib import Path
 
 from eval.standings import standings
 from eval.win_rate import summary_texts
-from reports.parts import run_report
+from reports.parts import run_report, sentences
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Heading, Note, Text
+from reports.parts.page import Block, Heading, Text
 from reports.parts.run_report import Report, hashes
-from reports.parts.sentences import judged_caveats
 from reports.parts.words import Row, at_equal_length, judge, posts_of
 from reports.sections import calibration, judging, made_with, samples, systems
 from stages.running.progress import shortened
@@ -46,7 +45,7 @@ def report(record: Record, path: Path) -> Report:
         blocks=blocks(record, numbers, standing),
         numbers=numbers | {"standings": standing},
         headline=headline(numbers, standing, path),
-        without_the_data=True,  # nobody says that the posts are not others' words
+        without_the_data=True,  # the posts may be others' words
     )
 
 
@@ -59,17 +58,18 @@ def standing_of(record: Record) -> Row:
 def blocks(record: Record, numbers: Row, standing: Row) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
-        Text(lead(numbers, standing), lead=True),
-        *(Note(caveat) for caveat in caveats(numbers)),
-        Heading("Result"),
+        sentences.lead(answer(numbers, standing), sentences.distrust([numbers])),
         systems.table(standing),
+        *systems.figure(standing),
+        *sentences.against(caveats(numbers)),
+        Heading("All pairs of systems"),
         *systems.left_out(standing),
         *_given_names(numbers),
-        *systems.figure(standing),
         *systems.differences(standing),
-        *judging.blocks(record, numbers),
-        *calibration.blocks(record),
         *samples.blocks(record),
+        *judging.blocks(record, numbers),
+        *run_report.prompts([record.settings["judge"]]),
+        *calibration.blocks(record),
         *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
@@ -79,12 +79,12 @@ def caveats(numbers: Row) -> list[str]:
     """What to hold against the numbers; that the reference is a system comes first."""
     system = numbers.get("reference_system")
     if not system:
-        return judged_caveats(numbers)
+        return sentences.judged_caveats(numbers)
     place = (
         f"The reference is the system {system}. The controls are made from its summaries, whose"
         " worth is not known: a judge that fails them may have read well."
     )
-    return [place, *judged_caveats(numbers)]
+    return [place, *sentences.judged_caveats(numbers)]
 
 
 def _in_its_place(numbers: Row) -> str:
@@ -99,14 +99,14 @@ def _given_names(numbers: Row) -> list[Block]:
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def lead(numbers: Row, standing: Row) -> str:
-    """What was judged, by whom, and who leads."""
+def answer(numbers: Row, standing: Row) -> str:
+    """Who leads, and what was judged."""
     count = len(standing["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
     return (
-        f"We judged {many} summaries of {_posts(standing)} as they are: no run here"
-        f" wrote them. The judge, {judge(numbers)}, compared each with the reference,"
-        f"{_in_its_place(numbers)} in both orders. {systems.leads(standing)}"
+        f"{systems.leads(standing)} We judged {many} summaries of {_posts(standing)} as they are:"
+        f" no run here wrote them. Each was compared with the reference,{_in_its_place(numbers)} in"
+        " both orders."
     )
 
 

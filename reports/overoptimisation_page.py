@@ -30,11 +30,10 @@ from eval.rates.strengths import holm
 from reports.parts import page, plots
 from reports.parts.collect import Record, find_runs, numbers_of
 from reports.parts.kl_points import COLUMNS, as_cells, check_points, points_of_runs, read_points
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sentences import notes_of_judges
+from reports.parts.sentences import against, distrust, lead, notes_of_judges
 from reports.parts.words import MISSING, number, p_value, percent
-from reports.sections.made_with import where
 from stages.settings.checks import UserError
 
 LAW = "R(d) = d (alpha - beta log d)"
@@ -172,27 +171,27 @@ def blocks(
     curves: Sequence[Law], records: Sequence[Record], left_out: Sequence[str]
 ) -> list[Block]:
     """The page: the answer, the law at each strength, the curves, the proxy, every point."""
-    notes = [*caveats(curves), *notes_of_judges([numbers_of(x) for x in records]), *left_out]
+    rows = [numbers_of(record) for record in records]
     points = [point for curve in curves for point in curve.points]
     method = [*METHOD, *(RUNS if records else ())]
     listed = Table(COLUMNS, [as_cells(point) for point in points], "Every point.", name="points")
     return [
-        Text(answer(curves), lead=True),
+        lead(answer(curves), distrust(rows)),
         laws(curves),
         figure(curves),
-        *(Note(note) for note in dict.fromkeys(notes)),
+        *against([*caveats(curves), *notes_of_judges(rows), *left_out]),
         Heading("Whether the law holds"),
         checks(curves),
         *proxy_blocks(curves),
         Heading("How it is fitted"),
         *(Text(text) for text in method),
-        Details("All points", [listed]),
-        *([Text(where(records))] if records else []),
+        Heading("All points"),
+        listed,
     ]
 
 
 METHOD = (
-    f"{LAW}, with d the square root of the KL from SFT in nats and R the gold score less that at KL"
+    f"{LAW}, with d the square root of the KL from SFT in nats and R the gold score - that at KL"
     " 0 (Gao et al. 2022). Each seed of each strength is fitted by itself by least squares; where"
     " it has points at KL 0, the score there is fitted with them. Intervals are Student's t over"
     " the seeds. Of the peak, d* = exp(alpha / beta - 1), each seed's estimate is transformed, and"
@@ -228,7 +227,7 @@ def laws(curves: Sequence[Law]) -> Table:
         for curve in curves
     ]
     caption = (
-        "Means over seeds with 95% intervals over seeds, from all points; gold score less that at"
+        "Means over seeds with 95% intervals over seeds, from all points; gold score - that at"
         " KL 0."
     )
     header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
@@ -248,7 +247,7 @@ def checks(curves: Sequence[Law]) -> Table:
         rows.append([curve.strength or ALL, counted, number(least, 1), bias, told_p, holds])
     caption = (
         "Points of the largest KL, left out of the fit: how many lie in their 95% prediction"
-        " intervals, from which KL on, and their mean error, gold score less prediction, with its"
+        " intervals, from which KL on, and their mean error, gold score - prediction, with its"
         " 95% interval over seeds. The p-value is that of all their errors together: the law"
         f" does not hold where p is below {LEVEL} after Holm's correction for the strengths."
     )
@@ -259,7 +258,7 @@ def checks(curves: Sequence[Law]) -> Table:
 def figure(curves: Sequence[Law]) -> Block:
     """Gold score over the root of KL: points, the law, and what it predicts of those left out."""
     caption = (
-        "Gold score less that at KL 0, a dot a point of a seed. Solid: the law fitted to all"
+        "Gold score - that at KL 0, a dot a point of a seed. Solid: the law fitted to all"
         " points, the mean over seeds with its 95% band. Dashed: fitted without the hollow points."
     )
     panel = plots.Panel("Gold score", lambda axes: _draw(axes, curves), _about(curves))
@@ -281,7 +280,7 @@ def _draw(axes: Axes, curves: Sequence[Law]) -> None:
         _dots(axes, curve, color)
         _law(axes, curve, color)
     axes.set_xlabel("square root of KL, nats")
-    axes.legend(loc="best", handlelength=1.6)
+    plots.legend(axes)
 
 
 def _dots(axes: Axes, curve: Law, color: str) -> None:
@@ -358,8 +357,7 @@ def _panel(curves: Sequence[Law], title: str, measure: str) -> plots.Panel:
             roots, values = [root for root, _ in line], [height for _, height in line]
             axes.plot(roots, values, "-o", color=color, ms=2.5, lw=0.8, alpha=0.8, label=label)
         axes.set_xlabel("square root of KL, nats")
-        if named - {""}:
-            axes.legend(loc="best", handlelength=1.6)
+        plots.legend(axes)
 
     about = " ".join(
         f"{strength} from {line[0][1]:.3g} at {line[0][0]:.3g} to {line[-1][1]:.3g} at"

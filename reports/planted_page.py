@@ -15,13 +15,12 @@ from typing import Any
 
 from reports.parts import page
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
-from reports.parts.page import Block, Heading, Note, Table, Text
-from reports.parts.paired import Entry, Paired, beside
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sentences import not_judged_alike, notes_of_judges
+from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
-from reports.sections.made_with import where
 from stages.running.files import file_hash, read_record
 from stages.settings import config as settings
 from stages.settings.checks import UserError
@@ -47,7 +46,7 @@ class PlantedRun:
 
     @property
     def by_win_rate(self) -> bool:
-        """Whether its win rate is surely below the default's: a rate that rises warns nobody."""
+        """Whether its win rate is reliably below the default's: a rate that rises warns nobody."""
         bounds = self.pair.over_seeds if self.pair else None
         return bounds is not None and bounds[1] < 0
 
@@ -199,18 +198,18 @@ def blocks(
     rows = [numbers_of(run) for run in (*default, *finished(planted))]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
+    each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
     return [
-        Text(summary(planted), lead=True),
-        Text(f"{whose(default)} {where([*default, *finished(planted)])}"),
-        *(Note(note) for note in notes),
-        Heading("Each error"),
+        lead(summary(planted), distrust(rows, f"{len(default)} seeds at most")),
         errors_table(planted),
+        *picture("errors", "error - default", each),
+        *against([whose(default), *notes]),
         *(stopped if any(wrong.refused for wrong in planted) else []),
         Heading("Every number that betrays"),
         betrayals_table(planted),
         Heading("The rule"),
-        *(Text(text) for text in (rule(), alarms(default, planted))),
+        *(Text(text) for text in (COLUMNS, rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
         Text(limits(default)),
     ]
@@ -248,6 +247,13 @@ def win_rate_cells(wrong: PlantedRun) -> list[str]:
     return [mean, bounds_in_points(wrong.pair.over_seeds), each]
 
 
+COLUMNS = (
+    "In: the first stage that the error changes. Over seeds: Student's t interval; none for one"
+    " seed, or where all seeds give one number. First number: the earliest of those that leave the"
+    " default's range, its mean over seeds there, and the default's."
+)
+
+
 def errors_table(planted: Sequence[PlantedRun]) -> Table:
     """A row an error."""
     header = ("error", "what it is", "in", "verdict", "win rate", "over seeds", "each seed")
@@ -256,12 +262,7 @@ def errors_table(planted: Sequence[PlantedRun]) -> Table:
         first = _first(wrong.betrayals[0]) if wrong.betrayals else MISSING
         cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
         rows.append([*cells, first])
-    caption = (
-        "In: the first stage that the error changes. Win rate: PPO's minus the default run's, in"
-        " points, paired over seeds, with the 95% interval over seeds (Student's t; none for one"
-        " seed, or where all seeds give one number). First number: of those that leave the"
-        " default's range, the earliest; the mean over seeds there, and the default's mean."
-    )
+    caption = "Win rate: PPO's - the default run's, in points, paired over seeds."
     return Table((*header, "first number"), rows, caption, strong=True)
 
 
@@ -317,7 +318,7 @@ def limits(default: Sequence[Record]) -> str:
         f"It shows what a watcher of run {default[0].name} would have seen, over {seeds}"
         " of errors planted one at a time. It shows nothing about other sizes, other errors"
         " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
-        " judged by itself at 95%: the more of them, the likelier that one stands out by chance."
+        " tested by itself at 95%: among many errors one can stand out by chance."
     )
 
 

@@ -20,11 +20,10 @@ from matplotlib.axes import Axes
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import page, plots
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import not_judged_alike, notes_of_judges
+from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
 from reports.parts.words import MISSING, named, number, whole
-from reports.sections.made_with import where
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
@@ -119,7 +118,7 @@ def points_of(records: Sequence[Record]) -> list[Point]:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """One rival less another at equal KL, one difference a seed."""
+    """One rival - another at equal KL, one difference a seed."""
 
     first: str
     second: str
@@ -182,7 +181,7 @@ def rivals_of(points: Sequence[Point]) -> list[str]:
 
 
 def pairs_of(points: Sequence[Point], measure: str) -> list[Matched]:
-    """Every two rivals, the better one first."""
+    """All pairs of rivals, the better one first."""
     pairs = []
     for first, second in combinations(rivals_of(points), 2):
         pair = matched(points, first, second, measure)
@@ -209,7 +208,7 @@ def answer(points: Sequence[Point]) -> str:
     if not clear:
         return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
     rest = len(pairs) - len(clear)
-    left = f"; the other {rest} pairs are not decided" if rest else ""
+    left = f"; the other {rest} pairs are inconclusive" if rest else ""
     return f"At equal KL, in {title}, over {seeds} seeds: {'; '.join(clear)}{left}."
 
 
@@ -235,17 +234,16 @@ def blocks(
     rows = [numbers_of(record) for record in records]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     return [
-        Text(answer(points), lead=True),
-        *(Note(note) for note in notes),
-        Heading("At equal KL"),
+        lead(answer(points), distrust(rows)),
         pairs_table(points),
         figure(points),
+        *against(notes),
         Heading("Each rival"),
         points_table(points),
         Heading("What it takes"),
         cost_table(points),
-        Details("How they are compared", [Text(text) for text in METHOD]),
-        Text(where(records)),
+        Heading("How they are compared"),
+        *(Text(text) for text in METHOD),
     ]
 
 
@@ -263,11 +261,11 @@ METHOD = (
 
 
 def pairs_table(points: Sequence[Point]) -> Table:
-    """Every two rivals: the differences at equal KL, and where they were compared."""
+    """All pairs of rivals: the differences at equal KL, and where they were compared."""
     rows = []
     for pair in pairs_of(points, measure_of(points)):
         cells = [told(matched(points, pair.first, pair.second, key), key) for key in MEASURES]
-        verdict = "yes" if pair.is_clear else "not decided" if pair.each else "no KL in common"
+        verdict = "yes" if pair.is_clear else "inconclusive" if pair.each else "no KL in common"
         kl = f"{pair.low:.1f} to {pair.high:.1f}" if pair.each else MISSING
         seeds = f"{len(pair.each)} of {len(pair.each) + len(pair.apart)}"
         rows.append([f"{named(pair.first)} - {named(pair.second)}", verdict, *cells, kl, seeds])
@@ -386,7 +384,7 @@ def _panel(points: Sequence[Point], measure: str) -> plots.Panel:
                     [root for root, _ in bands], lows, highs, color=color, alpha=0.13, lw=0
                 )
         axes.set_xlabel("square root of KL, nats")
-        axes.legend(loc="best", handlelength=1.6)
+        plots.legend(axes)
 
     about = " ".join(
         f"{named(rival)}: " + ", ".join(f"{mean:.2f} at {root:.2f}" for root, mean, _ in line) + "."

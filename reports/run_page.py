@@ -11,14 +11,14 @@ from pathlib import Path
 
 from reports.parts import paper, plots, run_report, sentences
 from reports.parts.collect import Record, judged_row, numbers_of
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     MISSING,
     STRENGTH,
     Row,
-    above_sft,
     accuracy,
+    at_equal_length,
     counted,
     judge,
     named,
@@ -54,84 +54,68 @@ def write_report(config: Config) -> str:
 
 def report(record: Record, path: Path) -> Report:
     """The report of a run, or of a policy that others trained."""
-    if record.is_released:
-        numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
-        shown, text = released_blocks(record, numbers), released_headline(numbers, path)
-    else:
-        numbers = numbers_of(record)
-        shown, text = blocks(record), headline(numbers, path)
     return Report(
         title=f"Run {record.name}, seed {record.seed}",
-        blocks=shown,
-        numbers=numbers,
-        headline=text,
+        blocks=blocks(record),
+        numbers=row_of(record),
+        headline=headline(row_of(record), path),
         without_the_data=record.has_real_texts,
     )
 
 
+def row_of(record: Record) -> Row:
+    """The run's numbers; of a policy that others trained those of the evaluation."""
+    if not record.is_released:
+        return numbers_of(record)
+    return judged_row(record) | {"name": record.name, "seed": record.seed}
+
+
 def blocks(record: Record) -> list[Block]:
-    """The page, from the result down to the hashes."""
-    numbers = numbers_of(record)
+    """The page, from the result down to the hashes; of others' policy what there is of it."""
+    numbers, released = row_of(record), record.is_released
+    opening = sentences.lead(*([] if released else sentences.opening(numbers)))
+    caveats = sentences.judged_caveats if released else sentences.caveats
     return [
-        Text(" ".join(sentences.opening(numbers)), lead=True),
-        *(Note(caveat) for caveat in sentences.caveats(numbers)),
+        made_with.summary(record, numbers) if released else opening,
         *_result(numbers),
-        *_beside_the_paper(numbers),
-        *scores.blocks(record),
-        *scores.spread_blocks(record),
+        *sentences.against(caveats(numbers)),
+        *_summaries(record, numbers),
+        *([Text(made_with.scored_by(record))] if released else []),
+        *samples.blocks(record),
         *judging.blocks(record, numbers),
+        *run_report.prompts([record.settings["judge"]]),
         *calibration.blocks(record),
-        Heading("What was trained"),
+        *([] if released else _training(record, numbers)),
+        *made_with.data(record),
+        *made_with.settings_tables(record.settings, record.preset),
+        *made_with.provenance(record, hashes(record)),
+    ]
+
+
+def _training(record: Record, numbers: Row) -> list[Block]:
+    """The sections on what was trained."""
+    return [
+        *_beside_the_paper(numbers),
+        Heading("Learning curves"),
         Text(sentences.what_was_trained(numbers)),
         *curves.blocks(record),
         *_reward_model(record),
         *curves.dpo_blocks(record),
-        *samples.blocks(record),
         *samples.training_blocks(record),
-        *made_with.from_hub(record.results("base")),
-        *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
-        *made_with.rows(record.results("base")),
-        *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
     ]
-
-
-def released_blocks(record: Record, numbers: Row) -> list[Block]:
-    """The page of a policy that others trained: what there is of the other page."""
-    return [
-        *made_with.summary(record, numbers),
-        *(Note(caveat) for caveat in sentences.judged_caveats(numbers)),
-        Heading("Result"),
-        _result_table(numbers),
-        *scores.blocks(record),
-        *judging.blocks(record, numbers),
-        *calibration.blocks(record),
-        *samples.blocks(record),
-        *made_with.lengths(record.results("base")["tokens"], record.settings["data"]),
-        *made_with.settings_tables(record.settings, record.preset),
-        *made_with.provenance(record, hashes(record)),
-    ]
-
-
-def released_headline(numbers: Row, path: Path) -> str:
-    """The result of a released policy for a terminal of 80 columns; ends with the page's path."""
-    title = f"{numbers['name']}: {whole(numbers['posts'])} held-out posts, judged by"
-    return run_report.headline(
-        f"{title} {judge(numbers)}", _tables(numbers), "", sentences.judged_caveats(numbers), path
-    )
 
 
 def headline(numbers: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; its last line is the page's path."""
-    title = f"{numbers['name']}, seed {numbers['seed']}: {whole(numbers['posts'])} held-out posts,"
-    pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
-    return run_report.headline(
-        f"{title} judged by {judge(numbers)}",
-        _tables(numbers),
-        f"{sentences.beats_sft(numbers)}. Reward model: {pairs}.",
-        sentences.caveats(numbers),
-        path,
-    )
+    who, trained = numbers["name"], "preset" in numbers
+    title = f"{who}, seed {numbers['seed']}" if trained else f"{who}"
+    title += f": {whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}"
+    told, caveats = "", sentences.judged_caveats(numbers)
+    if trained:
+        caveats = sentences.caveats(numbers)
+        pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
+        told = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
+    return run_report.headline(title, _tables(numbers), told, caveats, path)
 
 
 def _tables(numbers: Row) -> list[list[str]]:
@@ -159,48 +143,62 @@ def result_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def _result(numbers: Row) -> list[Block]:
-    rates = [
+    """The first screen's table and picture."""
+    policies = numbers["policies"]
+    given = [policy for policy in policies if numbers[f"{policy}/win_rate"] is not None]
+    rows = []
+    for policy in policies:
+        counts = [whole(numbers[f"{policy}/{key}"]) for key in ("wins", "ties", "losses")]
+        at_length = numbers[f"{policy}/statistics"]["length_controlled"]
+        length = at_equal_length(at_length) if policy in given else MISSING
+        tokens = number(numbers[f"{policy}/tokens"], 1)
+        rows.append([named(policy), *counts, rate(numbers, policy), length, tokens])
+    caption = (
+        f"{whole(numbers['posts'])} held-out posts against the reference, which has"
+        f" {number(numbers['reference/tokens'], 1)} tokens; a tie counts half. 95% intervals over"
+        " the posts: another seed can differ by more."
+    )
+    header = ("", "won", "tied", "lost", "win rate [95%]", "at equal length [95%]", "tokens")
+    drawn = [
         (
             named(policy),
             plots.color_of(policy),
             *(numbers[f"{policy}/{key}"] for key in ("win_rate", "low", "high")),
         )
-        for policy in numbers["policies"]
-        if numbers[f"{policy}/win_rate"] is not None
+        for policy in given
     ]
-    caption = (
-        "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-        f" {named(numbers['policy'])} against SFT on the same posts: {above_sft(numbers)}."
-        " Another seed can differ by more than these intervals, which speak of the posts only."
-    )
-    if len(rates) < len(numbers["policies"]):
-        caption += " A policy with too many posts unjudged has no rate, so it is not drawn."
+    picture = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
+    if len(given) < len(policies):
+        picture += " A policy with too many posts unjudged has no rate, so it is not drawn."
     return [
-        Heading("Result"),
-        _result_table(numbers),
-        plots.figure("win-rate", caption, [plots.win_rates(rates)], wide=1.75, high=0.8),
+        Table(header, rows, caption, strong=True, name="result"),
+        plots.figure("win-rate", picture, [plots.win_rates(drawn)], wide=1.75, high=0.8),
     ]
 
 
-def _result_table(numbers: Row) -> Table:
+def _summaries(record: Record, numbers: Row) -> list[Block]:
+    """What the summaries are like: the measures, how they are spread, and proxy beside gold."""
     header, rows = result_rows(numbers)
     caption = (
-        f"{whole(numbers['posts'])} held-out posts, judged by {judge(numbers)}. Win rate:"
-        " share of posts on which the summary is preferred to the reference, a tie counting half."
-        " EOS: share of the summaries that end by themselves. RM score: the reward model's,"
-        " where references of the training posts average 0. KL: nats per summary from SFT, over"
-        " the last 5% of the updates, at least one."
+        "Means over the held-out posts. EOS: share of the summaries that end by themselves. RM"
+        " score: the reward model's, where references of the training posts average 0. KL: nats per"
+        " summary from SFT, over the last 5% of the updates, at least one."
     )
-    return Table(header, rows, caption, strong=True)
+    without_rate = [[*row[:1], *row[2:]] for row in (header, *rows)]
+    return [
+        Heading("The summaries"),
+        Table(without_rate[0], without_rate[1:], caption, name="summaries"),
+        *scores.spread_blocks(record),
+        *scores.blocks(record),
+    ]
 
 
 def _beside_the_paper(numbers: Row) -> list[Block]:
-    title = Heading("Beside the paper")
+    """The section; none where nothing of the paper compares, as a note says."""
     if not paper.is_comparable(numbers["preset"]):
-        reason = "with this preset neither the model nor the judge is the paper's"
-        return [title, Text(f"The paper's numbers are not comparable with this run: {reason}.")]
+        return []
     header, rows = paper.beside({"this run": numbers})
-    made: list[Block] = [title, Table(header, rows, paper.caption())]
+    made: list[Block] = [Heading("Beside the paper"), Table(header, rows, paper.caption())]
     if paper.size_of(numbers["preset"]) is None:
         made.append(Text(f"The paper has no run of the size of {numbers['preset']}."))
     labels = Table(("label", "meaning"), paper.labels())
@@ -214,11 +212,6 @@ def _reward_model(record: Record) -> list[Block]:
         f" of {whole(results['pairs'])} pairs as the labellers did (loss"
         f" {number(results['loss'], 3)})."
     )
-    tables = [_group_table(record, key, what) for key, what in RM_GROUPS if results[key]]
-    if results["cnndm"]:
-        news = results["cnndm"]
-        cells = ["CNN/DM", counted(news), whole(news["pairs"])]
-        tables.append(Table(("news articles", "accuracy [95%]", "pairs"), [cells]))
     names = {"rm": "the reward model", "dpo": "DPO's implicit reward"}
     scorers = {
         names[scorer]: record.results(scorer) for scorer in names if scorer in record.manifests
@@ -237,33 +230,36 @@ def _reward_model(record: Record) -> list[Block]:
         Heading("Reward model"),
         Text(text),
         *scores.length_blocks(scorers),
-        *tables,
+        _groups(record),
         plots.figure("calibration", caption, [drawn], wide=1.4, high=1.2),
         _normalization(record),
     ]
 
 
-def _group_table(record: Record, key: str, what: str) -> Table:
-    groups = record.results("rm")[key]
-    names = sorted(groups, key=_natural)
-    caption = ""
-    if len(names) > MOST_GROUPS and key == "by_policies":
-        names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
-        caption = f"The {MOST_GROUPS} most frequent of {len(groups)}."
-    rows = [[n, counted(groups[n]), whole(groups[n]["pairs"])] for n in names]
-    header = [what, "accuracy [95%]", "pairs"]
-    size = paper.size_of(record.preset)
-    if key == "by_strength":
-        caption = "1: slightly better, 4: far better."
-    if key == "by_strength" and size:
-        theirs = paper.load()["rm_accuracy_by_confidence"]["mean"]
-        header.append(f"paper {size.upper()}")
-        points = (theirs.get(str(5 + int(name)), {}) for name in names)
-        rows = [
-            [*cells, percent(shares.get(size))] for cells, shares in zip(rows, points, strict=True)
-        ]
+def _groups(record: Record) -> Table:
+    """Accuracy by group of pairs, beside the paper's by strength where it has this size."""
+    results, size = record.results("rm"), paper.size_of(record.preset)
+    theirs = paper.load()["rm_accuracy_by_confidence"]["mean"] if size else {}
+    rows = []
+    for key, what in RM_GROUPS:
+        groups = results[key]
+        names = sorted(groups, key=_natural)
+        if len(names) > MOST_GROUPS:
+            names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
+        for name in names:
+            point = theirs.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
+            cells = [what, name, counted(groups[name]), whole(groups[name]["pairs"])]
+            rows.append([*cells, percent(point.get(size))])
+    if results["cnndm"]:
+        news = results["cnndm"]
+        rows.append(["news articles", "CNN/DM", counted(news), whole(news["pairs"]), MISSING])
+    header = ["pairs by", "", "accuracy [95%]", "pairs", f"paper {(size or '').upper()}"]
+    caption = f"Strength: 1 slightly better, 4 far better. At most {MOST_GROUPS} groups of a kind."
+    if not size:
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    else:
         caption += " The paper's: where the second summary was chosen (its confidence 6 to 9)."
-    return Table(header, rows, caption)
+    return Table(header, rows, caption, name="reward-model-groups")
 
 
 def _natural(name: str) -> tuple[str, int, str]:
@@ -285,8 +281,8 @@ def _normalization(record: Record) -> Table:
         f"{results['padding_difference_mean']:.1e}",
     ]
     caption = (
-        "Normalization: the mean score of the reference summaries is taken off, so that a summary"
-        " as good as a person's scores about 0. Padding on the other side should move nothing."
+        "Normalization subtracts the mean score of the reference summaries: a summary as good as a"
+        " person's scores about 0. Padding on the other side must not change a score."
     )
     return Table(header.split("|"), [[what, *cells, share]], caption)
 

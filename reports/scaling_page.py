@@ -15,11 +15,10 @@ import pandas as pd
 
 from reports.parts import page, sentences
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs
-from reports.parts.page import Block, Heading, Note, Text
+from reports.parts.page import Block, Heading, Text
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.scaling import answers, beside_paper, details
-from reports.scaling.measures import RULE, frame_of, rows_of, size_verdicts, sizes
-from reports.sections import made_with
+from reports.scaling.measures import RULE, SizeVerdict, frame_of, rows_of, size_verdicts, sizes
 from stages.driving.grid import LADDER
 
 # What may differ between sizes: the base model itself, and how batches are cut.
@@ -38,11 +37,12 @@ def write_page(names: Sequence[str], judge: str = "") -> str:
     """Write the page of some runs; its verdicts for the terminal."""
     names = list(dict.fromkeys(names))
     records, left_out = collect(names, judge)
-    title = f"Sizes side by side: {', '.join(names)}"
+    several = len({record.name for record in records}) > 1
+    title = f"Sizes side by side: {', '.join(names)}" if several else f"Seeds of run {names[0]}"
     stem = stem_about("scaling", ladder_of(names) or names)
     path = write_about_runs(stem, title, blocks(records, left_out), names, records)
     frame = frame_of(records)
-    lines = [answers.answer(size_verdicts(frame)), *details.conclusions(frame)]
+    lines = [answers.answer(size_verdicts(frame)), *(details.conclusions(frame) if several else [])]
     return page.for_terminal(lines, path)
 
 
@@ -63,29 +63,47 @@ def collect(names: Sequence[str], judge: str = "") -> tuple[list[Record], list[s
 
 def blocks(records: list[Record], left_out: Sequence[str] = ()) -> list[Block]:
     """The page: the answer for each size and its plot, then what it rests on."""
-    frame = frame_of(records)
+    frame, verdicts = frame_of(records), size_verdicts(frame_of(records))
     beside = beside_paper.rows(records, frame)
+    unlike, bad = alike(records, frame), answers.called_out_lines(verdicts)
+    lead = sentences.lead(answers.answer(verdicts), distrust(frame, verdicts, bool(unlike)))
+    notes = [*bad, *caveats(frame), *unlike, *details.not_comparable(beside), *left_out]
+    first = [lead, answers.answers_table(verdicts), answers.win_rate_figure(frame, beside)]
+    growth, differing = [], []
+    if len(verdicts) > 1:
+        growth = [
+            Heading("Does it grow with size?"),
+            *(Text(sentence) for sentence in [*details.conclusions(frame), details.RANGE]),
+            *details.fits_blocks(frame),
+        ]
+        differing = [Heading("What differs between the sizes"), Text(_checked(records))]
     return [
-        *answers.blocks(frame, beside),
-        *(Note(note) for note in (*caveats(frame), *alike(records, frame), *left_out)),
-        details.code_line(records),
-        Heading("Does it grow with size?"),
-        *(Text(sentence) for sentence in details.conclusions(frame)),
-        *([Text(details.RANGE)] if len(sizes(frame)) > 1 else []),
-        *details.fits_blocks(frame),
+        *first,
+        *sentences.against(notes),
+        *growth,
+        Heading("Seeds and posts apart"),
+        Text(RULE),
+        details.spreads_table(frame),
+        details.seeds_table(frame),
         Heading("Over-optimisation"),
         *answers.frontier_blocks(records, frame),
         *details.paper_blocks(beside),
         Heading("Everything measured"),
         details.measured_table(frame),
         *details.reward_model_blocks(records, frame),
-        Heading("Seeds and posts apart"),
-        Text(RULE),
-        details.spreads_table(frame),
-        details.seeds_table(frame),
-        Heading("What differs between the sizes"),
-        Text(_checked(records)),
+        *differing,
     ]
+
+
+def distrust(frame: pd.DataFrame, verdicts: Sequence[SizeVerdict], unlike: bool) -> str:
+    """What to distrust, in a few words."""
+    called = [bad for size in verdicts for bad in size.called_out]
+    collapsed = sum(bad.collapsed for bad in called)
+    told = {"COLLAPSED": collapsed, "fell behind": len(called) - collapsed}
+    reasons = [f"{count} of {len(frame)} seeds {what}" for what, count in told.items() if count]
+    reasons += ["the sizes are NOT alike"] if unlike else []
+    reasons += ["one seed"] if any(size.seeds == 1 for size in verdicts) else []
+    return sentences.distrust(rows_of(frame), *reasons)
 
 
 def caveats(frame: pd.DataFrame) -> list[str]:
@@ -126,13 +144,13 @@ def alike(records: list[Record], frame: pd.DataFrame) -> list[str]:
 def _checked(records: list[Record]) -> str:
     different = differing_settings(records, FREE)
     checked = (
-        f"{', '.join(different)}: see the notes above."
+        f"{', '.join(different)}."
         if different
         else "nothing but the base model and how batches are cut to fit memory (and the seed)."
     )
     return (
         f"Checked against the settings that the {len(records)} runs recorded, the sizes differ in"
-        f" {checked} {made_with.where(records)}"
+        f" {checked}"
     )
 
 

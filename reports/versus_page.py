@@ -8,15 +8,27 @@ writes versus-<a>-<b>.md and .html to runs/versus-<a>-<b>/seed<k>/report/<judge>
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 from eval.versus import Side, arguments, read_side, versus_config
 from eval.win_rate import post_scores
-from reports.parts import page
+from reports.parts import page, plots
 from reports.parts.collect import explained_by_critic, flags_of_versus
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.run_report import prompts
 from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
-from reports.parts.sentences import critic_note, judge_flags
-from reports.parts.words import Row, estimate, interval, judge, p_value, percent, whole
+from reports.parts.sentences import against, critic_note, distrust, judge_flags, lead
+from reports.parts.words import (
+    MISSING,
+    Row,
+    at_equal_length,
+    briefly,
+    estimate,
+    interval,
+    p_value,
+    percent,
+    whole,
+)
 from reports.sections.judging import controls, rates
 from reports.sections.samples import SAMPLES, sample
 from stages.finished import read_manifest, stage_folder
@@ -44,12 +56,13 @@ def write_page(args: Namespace) -> str:
     folder = stage_folder(config, "versus")
     manifest = read_manifest(folder)
     if manifest is None:
-        raise UserError(f"nobody compared them yet: run `make versus A={args.a} B={args.b}`")
+        raise UserError(f"they have not been compared yet: run `make versus A={args.a} B={args.b}`")
     results: Row = manifest["results"]
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
     rows = posts(sides, read_lines(folder / "judgements.jsonl"))
     made = blocks(results, flags, rows, critic_note([critic_of(side) for side in sides]))
+    made += prompts([vars(config.judge)])
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
         path = page.write(run.partial, config.name, title, made)
@@ -100,22 +113,43 @@ def mirrored(sentence: Row) -> Row:
     return sentence | {"shown": places[sentence["shown"]], "prefers": preferred}
 
 
+def winner_first(results: Row) -> Row:
+    """The results with the side of the higher win rate as `a`."""
+    if results["estimate"] is None or results["estimate"] >= 0.5:
+        return results
+    statistics = results["statistics"]
+    length = mirrored_rate(statistics["length_controlled"])
+    low, high = statistics["worst_case"]
+    statistics = statistics | {"length_controlled": length, "worst_case": (1 - high, 1 - low)}
+    sides = {"a": results["b"], "b": results["a"], "statistics": statistics}
+    return mirrored_rate(results) | sides | {"wins": results["losses"], "losses": results["wins"]}
+
+
+def mirrored_rate(rate: Row) -> Row:
+    """A win rate, seen from the other side."""
+    if rate["estimate"] is None:
+        return rate
+    ends = {"estimate": "estimate", "low": "high", "high": "low"}
+    return rate | {key: 1 - rate[other] for key, other in ends.items()}
+
+
 def verdict(results: Row) -> str:
-    """Who is preferred, if both the interval and the test say so."""
+    """Who is preferred, if both the interval and the test say so; the winner stands first."""
     if results["unjudged"] > MOST_UNJUDGED:
         low, high = results["statistics"]["worst_case"]
         return (
             f"{percent(results['unjudged'])} of the posts have no verdict, more than"
             f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
         )
-    if results["low"] <= 0.5 <= results["high"] or results["p_value"] > LEVEL:
-        outcome = f"{results['a']} against {results['b']} is inconclusive"
-    else:
-        winner, loser = ("a", "b") if results["low"] > 0.5 else ("b", "a")
-        outcome = f"{results[winner]} is preferred to {results[loser]}"
+    seen = winner_first(results)
+    outcome = f"{seen['a']} is preferred to {seen['b']}"
+    if seen["low"] <= 0.5 <= seen["high"] or seen["p_value"] > LEVEL:
+        outcome = f"{seen['a']} against {seen['b']} is inconclusive"
+    length = at_equal_length(seen["statistics"]["length_controlled"]).replace(MISSING, "not known")
     return (
-        f"{outcome}: {results['a']} wins {estimate(results)} of {whole(results['posts'])} posts,"
-        f" {p_value(results['p_value'])}."
+        f"{outcome}: of {whole(seen['posts'])} posts it won {whole(seen['wins'])}, tied"
+        f" {whole(seen['ties'])}, lost {whole(seen['losses'])}: {estimate(seen)},"
+        f" {p_value(seen['p_value'])}; at equal length {length}."
     )
 
 
@@ -127,20 +161,19 @@ def blocks(
     `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` is the note on PPO's.
     """
     statistics = results["statistics"]
-    about = results["judge"] | {"judge": results["judge"]["name"]}
+    about = results["judge"] | {"judge": results["judge"]["name"], "judge_flags": flags}
     given = {} if results["unjudged"] > MOST_UNJUDGED else statistics
-    notes = [] if about["is_llm"] else [f"The judge is NOT an LLM: {about['note']}."]
-    warnings = [judge_flags({"judge_flags": flags}), *notes, critic]
+    note = "" if about["is_llm"] else f"The judge: {about['note'].replace(', not an LLM', '', 1)}."
     return [
-        Text(verdict(results), lead=True),
-        *(Note(warning) for warning in warnings if warning),
-        Heading("Result"),
+        lead(verdict(results), distrust([about], "one pair of policies")),
         result(results),
+        *picture(results),
+        *against(filter(None, (judge_flags(about), note, critic))),
         *samples(results, rows),
         Heading("Every rate"),
         *rates({results["a"]: given}),
         Heading("The judge"),
-        Text(f"Judge: {judge(about)}, {whole(statistics['judgements'])} judgements."),
+        Text(f"Judge: {briefly(about['judge'])}, {whole(statistics['judgements'])} judgements."),
         leanings(statistics),
         Heading("Controls of the judge"),
         *controls(results["controls"]),
@@ -148,22 +181,40 @@ def blocks(
 
 
 def result(results: Row) -> Table:
-    """The one row of the result, what is asked for first."""
-    statistics = results["statistics"]
-    given = results["unjudged"] <= MOST_UNJUDGED
+    """The one row of the result, the winner's."""
+    given, seen = results["unjudged"] <= MOST_UNJUDGED, winner_first(results)
+    length = seen["statistics"]["length_controlled"]
     cells = [
-        estimate(results if given else None),
+        *(whole(seen[key]) for key in ("wins", "ties", "losses")),
+        *((estimate(seen), at_equal_length(length)) if given else [MISSING] * 2),
         p_value(results["p_value"] if given else None),
-        *(whole(results[key]) for key in ("wins", "ties", "losses")),
         percent(results["unjudged"]),
-        interval(*statistics["worst_case"]),
     ]
-    header = "|win rate [95%]|p-value|wins|ties|losses|unjudged|worst case"
+    header = "|won|tied|lost|win rate [95%]|at equal length [95%]|p-value|unjudged"
     caption = (
-        f"Posts, {results['a']} over {results['b']}, both orders of each. The p-value is that of a"
-        " paired randomisation test of no difference."
+        f"Posts, {seen['a']} over {seen['b']}, both orders of each. The p-value is that of a paired"
+        " randomisation test."
     )
-    return Table(header.split("|"), [[results["a"], *cells]], caption, strong=True, name="result")
+    if results["unjudged"]:
+        worst = interval(*seen["statistics"]["worst_case"])
+        caption += f" Had all unjudged posts gone one way, the win rate would lie within {worst}."
+    return Table(header.split("|"), [[seen["a"], *cells]], caption, strong=True, name="result")
+
+
+def picture(results: Row) -> list[Block]:
+    """The winner's rate, and that at equal length; none where no rate may be given."""
+    seen = winner_first(results)
+    rates = {"win rate": seen, "at equal length": seen["statistics"]["length_controlled"]}
+    drawn = [
+        (what, plots.PPO, rate["estimate"], rate["low"], rate["high"])
+        for what, rate in rates.items()
+        if rate["estimate"] is not None
+    ]
+    if results["unjudged"] > MOST_UNJUDGED:
+        return []
+    panel = replace(plots.win_rates(drawn), title=f"{seen['a']} over {seen['b']}")
+    caption = "Bars are 95% intervals over the posts; the dashed line is even."
+    return [plots.figure("win-rate", caption, [panel], 1.75, 0.8)]
 
 
 def leanings(statistics: Row) -> Table:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from reports import ablations_page
 from reports.parts import ablated, page
 from reports.parts.blocks import escape
+from reports.parts.run_report import where
 from stages.finished import stage_folder
 from stages.rl.credit import credit, shape
 from stages.rl.episodes import Episodes
@@ -23,7 +24,7 @@ from tests.fabricated_runs import OFFLINE, ONLINE, fabricate
 SEEDS = (1, 2, 3)
 T2 = 4.302653  # Student's t at 97.5% with 2 degrees of freedom, from a table
 POSTS = 20
-FOLDED = ("Each seed", "The switches")
+FIRST = "the first screen"
 OWN_TEXTS = [f"summary {index}" for index in range(9)]
 
 
@@ -64,7 +65,7 @@ def text_of(*names):
 def cells(text, section, *first):
     """The cells of a row of the table in a section, after those that it begins with."""
     start = "".join(f"| {one} " for one in first)
-    table = text.split(f"<summary>{section}" if section in FOLDED else f"## {section}")[1]
+    table = text if section == FIRST else text.split(f"## {section}")[1]
     line = next(x for x in table.splitlines() if x.startswith(start))
     return [cell.strip() for cell in line.split("|")[1 + len(first) : -1]]
 
@@ -85,7 +86,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
         config = turned("dropout", seed)
         fabricate(config, ppo=rate, scores=wins(count), texts=OWN_TEXTS, found=found)
     text = text_of("dropout")
-    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, "Means", "dropout")
+    less, seeds, posts, failed, changed, rate, kl, tokens, eos = cells(text, FIRST, "dropout")
     shown = "{:.1f}% [{:.1f}%, {:.1f}%]".format
     assert rate == shown(*(100 * x for x in by_hand(rates)))
     assert kl == "{:.2f} [{:.2f}, {:.2f}]".format(*by_hand(kls))
@@ -106,7 +107,7 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
     for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
         config = turned("dropout", seed)
         fabricate(config, scores=wins(1), texts=OWN_TEXTS, found={"policy/eos_rate": rate})
-    assert cells(text_of("dropout"), "Means", "dropout")[8] == "59.0% [0.0%, 100.0%]"
+    assert cells(text_of("dropout"), FIRST, "dropout")[8] == "59.0% [0.0%, 100.0%]"
 
 
 def test_changed_summaries_are_counted_by_their_text(places):
@@ -115,7 +116,7 @@ def test_changed_summaries_are_counted_by_their_text(places):
     found = ablated.collect("tiny", ["dropout"])[1][0]
     assert found.pair
     assert (found.changed, found.pair.written) == (9, 27)
-    assert cells(text_of("dropout"), "Means", "dropout")[4] == "33.3%"
+    assert cells(text_of("dropout"), FIRST, "dropout")[4] == "33.3%"
 
 
 def test_the_switches_of_the_critic_have_a_page_of_their_own(places):
@@ -165,7 +166,7 @@ def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     assert one.pair
     assert not one.pair.is_clear
     text = text_of("dropout")
-    assert cells(text, "Means", "dropout")[1] == "–"  # over seeds
+    assert cells(text, FIRST, "dropout")[1] == "–"  # over seeds
     assert "Of 1 switch, none is shown to matter; 1 is inconclusive (dropout)." in text
     assert "dropout: inconclusive (+5.0 points in every seed; over posts [" in text
 
@@ -176,7 +177,7 @@ def test_one_seed_says_nothing_about_seeds(places):
     text = text_of("dropout")
     assert "dropout: no verdict (1 seed with a win rate, and fewer than 3 say too little" in text
     assert "Of 1 switch, none is shown to matter; 1 has no verdict (dropout)." in text
-    assert cells(text, "Means", "dropout")[:2] == ["+75.0", "–"]
+    assert cells(text, FIRST, "dropout")[:2] == ["+75.0", "–"]
 
 
 def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places):
@@ -185,9 +186,9 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places
     ablate("dropout", (1, 0, 2))
     text = text_of("no-eos-trick", "dropout")
     assert "no-eos-trick: does not matter (no summary was changed)." in text
-    assert cells(text, "Means", "no-eos-trick")[:5] == ["–", "–", "–", "0 of 3", "none"]
+    assert cells(text, FIRST, "no-eos-trick")[:5] == ["–", "–", "–", "0 of 3", "none"]
     assert "+0.0, +0.0]" not in text
-    assert cells(text, "Means", "no-eos-trick")[5:7] == ["63.0%", "7.31"]  # all seeds agree
+    assert cells(text, FIRST, "no-eos-trick")[5:7] == ["63.0%", "7.31"]  # all seeds agree
 
 
 def test_every_switch_is_explained_on_the_page(places, capsys):
@@ -197,7 +198,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
     ablations_page.main(["--name", "tiny"])
     text = (page.beside_the_runs() / "ablations-tiny.md").read_text()
     for name, one in ABLATIONS.items():
-        setting, what = cells(text, "The switches", name)
+        setting, what = cells(text, "Each switch", name)
         assert setting == one.settings
         assert escape(one.what) == what
     *printed, path = capsys.readouterr().out.splitlines()
@@ -290,7 +291,7 @@ def test_a_judge_that_is_no_llm_is_named(places):
     default_runs()
     ablate("dropout", (5, 6, 7))
     text = text_of("dropout")
-    assert text.count("The judge is NOT an LLM") == 1
+    assert text.count("**Not an LLM**") == 1
     assert "not judged alike" not in text
     assert "is not the default with this switch alone" not in text
     assert "its SFT or reward model is not" not in text
@@ -393,4 +394,5 @@ def test_the_processors_of_all_runs_that_are_compared_are_named(places):
     path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"
     path.write_text(path.read_text().replace("AVX2", "AVX512"))
     named = "Computed on: CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (AMD EPYC, AVX512);"
-    assert named in text_of("dropout")
+    default, others, _ = ablated.collect("tiny", ["dropout"])
+    assert named in where(ablations_page.compared(default, others))

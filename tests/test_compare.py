@@ -6,9 +6,9 @@ import pytest
 
 from eval.versus import parts_of
 from reports import compare_page
-from reports.compare_page import changed_posts, settings_apart, some_of_each
+from reports.compare_page import changed_posts, some_of_each
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import beside, read_entries
+from reports.parts.paired import beside, read_entries, settings_apart
 from reports.parts.sample_views import change
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
@@ -113,8 +113,10 @@ def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsy
     assert max(map(len, printed.splitlines()[:-1])) <= 80
     text = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.md").read_text()
     lead = text.split("\n\n")[1]
-    assert lead.startswith("b/1:ppo against tiny/1:ppo is inconclusive: +0.0 points [")
-    assert "| b/1:ppo | 2 | 2 | 2 | 3 | 0 |" in text
+    assert lead.startswith("Against the references ")
+    assert "is not reliably above" in lead
+    assert ": +0.0 points [" in lead
+    assert " | 2 | 2 | 2 | 3 | 0 |" in text
     assert "| ppo.kl_coef | 0.05 | 0.1 |" in text
     assert "4 of the 4 posts on which a verdict became better or worse" in text
     page = (beside_the_runs() / "compare-tiny-1-ppo-b-1-ppo.html").read_text()

@@ -208,7 +208,7 @@ def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_const
     run_page.main(["--preset", "tiny", "--seed", "1"])
     folder = stage_folder(config, "report")
     text = (folder / "tiny-seed1.md").read_text()
-    assert text.index(note) < text.index("## Result")
+    assert text.index("## What to hold against it") < text.index(note)
     assert note[:40] in (folder / "headline.txt").read_text()
 
 

@@ -264,9 +264,9 @@ def test_the_page_shows_proxy_and_gold_side_by_side_and_says_that_no_llm_judged(
     found = measure_win_rates(config)["scores"]
     write_report(config)
     text = (stage_folder(config, "report") / "resumed-seed44413.md").read_text()
-    assert "## Proxy and gold score" in text
+    assert "The proxy is the run's own reward model" in text
     assert "gold reward model gold seed 7, not an LLM" in text
-    assert "The judge is NOT an LLM" in text
+    assert "**Not an LLM**" in text
     rows = read_lines(stage_folder(config, "summaries") / "ppo.jsonl")
     golds = read_lines(stage_folder(config, "judge") / "gold_scores.jsonl")
     ours = [row["score"] for row in golds if row["policy"] == "ppo"]

@@ -37,7 +37,7 @@ def test_publishing_lists_every_page_with_its_first_sentence_and_record(place, c
     assert list(rows) == list(record["pages"]) == ["scaling-tiny", "tiny-seed1", "tiny-seed2"]
     row = rows["tiny-seed1"]
     first = (GENERATED / "tiny-seed1.md").read_text().split("\n\n")[1].split(". ")[0]
-    assert first.startswith("PPO BEATS the references on 600 held-out posts: ")
+    assert first.startswith("Of 600 held-out posts PPO's summary won ")
     assert f"| {first}. | tiny; preset tiny; seed 1; judge facts; CPU, 2 cores (AMD EPYC" in row
     assert row.endswith(f"; {record['pages']['tiny-seed1']['finished'][:10]} |")
     assert "| tiny; preset tiny; seeds 1, 2; judge facts;" in rows["scaling-tiny"]

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -32,12 +32,50 @@ def test_anchors_are_those_that_github_gives_the_headings():
 def test_a_page_of_many_headings_has_contents_that_lead_to_all_of_them():
     html = page.to_html("x", [Text("first"), *SEVEN])
     nav = html.index("<nav")
-    assert html.index("first") < nav < html.index('<h2 id="result"')
+    assert html.index("first") < nav < html.index('id="result"')
     found = re.findall(r'<li><a href="#([^"]+)"', html)
     assert found == anchors_of(SEVEN)
-    assert "[Judge: who?](#judge-who)" in page.to_markdown("x", "x", SEVEN)
+    # Each leads into its section, so that a browser opens it without a script.
+    assert re.findall(r'<div class="inside" id="([^"]+)"', html) == found
     assert "<nav" not in page.to_html("x", SEVEN[:5])
-    assert "Contents" not in page.to_markdown("x", "x", SEVEN[:5])
+
+
+def test_what_stands_before_the_first_heading_is_in_sight_and_each_section_is_folded():
+    blocks = [Text("the answer"), Heading("One"), Text("1 more"), Heading("Two"), Text("2 more")]
+    html = page.to_html("x", blocks)
+    opening, *sections = html.split('<details class="section">')
+    assert "the answer" in opening
+    assert ["1 more" in section for section in sections] == [True, False]
+    assert ["2 more" in section for section in sections] == [False, True]
+    assert "<details open" not in html
+    assert page.to_markdown("x", "x", blocks) == (
+        "# x\n\nthe answer\n\n"
+        "<details><summary>\n\n## One\n\n</summary>\n\n1 more\n\n</details>\n\n"
+        "<details><summary>\n\n## Two\n\n</summary>\n\n2 more\n\n</details>\n"
+    )
+
+
+def test_a_page_without_a_table_before_its_first_heading_shows_that_of_its_first_section():
+    main = Table(("", "n"), [["a", "1"]], strong=True)
+    other, after = Table(("", "n"), [["b", "2"]]), Text("after it")
+    blocks = [Text("x"), Heading("A"), other, Heading("B"), main, after, Heading("C"), other]
+    opening, sections = page.sections_of(page.placed(blocks))
+    assert [type(block).__name__ for block in opening] == ["Text", "Heading", "Table"]
+    assert opening[1:] == page.placed([Heading("B"), replace(main, name="b")])
+    assert [section.heading.text for section in sections] == ["A", "More: B", "C"]
+    assert sections[1].blocks == [after]
+    opening, sections = page.sections_of([Text("x"), Heading("A"), after, other, Heading("B")])
+    assert opening == [Text("x"), Heading("A"), after, other]
+    assert [section.heading.text for section in sections] == ["B"]
+    opening, sections = page.sections_of([main, Heading("A"), main])
+    assert (len(opening), len(sections)) == (1, 1)
+    assert page.sections_of([Text("x")]) == ([Text("x")], [])
+
+
+def test_one_phrase_of_a_text_is_bold_and_only_where_it_stands_first():
+    text = Text("a *b* c *b*", bold="*b*")
+    assert text.markdown("x") == "a **\\*b\\*** c \\*b\\*"
+    assert "<p>a <strong>*b*</strong> c *b*</p>" in page.to_html("x", [text])
 
 
 def test_every_table_has_a_file_of_its_own_and_links_to_it(tmp_path):
@@ -106,7 +144,7 @@ def test_no_text_of_a_block_becomes_markup():
     sample = Sample(BAD, BAD, [("SFT" + BAD, BAD, BAD)])
     blocks = [Text(BAD), *[Heading(BAD)] * 6, Table((BAD,), [[BAD]], BAD, name="t"), sample]
     html = page.to_html(BAD, [*blocks, Details(BAD, [Text(BAD)])], "p")
-    assert "<script" not in html
+    assert html.count("<script") == 1  # the page's own
     assert "<img" not in html
     assert html.count("&lt;script&gt;") > 15
     assert not re.search(r'="[^"]*"&gt;|="[^"]*<', html)
@@ -141,7 +179,8 @@ def test_a_kind_of_block_brings_its_template_style_and_script_once(tmp_path, mon
     assert html.count(".counter {}") == 1
     assert '{"text": "\\u003c/script\\u003e"}' in html
     # The policy lets this script run and no other: its name is the SHA-256 of its text.
-    assert f"script-src '{page.digest('let a = 1 < 2;')}';" in html
+    fold = (tmp_path / page.FOLD).read_text()  # the page's own, because something is folded
+    assert f"script-src '{page.digest('let a = 1 < 2;')}' '{page.digest(fold)}';" in html
     assert page.to_markdown("x", "x", [Counter({})]) == "# x\n"
 
 

@@ -5,6 +5,7 @@ developers' packages.
 """
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,6 +86,12 @@ def look(browser, path, width, scheme="light"):
     browser.open(path)
 
 
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => one.open = true)"
+# The tables of which a window hides columns.
+CUT = """
+JSON.stringify([...document.querySelectorAll(".scroll")]
+  .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.ariaLabel))
+"""
 # What is beyond the window's edge and in no box of its own that scrolls.
 BEYOND = """
 JSON.stringify([...document.querySelectorAll("main *")]
@@ -98,6 +105,7 @@ JSON.stringify([...document.querySelectorAll("main *")]
 def test_no_page_scrolls_sideways_or_complains_or_loads_anything(browser, pages, kind):
     for width in WIDTHS:
         look(browser, pages[kind], width)
+        browser.value(OPEN_ALL)
         assert json.loads(browser.value(BEYOND)) == [], width
         whole, window = (f"document.documentElement.{one}Width" for one in ("scroll", "client"))
         assert browser.value(whole) <= browser.value(window), width
@@ -105,6 +113,43 @@ def test_no_page_scrolls_sideways_or_complains_or_loads_anything(browser, pages,
         assert {one for one in browser.asked() if not one.startswith("data:")} == {
             pages[kind].as_uri()
         }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_table_hides_columns_in_a_window_of_1400_pixels(browser, pages, kind):
+    look(browser, pages[kind], 1400)
+    browser.value(OPEN_ALL)
+    assert json.loads(browser.value(CUT)) == []
+
+
+def test_sections_are_closed_and_one_button_or_paper_opens_all(browser, pages):
+    look(browser, pages["run"], 1400)
+    closed = "document.querySelectorAll('details:not([open])').length"
+    count = browser.value(closed)
+    assert count == browser.value("document.querySelectorAll('details').length") > 5
+    browser.value("dispatchEvent(new Event('beforeprint'))")
+    assert browser.value(closed) == 0
+    browser.value("dispatchEvent(new Event('afterprint'))")
+    assert browser.value(closed) == count
+    browser.value("document.querySelector('button.open-all').focus()")
+    browser.press("Enter")
+    assert browser.value(closed) == 0
+
+
+def test_paper_and_links_show_a_section_where_no_script_runs(browser, pages, tmp_path):
+    text = pages["run"].read_text(encoding="utf-8")
+    path = tmp_path / "page.html"
+    path.write_text(re.sub(r"script-src[^;]*;", "", text), encoding="utf-8")
+    look(browser, path, 1400)
+    assert not browser.value("document.querySelector('button.open-all')")
+    section = "document.querySelectorAll('details.section')[2]"
+    hidden = f"{section}.querySelector('.inside').checkVisibility({{contentVisibilityAuto: true}})"
+    assert not browser.value(hidden)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.value(f"{section}.querySelector('.inside').offsetHeight > 50")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    browser.value("document.querySelectorAll('nav.contents a')[2].click()")
+    assert browser.value(f"{section}.open")
 
 
 def test_the_result_column_of_the_ablations_is_in_sight_in_every_window(browser, pages):
@@ -116,6 +161,7 @@ def test_the_result_column_of_the_ablations_is_in_sight_in_every_window(browser,
 
 def test_a_wide_table_scrolls_in_its_own_box_by_keyboard(browser, pages):
     look(browser, pages["run"], 360)
+    browser.value(OPEN_ALL)
     box = 'window.box = [...document.querySelectorAll(".scroll")].find(one =>'
     box += " one.scrollWidth > one.clientWidth + 50)"
     assert browser.value(f"{box}; box.tabIndex") == 0
@@ -148,17 +194,19 @@ def test_the_policy_of_a_page_stops_a_script_even_where_markup_came_through(
     assert browser.value("document.title") != "planted"
 
 
-def test_every_link_of_the_contents_leads_to_its_heading_by_keyboard(browser, pages):
+def test_every_link_of_the_contents_opens_its_section_by_keyboard(browser, pages):
     look(browser, pages["run"], 1400)
     links = 'document.querySelectorAll("nav.contents a")'
-    headings = 'document.querySelectorAll("main h2")'
-    assert browser.value(f"{links}.length") == browser.value(f"{headings}.length") > 5
-    targets = "[...nav].every(one => document.getElementById(one.hash.slice(1)).matches('h2'))"
+    sections = 'document.querySelectorAll("details.section")'
+    assert browser.value(f"{links}.length") == browser.value(f"{sections}.length") > 5
+    targets = "[...nav].every(one => document.getElementById(one.hash.slice(1)).closest('details'))"
     assert browser.value(f"nav = {links}; {targets}")
     browser.value("nav[3].focus({focusVisible: true})")
     assert browser.value("getComputedStyle(nav[3]).outlineStyle") == "solid"
     browser.press("Enter")
     assert browser.value("location.hash") == browser.value("nav[3].hash")
+    opened = f"[...{sections}].map(one => one.open).indexOf(true)"
+    assert browser.value(opened) == 3
 
 
 def faults(browser, before="0"):

@@ -6,10 +6,10 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import page, plots
-from reports.parts.page import Figure, Note, Table, Text
+from reports.parts.page import Figure, Heading, Note, Table, Text
+from reports.parts.run_report import code_line
 from reports.scaling import beside_paper
 from reports.scaling.answers import answers_table
-from reports.scaling.details import code_line
 from reports.scaling.measures import BEATS, UNKNOWN, frame_of, size_verdicts
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import ONLINE, pythia_study
@@ -27,13 +27,15 @@ def tables(records) -> list[Table]:
 
 
 def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
-    lead, answers, called, figure, *_ = scaling_page.blocks(records)
+    lead, answers, figure, below, called, *_ = scaling_page.blocks(records)
+    assert isinstance(below, Heading)
     assert isinstance(lead, Text)
     assert isinstance(answers, Table)
     assert isinstance(figure, Figure)
     assert lead.text == (
-        "PPO beats the references at pythia-2.8b (2.78B) and pythia-6.9b (6.86B); at pythia-1b"
-        " (1.01B) it is inconclusive."
+        "PPO beats the references at pythia-2.8b (2.78B) and pythia-6.9b (6.86B), is inconclusive"
+        " at pythia-1b (1.01B). At equal length the same holds. Caveats: judge gpt-3.5-turbo-0125;"
+        " 2 of 12 seeds COLLAPSED."
     )
     assert [row[1] for row in answers.rows] == [UNKNOWN, BEATS, BEATS]
     one_b, two_b, _ = answers.rows
@@ -114,31 +116,29 @@ def test_over_optimised_seeds_are_named_and_three_sizes_have_no_fit(records):
 
 
 def test_code_versions_are_named_in_one_line(records):
-    blocks = scaling_page.blocks(records)
-    texts = [one.text for one in blocks if isinstance(one, Text)]
-    (line,) = [one for one in texts if "version of the code" in one]
-    assert line == "All runs were made with one version of the code: 508a0d9."
+    assert code_line(records) == "All runs were made with one version of the code: 508a0d9."
     versions = ("508a0d9", "1234567-dirty")
     mixed = [
         replace(one, manifests={"ppo": {**one.manifests["ppo"], "code_version": versions[n % 2]}})
         for n, one in enumerate(records)
     ]
 
-    assert code_line(mixed) == Note(
-        "2 versions of the code behind this page: ppo with 1234567-dirty, 508a0d9; 1 held"
+    assert code_line(mixed) == (
+        "Caveat: 2 versions of the code behind this page: ppo with 1234567-dirty, 508a0d9; 1 held"
         " changes that were not committed."
     )
     for one in mixed:
         one.manifests["ppo"]["code_version"] = "508a0d9"
         one.manifests["win_rate"] = {"code_version": "89abcde"}
-    assert code_line(mixed) == Note(
-        "2 versions of the code behind this page: ppo with 508a0d9; win_rate with 89abcde."
+    assert code_line(mixed) == (
+        "Caveat: 2 versions of the code behind this page: ppo with 508a0d9; win_rate with 89abcde."
     )
 
 
 def test_the_longer_one_stands_beside_the_reward_model_in_each_group(records):
-    (table,) = [one for one in tables(records) if one.header[0] == "strength of the label"]
+    (table,) = [one for one in tables(records) if one.name == "reward-model-groups"]
     assert table.rows[0] == [
+        "strength of the label",
         "1",
         "75.0% (75.0% to 75.0%)",
         *["75.0% (75.0% to 75.0%)"] * 2,

@@ -196,7 +196,7 @@ def test_make_eval_policy_judges_a_released_checkpoint_to_its_page(judged):
     page = (run / "report/facts/released-policy-seed44413.md").read_text()
     assert "others trained it, and nothing was trained here" in page
     assert "The mean 1.7500" in page
-    assert "The judge is NOT an LLM" in page
+    assert page.count("**Not an LLM**") == 1
     assert str(folder) not in page
     assert "RELEASED" in said
     again = make(folder, "eval", "POLICY=policy", *words)

@@ -86,13 +86,17 @@ def test_the_result_table_shows_the_numbers_of_the_manifests(made):
     for policy, kl in (("sft", 0.0), ("ppo", results["ppo"]["objective/kl"])):
         row, one = wins[policy], written["policies"][policy]
         bounds = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-        numbers = [f"{100 * row['win_rate']:.1f}% {bounds}", f"{one['rougeL']:.3f}"]
+        rate = f"{100 * row['win_rate']:.1f}% {bounds}"
+        counts = "".join(f" {row[key]:,} |" for key in ("wins", "ties", "losses"))
+        assert f"| {policy.upper()} |{counts} {rate} |" in markdown
+        numbers = [rate, f"{one['rougeL']:.3f}"]
         numbers += [f"{one['tokens']:.1f}", f"{100 * one['eos_rate']:.1f}%"]
         expected[policy.upper()] = [*numbers, f"{one['score']:.2f}", f"{kl:.1f}"]
     for name, numbers in expected.items():
-        in_markdown = next(x for x in markdown.splitlines() if x.startswith(f"| {name} |"))
+        below = markdown.split("## The summaries")[1].splitlines()
+        in_markdown = next(x for x in below if x.startswith(f"| {name} |"))
         found = [cell.strip() for cell in in_markdown.split("|")[2:-1] if cell.strip() != "–"]
-        assert found == numbers
+        assert found == [number for number in numbers if "[" not in number]
         in_headline = next(x for x in headline.splitlines() if x.startswith(name))
         assert re.sub(r"[–\s]+", " ", in_headline).split() == [name, *" ".join(numbers).split()]
         assert all(number in html for number in numbers)
@@ -146,7 +150,7 @@ def test_every_plot_of_the_markdown_page_is_a_file_beside_it(made):
 
 
 def test_a_judge_that_is_no_llm_is_named_as_such_everywhere(made):
-    assert all("NOT an LLM" in text for text in made[1:4])
+    assert all("not an llm" in text.lower() for text in made[1:4])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -177,7 +181,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"sft": 0.6, "ppo": 0.62}, "PPO did not significantly beat SFT: +2.0 points"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO is WORSE than SFT"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO made the summaries WORSE than supervised fine-tuning did"),
-        ({"sft": 0.6, "ppo": 0.62}, "PPO bought nothing over supervised fine-tuning"),
+        ({"sft": 0.6, "ppo": 0.62}, "PPO is not reliably better than supervised fine-tuning"),
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
         ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
@@ -373,8 +377,10 @@ def test_threads_precision_and_device_stand_on_the_page(made):
 
 def test_rows_that_are_odd_or_skipped_stand_on_the_page(made):
     _, text, *_ = made
-    assert "| sft train | 16,000 | 0 | 0 | – | – | – | 0 |" in text
-    assert "| comparisons train | 15,000 | 27 | 4 | 14 | 3 | 158 | 2 |" in text
+    rows = {line.split(" | ")[0]: line for line in text.splitlines()}
+    assert rows["| sft train"].endswith("| 0 | 0 | – | – | – | 0 |")
+    assert rows["| comparisons train"].startswith("| comparisons train | 15,000 | ")
+    assert rows["| comparisons train"].endswith("| 27 | 4 | 14 | 3 | 158 | 2 |")
     assert "sft train: 16,000 rows, as published (16,000)." in text
     assert "comparisons train: 15,002 rows, not as published (15,009)." in text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reports import run_page
-from reports.parts import collect, plots, sentences
+from reports.parts import collect, page, plots, sentences
 from reports.parts.page import Details
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
@@ -39,25 +39,32 @@ def record_of(seed=1, **changes):
 @pytest.mark.parametrize(
     ("ppo", "said"),
     [
-        (0.63, "PPO BEATS the references on 600 held-out posts: "),
-        (0.52, "PPO against the references is INCONCLUSIVE on 600 held-out posts: "),
-        (0.40, "PPO does NOT reach the references on 600 held-out posts: "),
+        (0.63, "It BEATS the references; PPO beats SFT: +21.8 points"),
+        (0.52, "Against the references it is INCONCLUSIVE; PPO beats SFT: +10.8 points"),
+        (0.40, "It does NOT reach the references; PPO did not significantly beat SFT"),
     ],
 )
 def test_sixty_words_say_who_won_beside_sft_at_equal_length_and_what_to_distrust(places, ppo, said):
     row = collect.numbers_of(record_of(ppo=ppo))
-    won, length, caveat = sentences.opening(row)
-    counts = f"{row['ppo/wins']} won, {row['ppo/ties']} tied, {row['ppo/losses']} lost"
-    low, mean, high = 100 * ppo - 3, 100 * ppo, 100 * ppo + 3
-    rates = f"{counts}, win rate {mean:.1f}% [{low:.1f}, {high:.1f}]; SFT 41"
-    assert won.startswith(said + rates)
+    counts, stands, length, caveat = sentences.opening(row)
+    wins, ties, losses = (row[f"ppo/{key}"] for key in ("wins", "ties", "losses"))
+    theirs = ", ".join(str(row[f"sft/{key}"]) for key in ("wins", "ties", "losses"))
+    assert counts == (
+        f"Of 600 held-out posts PPO's summary won {wins}, tied {ties}, lost {losses} against the"
+        f" reference, SFT's {theirs}."
+    )
+    assert stands.startswith(said)
     equal = 100 * (ppo - 0.04)  # as it is fabricated
-    at = f"{equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]"
-    assert length == f"At equal length: {at} (19.8 tokens; references 18.6)."
-    for mind in ("judge not an LLM: facts rule", "never pretrained", "toy world", "one seed"):
-        assert mind in caveat
-    assert "checks" not in caveat
-    assert len(" ".join([won, length, caveat]).split()) <= 60
+    assert length.startswith(
+        f"At equal length: PPO {equal:.1f}% [{equal - 3:.1f}, {equal + 3:.1f}]"
+    )
+    assert caveat == "Caveats: Not an LLM judged (facts rule); one seed; toy world; no pretraining."
+    assert len(sentences.lead(*sentences.opening(row)).text.split()) <= 60
+
+
+def test_not_an_llm_is_bold_and_stands_once(places):
+    text = page.to_html("x", run_page.blocks(record_of()))
+    assert text.count("<strong>Not an LLM</strong>") == 1
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -81,7 +88,7 @@ def test_every_number_that_ppo_logs_has_a_curve(places, drawn):
     rows = [row | {"mine/new_metric": row["step"] / 2} for row in record.rows("ppo")]
     write_rows(record.folders["ppo"] / "metrics.jsonl", rows)
     curves.blocks(record)
-    logged = set(rows[0]) - curves.COUNTS
+    logged = set(rows[0]) - curves.COUNTS - curves.SAME
     assert len(logged) > 20
     shown = {
         key
@@ -91,9 +98,9 @@ def test_every_number_that_ppo_logs_has_a_curve(places, drawn):
         if one.values == [row[key] for row in rows]
     }
     assert shown == logged
-    assert "mine/new_metric" in drawn
+    assert "Mine: new metric" in drawn
     wanted = {"Explained variance", "Ratio of new to old probability", "Title words copied"}
-    wanted |= {"Gradient norm of the policy", "KL estimates k1 and k3, nats"}
+    wanted |= {"Gradient norm of the policy", "KL from SFT, nats per summary"}
     assert wanted <= drawn.keys()
 
 
@@ -109,7 +116,7 @@ def test_other_seeds_with_the_same_settings_lie_beneath_and_others_do_not(places
     blocks = curves.blocks(first)
     kl = drawn["KL from SFT, nats per summary"]
     assert [(one.faint, bool(one.label)) for one in kl] == [(True, False), (False, True)]
-    assert "with the same settings: 2." in blocks[1].markdown("x")
+    assert "with the same settings: 2." in blocks[0].markdown("x")
     assert any(isinstance(block, Details) for block in blocks)
 
 
@@ -216,13 +223,13 @@ def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
     run_page.main(["--preset", "pythia-1b"])
     folder = stage_folder(config, "report")
     text = (folder / "pythia-1b-seed44413.md").read_text()
-    assert "| strength of the label | accuracy [95%] | pairs | paper 1B |" in text
+    assert "| pairs by |  | accuracy [95%] | pairs | paper 1B |" in text
     # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
     # The intervals are statsmodels' (proportion_confint, Wilson).
     assert (
-        "| 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n| 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
-        in text
-    )
+        "| strength of the label | 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n"
+        "| strength of the label | 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
+    ) in text
 
 
 # -- settings and price ----------------------------------------------------------------------------

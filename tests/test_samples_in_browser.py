@@ -6,7 +6,7 @@ import random
 import pytest
 
 from reports.parts import page
-from reports.parts.page import Heading, Table
+from reports.parts.page import Table
 from reports.parts.sample_views import (
     SampleBrowser,
     TokenView,
@@ -93,7 +93,7 @@ def show(tmp_path, browser):
     path = tmp_path / "page.html"
 
     def opened(*blocks, change=lambda text: text):
-        path.write_text(change(page.to_html("A page", [Heading("Part"), *blocks])), "utf-8")
+        path.write_text(change(page.to_html("A page", list(blocks))), "utf-8")
         browser.seen.clear()
         browser.open(path)
 

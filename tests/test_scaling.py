@@ -7,10 +7,9 @@ import pytest
 
 from reports import scaling_page
 from reports.parts import collect, page
-from reports.parts.run_report import stem_about
+from reports.parts.run_report import stem_about, where
 from reports.scaling import details
 from reports.scaling.measures import frame_of
-from reports.sections import made_with
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
@@ -212,9 +211,8 @@ def test_sizes_with_other_threads_or_precision_are_not_alike(runs):
     records, _ = four_runs(memory=memory)
     (note,) = scaling_page.alike(records, frame_of(records))
     assert "memory.cpu_threads differs (1 / 2)" in note
-    text = page.to_markdown("x", "x", scaling_page.blocks(records))
-    assert "memory.cpu_threads: 1 / 2" in text
-    assert "Computed on: CPU, 2 cores" in text
+    assert "memory.cpu_threads: 1 / 2" in where(records)
+    assert where(records).startswith("Computed on: CPU, 2 cores")
 
 
 def test_every_processor_behind_the_numbers_is_named(runs):
@@ -226,6 +224,6 @@ def test_every_processor_behind_the_numbers_is_named(runs):
         replace(record, manifests=record.manifests | {"ppo": manifest})
         for record, manifest in zip(records, (newer, unknown), strict=False)
     ]
-    assert made_with.where([*changed, *records[2:]]).startswith(
+    assert where([*changed, *records[2:]]).startswith(
         "Computed on: CPU, 2 cores / CPU, 2 cores (AMD EPYC, AVX2) / CPU, 2 cores (Xeon, AVX512);"
     )

@@ -95,20 +95,22 @@ def test_headline_and_lead_count_the_posts_that_the_rates_rest_on():
     rows, texts = parts()
     found = standings(rows, texts)
     assert "x: 4 posts that all have (of 12), judged by j" in headline_of(found)
-    assert "summaries of 4 posts that all have (of 12) as" in outputs_page.lead(ABOUT, found)
+    assert "summaries of 4 posts that all have (of 12) as" in outputs_page.answer(ABOUT, found)
 
 
 def test_a_system_in_the_place_of_the_reference_is_named_in_lead_caveats_and_headline():
     found = standings(verdicts("a", [WIN] * 12), {"a": TEXTS})
     numbers = ABOUT | {"reference_system": "lead3"}
-    assert "with the reference, which is the system lead3, in" in outputs_page.lead(numbers, found)
+    assert "with the reference, which is the system lead3, in" in outputs_page.answer(
+        numbers, found
+    )
     said = "The reference is the system lead3. The controls are made from its summaries, whose"
     assert outputs_page.caveats(numbers)[0].startswith(said)
     assert "- The reference is the system lead3." in outputs_page.headline(
         numbers, found, Path("p")
     )
     assert outputs_page.caveats(ABOUT) == []
-    assert "with the reference, in both orders" in outputs_page.lead(ABOUT, found)
+    assert "with the reference, in both orders" in outputs_page.answer(ABOUT, found)
 
 
 def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ():

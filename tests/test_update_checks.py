@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,11 @@ from stages import functional
 from stages.rl import credit, grouped
 from stages.rl.update_checks import check_update
 from stages.settings.checks import UserError
-from stages.settings.ppo import Ppo
-from stages.settings.rloo import Grpo, Rloo
+from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
 from tests.test_planted import PAD, credited, episodes
 
-SIZES = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
+SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
 KL_COEF = 0.05
 
 

@@ -16,7 +16,7 @@ from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.fabricated_runs import fabricate, write_rows
-from tests.test_ablations import OWN_TEXTS, cells, text_of, turned, wins
+from tests.test_ablations import FIRST, OWN_TEXTS, cells, text_of, turned, wins
 
 SIX = (1, 2, 3, 4, 5, 6)
 
@@ -171,11 +171,11 @@ def test_failures_alone_can_decide_and_say_which_side_prevents_them():
     verdict = verdicts.verdict_of(taken)
     assert verdict.kind == MATTERS
     assert verdict.why.startswith("what it takes away prevents failures; -10.0 points")
-    said = "5 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)."
+    said = "5 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)."
     assert verdicts.sentence(taken).endswith(said)
     added = ablation(*each, default=good, turned_seeds=bad)
     assert verdicts.verdict_of(added).why.startswith("the default's setting prevents failures")
-    assert "5 of 6 failed with it, 0 of 6 without" in verdicts.sentence(added)
+    assert "5 of 6 seeds failed with it, 0 of 6 without" in verdicts.sentence(added)
     better = ablation(*each, default=bad, turned_seeds=good)
     assert verdicts.verdict_of(better).why.startswith("the switch prevents failures")
 
@@ -189,7 +189,7 @@ def test_three_failures_of_six_decide_nothing():
         turned_seeds=bad,
     )
     assert verdicts.verdict_of(found).kind == UNKNOWN
-    said = "3 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.182)."
+    said = "3 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.182)."
     assert verdicts.failures(found) == said
 
 
@@ -197,7 +197,7 @@ def test_seeds_without_a_result_forbid_that_a_switch_does_not_matter():
     broken = seeds([0.1] * 3, ended=[4, 5])
     found = verdicts.verdict_of(ablation(0.01, -0.01, 0.0, turned_seeds=broken))
     assert found.kind == UNKNOWN
-    assert found.why.endswith("but 2 seeds ended in an error, so the others do not decide")
+    assert found.why.endswith("but 2 seeds ended in an error, so the other seeds are not enough")
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -238,10 +238,13 @@ def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):
             fabricate(config, ppo=rate, scores=wins(seed), texts=OWN_TEXTS)
     text = text_of("no-eos-trick")
     first = text.split("\n\n")[1]
-    assert first == "Of 1 switch, 1 matters (no-eos-trick)."
-    assert "5 of 6 failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)." in text
-    assert cells(text, "Means", "no-eos-trick")[3] == "5 of 6"
-    assert cells(text, "Means", "default")[3] == "0 of 6"
+    assert first.startswith(
+        "Of 1 switch, 1 matters (no-eos-trick). no-eos-trick: 5 of 6 seeds failed without it, 0 of"
+        " 6 with."
+    )
+    assert "5 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)." in text
+    assert cells(text, FIRST, "no-eos-trick")[3] == "5 of 6"
+    assert cells(text, FIRST, "default")[3] == "0 of 6"
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in text
     assert "seed1 is left out" not in text
 
@@ -251,8 +254,8 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(places):
         fabricate(make_config("tiny", seed=seed), scores=wins(12))
         break_ppo(turned("dropout", seed))
     text = text_of("dropout")
-    assert "dropout: matters (the default's setting prevents failures). 4 of 4 failed" in text
-    assert cells(text, "Means", "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 5]
+    assert "dropout: matters (the default's setting prevents failures). 4 of 4 seeds failed" in text
+    assert cells(text, FIRST, "dropout") == ["–", "–", "–", "4 of 4", *["–"] * 5]
     assert cells(text, "The critic", "dropout") == ["–"] * 3
     assert "| critic-sft" not in text
     with pytest.raises(UserError, match="tiny-critic-sft"):

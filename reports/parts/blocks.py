@@ -69,10 +69,18 @@ class Text(Block):
     text: str
     lead: bool = False
     """Whether it is the paragraph that sums the page up."""
+    bold: str = ""
+    """Words of it that are set in bold, where they stand first."""
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """What stands before the bold words, these, and what stands after them."""
+        return self.text.partition(self.bold) if self.bold else (self.text, "", "")
 
     def markdown(self, stem: str) -> str:
         """A paragraph."""
-        return escape(self.text)
+        text, bold = escape(self.text), escape(self.bold)
+        return text.replace(bold, f"**{bold}**", 1) if bold else text
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,19 @@ class Figure(Block):
     def markdown(self, stem: str) -> str:
         """The picture beside the page, and its caption."""
         return f"![Plot: {self.name}]({stem}-{self.name}.svg)\n\n*{escape(self.caption)}*"
+
+
+@dataclass(frozen=True)
+class Quoted(Block):
+    """A text word for word, with its lines, such as the question to a judge."""
+
+    template = "quoted.html"
+    title: str
+    text: str
+
+    def markdown(self, stem: str) -> str:
+        """A quotation."""
+        return quote(self.text)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from reports.parts.blocks import Block, Details, Figure, Heading, Note, Sample, Table, Text
+from reports.parts.blocks import Block, Details, Figure, Heading, Note, Quoted, Sample, Table, Text
 from reports.parts.words import MISSING
 
 Cell = str | float | None
@@ -100,7 +100,7 @@ def _no_formula(cell: Cell) -> Cell:
 
 
 KINDS: dict[str, type[Block]] = {
-    kind.__name__: kind for kind in (Heading, Text, Note, Table, Figure, Sample, Details)
+    kind.__name__: kind for kind in (Heading, Text, Note, Table, Figure, Quoted, Sample, Details)
 }
 NOT_KEPT = {"whole", "parts"}  # the drawings of a plot
 

@@ -1,9 +1,10 @@
 """A page as a list of blocks, and the two ways to write it: Markdown and self-contained HTML.
 
 The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
-policy lets no other script run. The Markdown's plots are files beside it. So are the numbers of
-all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and with what the
-Markdown says. A page's bytes depend on its blocks only.
+policy lets no other script run. What stands before the first heading is in sight; each heading's
+section is folded, by an element that needs no script. The Markdown's plots are files beside it. So
+are the numbers of all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and
+with what the Markdown says. A page's bytes depend on its blocks only.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +36,6 @@ from reports.parts.blocks import (
     Text,
     csv_of,
     escape,
-    link,
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
@@ -49,6 +49,7 @@ STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
 FEW_HEADINGS = 5  # a page with more has a list of contents
+FOLD = "fold.js"  # opens what a link leads to, and all on paper
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
@@ -201,10 +202,57 @@ def _tables(blocks: Sequence[Block]) -> Iterator[tuple[Table, str]]:
             yield block, section
 
 
-def contents(blocks: Sequence[Block]) -> list[Heading]:
-    """The headings, if there are so many that a reader wants a list of them."""
-    headings = [block for block in blocks if isinstance(block, Heading)]
-    return headings if len(headings) > FEW_HEADINGS else []
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    heading: Heading
+    blocks: Sequence[Block]
+
+
+def sections_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Section]]:
+    """What a reader sees first, and the sections that are folded below it.
+
+    The first screen ends at the first heading. Without a table there, it goes on with the page's
+    main table, or its first one, and the picture after it; the rest of that section stays folded.
+    """
+    starts = [at for at, block in enumerate(blocks) if isinstance(block, Heading)]
+    sections = []
+    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
+        heading = blocks[start]
+        assert isinstance(heading, Heading)
+        sections.append(Section(heading, blocks[start + 1 : end]))
+    opening = list(blocks[: starts[0]] if starts else blocks)
+    if any(map(_is_table, opening)):
+        return opening, sections
+    has_main = [section for section in sections if any(map(_is_main, section.blocks))]
+    has_any = [section for section in sections if any(map(_is_table, section.blocks))]
+    for section in [*has_main, *has_any][:1]:
+        place, heading = sections.index(section), section.heading
+        first, rest = _to_the_picture(section.blocks)
+        more = replace(heading, text=f"More: {heading.text}", anchor=f"{heading.anchor}-more")
+        opening += [heading, *first]
+        sections[place : place + 1] = [Section(more, rest)] if rest else []
+    return opening, sections
+
+
+def _to_the_picture(blocks: Sequence[Block]) -> tuple[Sequence[Block], Sequence[Block]]:
+    """A section up to its main table, or its first, with the picture after it; and the rest."""
+    wanted = _is_main if any(map(_is_main, blocks)) else _is_table
+    end = next(at for at, block in enumerate(blocks) if wanted(block)) + 1
+    end += end < len(blocks) and isinstance(blocks[end], Figure)
+    return blocks[:end], blocks[end:]
+
+
+def _is_table(block: Block) -> bool:
+    """Whether a block is a table, or shows one where no script runs, as Markdown does."""
+    if isinstance(block, Table):
+        return True
+    return not isinstance(block, Details) and any(map(_is_table, block.inside()))
+
+
+def _is_main(block: Block) -> bool:
+    return isinstance(block, Table) and block.strong
 
 
 # -- HTML ------------------------------------------------------------------------------------------
@@ -218,8 +266,9 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
     blocks = placed(blocks)
     kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
     styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
+    opening, sections = sections_of(blocks)
     scripts = dict.fromkeys(kind.script for kind in kinds if kind.script)
-    first = next((at for at, block in enumerate(blocks) if isinstance(block, Heading)), len(blocks))
+    scripts |= {FOLD: None} if sections or Details in kinds else {}
     texts = [_file(name) for name in scripts]
     return (
         _environment(stem)
@@ -231,9 +280,9 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
             ),
             scripts=[Markup(text) for text in texts],
             digests=[digest(text) for text in texts],
-            contents=contents(blocks),
-            before=blocks[:first],
-            after=blocks[first:],
+            opening=opening,
+            sections=sections,
+            has_contents=len(sections) > FEW_HEADINGS,
         )
     )
 
@@ -298,12 +347,10 @@ def _environment(stem: str) -> Environment:
 
 def to_markdown(stem: str, title: str, blocks: Sequence[Block]) -> str:
     """The page as Markdown; its plots are the files `<stem>-<figure>.svg` beside it."""
-    blocks = placed(blocks)
-    parts = [f"# {escape(title)}"]
-    links = [link(heading.text, f"#{heading.anchor}") for heading in contents(blocks)]
-    for block in blocks:
-        if links and isinstance(block, Heading):
-            parts.append(f"Contents: {', '.join(links)}.")
-            links = []
-        parts.append(block.markdown(stem))
+    opening, sections = sections_of(placed(blocks))
+    parts = [f"# {escape(title)}", *(block.markdown(stem) for block in opening)]
+    for section in sections:
+        heading = section.heading.markdown(stem)
+        parts += ["<details><summary>", heading, "</summary>"]
+        parts += [*(block.markdown(stem) for block in section.blocks), "</details>"]
     return "\n\n".join(filter(None, parts)) + "\n"

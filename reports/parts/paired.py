@@ -5,7 +5,7 @@ An entry is named as `eval.versus` names a side; without a seed it is all finish
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -13,9 +13,11 @@ from statistics import fmean
 from eval.rates.formulas import Interval, mean_of_seeds
 from eval.versus import parts_of
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
+from reports.parts import plots
+from reports.parts.blocks import Block
 from reports.parts.collect import Record, explained_by_critic, find_runs, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
-from reports.parts.words import Row
+from reports.parts.words import MISSING, Row, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 
@@ -143,6 +145,22 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
     return mean_of_seeds(values)
 
 
+def picture(name: str, what: str, each: Mapping[str, Sequence[float]]) -> list[Block]:
+    """The mean difference of each with its interval over seeds; none where nothing has a rate.
+
+    `each`: its name -> the differences of its seeds. `what` says from what they differ.
+    """
+    rows: list[tuple[str, float, float | None, float | None]] = []
+    for label, values in each.items():
+        if values:
+            low, high = over_seeds(values) or (None, None)
+            ends = (low and 100 * low, high and 100 * high)
+            rows.append((label, 100 * fmean(values), ends[0], ends[1]))
+    caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."
+    panel = plots.differences(f"Win rate, {what}", rows)
+    return [plots.figure(name, caption, [panel], 1.75, plots.tall(rows))] if rows else []
+
+
 def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], list[str]]:
     """What some texts name, and a line on each seed that is left out.
 
@@ -235,3 +253,33 @@ def check_posts(entry: Entry, first: Entry, posts: dict[str, Row], others: dict[
             raise UserError(
                 f"the posts differ: {post} has another text in {entry.label} than in {first.label}"
             )
+
+
+def settings_apart(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """The settings that are not alike -> their values, one an entry; a dash where it has none.
+
+    A section is compared between the entries that have it: not every run has an optional stage.
+    """
+    held = [values_of(entry) for entry in entries]
+    differing = {}
+    for section, key in dict.fromkeys(name for values in held for name in values):
+        values = [own.get((section, key), MISSING) for own in held]
+        having = [value for value, own in zip(values, held, strict=True) if _has(own, section)]
+        if len(set(having)) > 1:
+            differing[f"{section}.{key}"] = values
+    return differing
+
+
+def _has(values: dict[tuple[str, str], str], section: str) -> bool:
+    return any(name == section for name, _ in values)
+
+
+def values_of(entry: Entry) -> dict[tuple[str, str], str]:
+    """Every setting of an entry's runs, by section and field, as a page shows it."""
+    shown_values: dict[tuple[str, str], dict[str, None]] = {}
+    for run in entry.runs:
+        for section, values in run.settings.items():
+            for key, value in values.items():
+                text = shown(f"{section}.{key}", value)
+                shown_values.setdefault((section, key), {})[text] = None
+    return {name: ", ".join(values) for name, values in shown_values.items()}

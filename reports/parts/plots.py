@@ -22,7 +22,7 @@ from reports.parts import blocks
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
-POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER}
+POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
 PAGE_COLORS = {INK: "var(--soft)", GRID: "var(--line)", GROUND: "var(--card)"}
@@ -31,7 +31,10 @@ WIDTH, HEIGHT = 3.5, 2.35  # inches
 POINTS = 72  # in an inch
 ROOT = re.compile(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>')
 MOST_POINTS = 120
+BAND = "The line is the mean of neighbouring updates, the band their range."
+LETTER, LINE = 4.4, 13.0  # of a legend, points: width of a letter, height of a line
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g}%")  # of an axis of shares
+PLAIN = FuncFormatter(lambda value, _: f"{value:.4g}")  # without a power of ten above the axis
 ROUND = (1, 2, 2.5, 5, 10)  # steps between ticks, times a power of ten
 EDGE = 0.005  # room for a line that lies on 0 or 100%
 LOOK: dict[Any, Any] = {
@@ -73,6 +76,8 @@ class Panel:
     draw: Callable[[Axes], None]
     about: str = ""
     """What it shows, in words, for who cannot see it."""
+    has_band: bool = False
+    """Whether a curve is the mean of neighbours, with a band of their range."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +112,35 @@ def lines(title: str, curves: Sequence[Curve], x: str = "update", share: bool = 
         axes.set_xlabel(x)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
+        axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(x=0.02)
         if share:
             axes.yaxis.set_major_formatter(PERCENT)
             low, high = axes.get_ylim()
             axes.set_ylim(max(low, -EDGE), min(high, 1 + EDGE))  # no share lies beyond
-        if sum(bool(curve.label) for curve in curves) > 1:
-            axes.legend(loc="best", handlelength=1.3)
+        legend(axes)
 
-    return Panel(title, draw, " ".join(_course(curve, share) for curve in curves if curve.label))
+    about = " ".join(_course(curve, share) for curve in curves if curve.label)
+    plain = [curve for curve in curves if not (curve.faint or curve.dots)]
+    return Panel(title, draw, about, any(len(curve.steps) > MOST_POINTS for curve in plain))
+
+
+def is_constant(curves: Sequence[Curve]) -> bool:
+    """Whether all points of some curves have one value, so that a plot would say no more."""
+    return len({value for curve in curves for value in curve.values}) <= 1
+
+
+def legend(axes: Axes) -> None:
+    """The names of what is drawn, above the plot; none for a single one."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) < 2:
+        return
+    columns = _columns(axes, labels)
+    shape: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.2, "borderpad": 0.1}
+    shape |= {"bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+    axes.legend(handles, labels, ncols=min(columns, len(labels)), loc="lower left", **shape)
+    rows = math.ceil(len(labels) / columns)
+    axes.set_title(axes.get_title(loc="left"), pad=6 + LINE * rows)
 
 
 def _course(line: Curve, share: bool) -> str:
@@ -129,6 +154,12 @@ def _course(line: Curve, share: bool) -> str:
     )
     steps = f"steps {line.steps[0]:g} to {line.steps[-1]:g}"
     return f"{line.label}: from {first} to {last} over {steps}; lowest {low}, highest {high}."
+
+
+def _columns(axes: Axes, labels: Sequence[str]) -> int:
+    """How many names of a legend fit beside each other."""
+    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]
+    return max(1, int(width // (LETTER * max(map(len, labels), default=0) + 30)))
 
 
 def calibration(
@@ -149,11 +180,11 @@ def calibration(
         axes.plot(gaps, [point[1] for point in points], color=RM, lw=1.2)
         sizes = [14 + 60 * point[2] / most for point in points]
         shares = [point[1] for point in points]
-        axes.scatter(gaps, shares, s=sizes, color=RM, zorder=3, label="found")
+        axes.scatter(gaps, shares, s=sizes, color=RM, zorder=3, label="seen")
         axes.set_xlabel("gap between the two scores")
         axes.set_ylim(min([0.45, *shares]) - 0.02, 1.02)
         axes.yaxis.set_major_formatter(PERCENT)
-        axes.legend(loc="lower right", handlelength=1.3)
+        legend(axes)
 
     about = " ".join(f"Gap {gap:.3g}: {share:.1%} right." for gap, share, *_ in points)
     return Panel("Right by score gap", draw, about)
@@ -161,26 +192,52 @@ def calibration(
 
 def win_rates(rates: Sequence[tuple[str, str, float, float, float]]) -> Panel:
     """Rates with their intervals, one below the other: name, colour, rate, low, high."""
-
-    def draw(axes: Axes) -> None:
-        for place, (_, color, rate, low, high) in enumerate(rates):
-            axes.plot([low, high], [place, place], color=color, lw=5, alpha=0.35)
-            axes.plot([rate], [place], "o", color=color, ms=8)
-            axes.annotate(
-                f"{100 * rate:.1f}%", (rate, place), (0, 9), textcoords="offset points", ha="center"
-            )
-        axes.axvline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
-        axes.set_yticks(range(len(rates)), [rate[0] for rate in rates])
-        axes.set_ylim(len(rates) - 0.5, -0.7)
-        axes.set_xlim(0, 1)
-        axes.xaxis.set_major_formatter(PERCENT)
-        axes.grid(visible=False, axis="y")
-
     about = " ".join(
         f"{name}: {rate:.1%}, interval {low:.1%} to {high:.1%}."
         for name, _, rate, low, high in rates
     )
+
+    def draw(axes: Axes) -> None:
+        _intervals(axes, rates, "{:.1%}", 0.5)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PERCENT)
+
     return Panel("Win rate against the reference", draw, about)
+
+
+def differences(title: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Panel:
+    """Differences in points with their intervals, one below the other; one may have no interval."""
+    drawn = [(name, PPO, middle, low, high) for name, middle, low, high in rows]
+    about = " ".join(f"{name}: {middle:+.1f} points." for name, _, middle, *_ in drawn)
+
+    def draw(axes: Axes) -> None:
+        _intervals(axes, drawn, "{:+.1f}", 0.0)
+        axes.margins(x=0.1)
+        axes.set_xlabel("points of win rate")
+
+    return Panel(title, draw, about)
+
+
+def _intervals(axes: Axes, rows: Sequence[tuple[Any, ...]], form: str, even: float) -> None:
+    for place, (_, color, middle, low, high) in enumerate(rows):
+        if low is not None:
+            axes.plot([low, high], [place, place], color=color, lw=5, alpha=0.35)
+        axes.plot([middle], [place], "o", color=color, ms=8)
+        axes.annotate(
+            *(form.format(middle), (middle, place), (0, 9)),
+            textcoords="offset points",
+            ha="center",
+            bbox={"facecolor": GROUND, "edgecolor": "none", "pad": 0.8},
+        )
+    axes.axvline(even, color=INK, lw=1, ls=(0, (4, 3)))
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.7)
+    axes.grid(visible=False, axis="y")
+
+
+def tall(rows: Sequence[Any]) -> float:
+    """How high a plot of so many intervals is, beside a usual one."""
+    return max(0.8, 0.27 * len(rows))
 
 
 def color_of(policy: str) -> str:
@@ -200,6 +257,8 @@ def figure(
     name: str, caption: str, panels: Sequence[Panel], wide: float = 1.0, high: float = 1.0
 ) -> blocks.Figure:
     """Panels as a block of a page; `wide` and `high` stretch each of them."""
+    if any(panel.has_band for panel in panels):
+        caption = f"{caption} {BAND}"
     parts = [alone(panel, f"{name}{index}", wide, high) for index, panel in enumerate(panels)]
     return blocks.Figure(name, caption, together(panels, wide, high), parts)
 
@@ -283,7 +342,7 @@ def _drawn(panel: Panel, wide: float, high: float) -> str:
 
 
 def _make_room(axes: Axes, width: float, height: float) -> None:
-    """Leave room for title, labels, the ticks' texts and a legend that stands beside the plot.
+    """Leave room for title, labels, the ticks' texts and a legend that stands above the plot.
 
     Much quicker than to draw twice.
     """
@@ -291,17 +350,10 @@ def _make_room(axes: Axes, width: float, height: float) -> None:
     texts = axis.get_major_formatter().format_ticks(list(axis.get_major_locator()()))
     left = 9 + 5.8 * max(map(len, texts), default=0) + (13 if axes.get_ylabel() else 0)
     bottom = 19 + (13 if axes.get_xlabel() else 0)
-    right, top = 13 + _beside(axes), 21
+    names = axes.get_legend_handles_labels()[1] if axes.get_legend() else []
+    right, top = 13, 21 + LINE * math.ceil(len(names) / _columns(axes, names))
     sides = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
     axes.set_position(sides)
-
-
-def _beside(axes: Axes) -> float:
-    """Width of a legend to the right of the plot, points."""
-    legend = axes.get_legend()
-    if legend is None or legend.get_bbox_to_anchor().x0 < axes.bbox.x1:
-        return 0.0
-    return 36 + 5.8 * max(len(text.get_text()) for text in legend.get_texts())
 
 
 def _tidy(svg: str) -> str:

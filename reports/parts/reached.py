@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from eval.rates.formulas import mean_of_seeds
-from reports.parts.collect import Record, Row
+from reports.parts.collect import Record
 from reports.parts.page import Table
-from reports.parts.words import named, number
+from reports.parts.words import Row, named, number
 
 GAIN = 0.9
 """Share of the smallest rival's gain in reward that all are timed to."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.judges.prompt import ALONE, CRITERIA, LETTER, LINES, OBJECT, PROMPT
 from reports.parts import page
-from reports.parts.blocks import Block
+from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
 from reports.parts.style import styles
+from reports.parts.words import Row, device_of, shown
 from stages.driving.start import run_stage
 from stages.finished import inputs_now
 from stages.running.files import file_hash, read_record, write_json, write_text
@@ -21,7 +23,8 @@ from stages.running.machine import code_version
 from stages.runs import open_stage
 from stages.settings import config as settings
 from stages.settings.checks import UserError
-from stages.settings.config import Config, hash_of
+from stages.settings.config import Config, JudgeSettings, hash_of
+from stages.settings.stages import STAGES
 
 SPELLED_OUT = 40  # characters of the names after which a page is called as they are
 
@@ -122,7 +125,9 @@ def write_about_runs(
     """Write a page about several runs beside the runs, and what it was made from; its HTML's path.
 
     A stem begins with the kind of page. `names` are the runs that the page was made for, `more`
-    stands in `<page>.json` too. Raises UserError where a page about other runs has this name.
+    stands in `<page>.json` too. The judges' prompts and what computed the runs stand at the page's
+    end. Of real data it is written once more, without the texts of others. Raises UserError where a
+    page about other runs has this name.
     """
     before = read_record(page.beside_the_runs() / f"{stem}.json") or {"names": names}
     if set(before["names"]) != set(names):
@@ -130,7 +135,12 @@ def write_about_runs(
             f"page {stem} in {page.beside_the_runs()} is about {', '.join(before['names'])}, not"
             f" {', '.join(names)}: move it away first"
         )
+    blocks = [*blocks, *prompts([record.settings["judge"] for record in records])]
+    blocks += [Heading("Code and processors"), *made_by(records)] if records else []
     path = page.write(page.beside_the_runs(), stem, title, blocks)
+    ours = [block.without_the_data() for block in blocks]
+    if ours != blocks and any(record.has_real_texts for record in records):
+        page.write_public(path.parent, stem, title, blocks)
     judges = {record.folders["judge"].name for record in records}
     folders = [folder for record in records for folder in record.folders.values()]
     note_sources(path, names, judges, folders, more or {})
@@ -163,3 +173,70 @@ def note_sources(
         },
     }
     write_json(path.with_suffix(".json"), note | more)
+
+
+# -- the end of a page -----------------------------------------------------------------------------
+
+
+SCHEMA = f"{OBJECT}\n\n(to a server without JSON schemas:)\n\n{LINES}"
+ENDINGS = {"local": LETTER, "openai": SCHEMA}  # what the prompt of each kind of judge ends with
+
+
+def prompts(judges: Iterable[Row]) -> list[Block]:
+    """What the LLMs among some judges were sent (their settings are given); none for others."""
+    sent: dict[str, None] = {}
+    for judge in (JudgeSettings(**values) for values in judges):
+        if judge.kind in ENDINGS:
+            question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))
+            sent[question.replace("{ending}", ENDINGS[judge.kind])] = None
+    title = "The judge's prompt"
+    return [Heading(title), *(Quoted(title, question) for question in sent)] if sent else []
+
+
+def made_by(records: Sequence[Record]) -> list[Block]:
+    """The versions of the code behind some runs, and what computed them."""
+    return [Text(code_line(records)), Text(where(records))]
+
+
+def code_line(records: Sequence[Record]) -> str:
+    """One line on the versions of the code behind a page: a warning if they are mixed or dirty."""
+    by_stage: dict[str, set[str]] = {}
+    for record in records:
+        for stage, manifest in record.manifests.items():
+            by_stage.setdefault(stage, set()).add(manifest["code_version"])
+    versions = sorted(set().union(*by_stage.values()))
+    dirty = [version for version in versions if version.endswith("-dirty")]
+    if len(versions) == 1 and not dirty:
+        return f"All runs were made with one version of the code: {versions[0]}."
+    stages_of: dict[str, list[str]] = {}
+    for stage, of_stage in by_stage.items():
+        stages_of.setdefault(", ".join(sorted(of_stage)), []).append(stage)
+    stages_by_version = "; ".join(
+        f"{', '.join(stages)} with {names}" for names, stages in stages_of.items()
+    )
+    unclean = f"; {len(dirty)} held changes that were not committed" if dirty else ""
+    counted = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
+    return f"Caveat: {counted} of the code behind this page: {stages_by_version}{unclean}."
+
+
+def where(records: Sequence[Record]) -> str:
+    """The devices, processors, threads and precision that runs were computed with."""
+    devices = {
+        device_of(manifest)
+        for record in records
+        for stage, manifest in record.manifests.items()
+        if STAGES[stage].computes
+    }
+    used = [record.settings.get("memory", {}) for record in records]
+    threads, precision = (
+        {shown(f"memory.{key}", memory[key]) for memory in used if key in memory}
+        for key in ("cpu_threads", "mixed_precision")
+    )
+    if not threads:  # nothing was trained
+        return f"Computed on: {' / '.join(sorted(devices))}."
+    return (
+        f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
+        f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
+        f" {' / '.join(sorted(precision))}. Device, instructions, number of threads and precision"
+        " change rounding, and PPO amplifies it: treat another one like another seed."
+    )

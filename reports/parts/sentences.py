@@ -4,9 +4,11 @@ They are made from a row of `reports.parts.collect` and nothing else. They say b
 as good news. `row["policy"]` is the policy that learned by policy gradient.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from eval.rates.table import leaning
+from reports.parts import paper
+from reports.parts.blocks import Block, Heading, Note, Text
 from reports.parts.words import (
     Row,
     above_sft,
@@ -16,9 +18,7 @@ from reports.parts.words import (
     estimate,
     kappa,
     named,
-    number,
     percent,
-    rate,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -26,56 +26,82 @@ from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
 NO_GUESS = 0.5  # what a coin would get
-COUNTS = {"wins": "won", "ties": "tied", "losses": "lost"}
+NO_LLM = "Not an LLM"  # in bold, once a page
+COUNTS = ("wins", "ties", "losses")
+MOST_REASONS = 4  # of a first screen; the others stand below it
+
+
+def lead(*sentences: str) -> Text:
+    """The paragraph that answers the page's question."""
+    text = " ".join(filter(None, sentences))
+    return Text(text, lead=True, bold=NO_LLM if NO_LLM in text else "")
+
+
+def against(notes: Iterable[str]) -> list[Block]:
+    """The section of what to hold against a page's numbers; none without any."""
+    told = [Note(note) for note in dict.fromkeys(notes)]
+    return [Heading("What to hold against it"), *told] if told else []
+
+
+def distrust(rows: Sequence[Row], *reasons: str) -> str:
+    """What to distrust, in a few words: who judged some runs, then the page's own reasons."""
+    first = [*_of_judges(rows), *filter(None, reasons)]
+    if any(not row.get("real_posts", True) for row in rows):
+        first.append("toy world")
+    if any(not row.get("pretrained", True) for row in rows):
+        first.append("no pretraining")
+    return f"Caveats: {'; '.join(first[:MOST_REASONS])}." if first else ""
+
+
+def _of_judges(rows: Sequence[Row]) -> list[str]:
+    """That a judge failed its checks, and who judged."""
+    judges = {
+        kind: ", ".join(
+            dict.fromkeys(briefly(row["judge"]) for row in rows if row["is_llm"] is kind)
+        )
+        for kind in (False, True)
+    }
+    told = ["the judge FAILED ITS CHECKS"] if any(row.get("judge_flags") for row in rows) else []
+    told += [f"{NO_LLM} judged ({judges[False]})"] if judges[False] else []
+    return told + ([f"judge {judges[True]}"] if judges[True] else [])
 
 
 def opening(row: Row) -> list[str]:
-    """The sentences that a page begins with: who won, SFT beside, equal length, what to mind."""
-    return [_won(row), _length(row), _caveat(row)]
-
-
-def _won(row: Row) -> str:
-    policy, posts = row["policy"], f"{whole(row['posts'])} held-out posts"
+    """The sentences that a page begins with: who won, beside SFT, at equal length, and caveats."""
+    policy = row["policy"]
     if too_many_unjudged(row):
-        return "Too many comparisons had no verdict for a conclusion; see below."
-    counts = (f"{whole(row[f'{policy}/{key}'])} {word}" for key, word in COUNTS.items())
-    rates = f"{', '.join(counts)}, win rate {rate(row, policy)}; SFT {rate(row, 'sft')}"
-    return f"{_stands(row)} on {posts}: {rates}. {beats_sft(row)}."
+        return ["Too many comparisons had no verdict for a conclusion; see below.", _caveat(row)]
+    won, tied, lost = (whole(row[f"{policy}/{key}"]) for key in COUNTS)
+    theirs = ", ".join(whole(row[f"sft/{key}"]) for key in COUNTS)
+    counts = (
+        f"Of {whole(row['posts'])} held-out posts {named(policy)}'s summary won {won}, tied {tied},"
+        f" lost {lost} against the reference, SFT's {theirs}."
+    )
+    rates = ", ".join(f"{named(name)} {_at_length(row, name)}" for name in (policy, "sft"))
+    stands = f"{_stands(row)}; {beats_sft(row)}."
+    return [counts, stands, f"At equal length: {rates}.", _caveat(row)]
 
 
 def _stands(row: Row) -> str:
     """How the policy stands against the references, as far as the posts tell."""
     policy = row["policy"]
     if row[f"{policy}/low"] > NO_GUESS:
-        return f"{named(policy)} BEATS the references"
+        return "It BEATS the references"
     if row[f"{policy}/high"] < NO_GUESS:
-        return f"{named(policy)} does NOT reach the references"
-    return f"{named(policy)} against the references is INCONCLUSIVE"
+        return "It does NOT reach the references"
+    return "Against the references it is INCONCLUSIVE"
 
 
-def _length(row: Row) -> str:
-    policy = row["policy"]
-    tokens, theirs = (number(row[f"{name}/tokens"], 1) for name in (policy, "reference"))
-    at_length = row[f"{policy}/statistics"]["length_controlled"]
-    known = not too_many_unjudged(row) and at_length["estimate"] is not None
-    at = at_equal_length(at_length) if known else "not known"
-    return f"At equal length: {at} ({tokens} tokens; references {theirs})."
+def _at_length(row: Row, policy: str) -> str:
+    """A policy's win rate at equal length."""
+    rate = row[f"{policy}/statistics"]["length_controlled"]
+    return at_equal_length(rate) if rate["estimate"] is not None else "not known"
 
 
 def _caveat(row: Row) -> str:
-    reasons = [
-        (bool(row["judge_flags"]), "the judge failed its checks"),
-        (not row["is_llm"], f"judge not an LLM: {briefly(row['judge'])}"),
-        (row["is_llm"], f"judge {row['judge']}"),
-        (not row["pretrained"], "model never pretrained"),
-        (not row["real_posts"], "toy world"),
-        (
-            row["accuracy_low"] <= NO_GUESS,
-            f"reward model no better than chance ({percent(row['accuracy'])})",
-        ),
-    ]
-    applying = [text for applies, text in reasons if applies]
-    return f"Caveats: {'; '.join([*applying, 'one seed'])}."
+    chance = row["accuracy_low"] <= NO_GUESS
+    guess = f"reward model no better than chance ({percent(row['accuracy'])})" if chance else ""
+    return distrust([row], guess, "one seed")
 
 
 def beats_sft(row: Row) -> str:
@@ -152,14 +178,12 @@ def judge_note(row: Row) -> str | None:
     """The caveat of a judge that is no language model, or of the policy's own family."""
     if row["is_llm"]:
         return of_one_maker(row)
-    note = "The judge is NOT an LLM, so its win rates do not compare with those of one."
+    note = "Win rates by this judge do not compare with those of an LLM."
     if row["judge_note"]:
         note += f" It is: {row['judge_note'].replace(', not an LLM', '', 1)}."
     if row["judge_kind"] == "reward_model":
         name = named(row["policy"]) or "PPO"
-        note += (
-            f" If {name} wins, it optimised its reward; whether people would agree, nobody asked."
-        )
+        note += f" If {name} wins, it optimised its reward. No person was asked."
     if row["judge_kind"] == "gold_reward_model":
         note += (
             " It learned from labels, so it can share mistakes with every policy that learned from"
@@ -196,8 +220,7 @@ def not_judged_alike(rows: list[Row]) -> list[str]:
 def critic_note(rows: Sequence[Row]) -> str | None:
     """A note where PPO's critic explained less of the returns than a constant would.
 
-    `name` and `explained_by_critic` of each row are read. Of several names each is told apart, over
-    its seeds.
+    `name` and `explained_by_critic` of each row are read; several names are told apart.
     """
     names = dict.fromkeys(row["name"] for row in rows)
     told = []
@@ -280,8 +303,11 @@ def notes_of_systems(systems: Mapping[str, Row]) -> list[str]:
 
 
 def _pretraining_note(row: Row) -> str | None:
+    apart = (
+        "The paper's numbers are not comparable with this run: neither its model nor its judge is"
+    )
     if row["pretrained"]:
-        return None
+        return None if paper.is_comparable(row["preset"]) else f"{apart} the paper's."
     if row["real_posts"]:
         return (
             "The model was NEVER PRETRAINED: it met English only in these few posts, and its"
@@ -290,8 +316,8 @@ def _pretraining_note(row: Row) -> str | None:
         )
     return (
         "The posts come from the built-in toy world, made so that a small model without"
-        " pretraining can learn the whole pipeline in minutes. The numbers are not comparable"
-        " with the paper's."
+        " pretraining can learn the whole pipeline in minutes. The paper's numbers are not"
+        " comparable with this run."
     )
 
 
@@ -301,7 +327,7 @@ def _sft_note(row: Row) -> str | None:
     name = named(row["policy"])
     if row["difference_high"] < 0:
         return f"By this judge, {name} made the summaries WORSE than supervised fine-tuning did."
-    return f"By this judge, {name} bought nothing over supervised fine-tuning in this run."
+    return f"By this judge, {name} is not reliably better than supervised fine-tuning in this run."
 
 
 def _signs(row: Row) -> list[str]:

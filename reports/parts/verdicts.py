@@ -2,8 +2,8 @@
 
 A switch matters where the 95% t interval over seeds leaves out 0, or where Fisher's exact test
 says that it changes how many seeds fail. It does not matter where two one-sided tests at 5% (the
-90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else the
-seeds do not decide. Of fewer than `FEWEST` seeds there is no verdict.
+90% t interval over seeds; Schuirmann 1987) show the difference to lie within `MARGIN`. Else it is
+inconclusive. Of fewer than `FEWEST` seeds there is no verdict.
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVe
     """The same, unless a difference may be hidden by seeds that gave no result."""
     if verdict.kind not in (NOT, LITTLE) or not ablation.ended:
         return verdict
-    lost = f"{_count(ablation.ended)} ended in an error, so the others do not decide"
+    lost = f"{_count(ablation.ended)} ended in an error, so the other seeds are not enough"
     return SwitchVerdict(kind=UNKNOWN, why=f"{verdict.why}, but {lost}")
 
 
@@ -134,17 +134,22 @@ def _takes_away(ablation: AblatedRun) -> bool:
     return ablation.name.startswith("no-")
 
 
-def failures(ablation: AblatedRun) -> str:
-    """How many seeds failed on both sides, and the p-value; empty if none did."""
+def in_brief(ablation: AblatedRun) -> str:
+    """How many seeds failed on both sides; empty if none did."""
     turned, default = ablation.turned, ablation.default
     if not turned.failed and not default.failed:
         return ""
     here, theirs = ("without", "with") if _takes_away(ablation) else ("with", "without")
-    p = p_value(p_of_failures(ablation))
     return (
-        f"{turned.failed} of {turned.tried} failed {here} it, {default.failed} of {default.tried}"
-        f" {theirs} (Fisher's exact test, {p})."
+        f"{turned.failed} of {turned.tried} seeds failed {here} it, {default.failed} of"
+        f" {default.tried} {theirs}"
     )
+
+
+def failures(ablation: AblatedRun) -> str:
+    """The same with the p-value."""
+    counts, p = in_brief(ablation), p_value(p_of_failures(ablation))
+    return f"{counts} (Fisher's exact test, {p})." if counts else ""
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -157,8 +162,11 @@ def sentence(ablation: AblatedRun) -> str:
     return " ".join(filter(None, (told, failures(ablation))))
 
 
-def summary(others: Sequence[AblatedRun]) -> str:
-    """Which switches matter, which do not, and which the seeds do not decide, in one sentence."""
+def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
+    """Which switches matter, which do not, and which are inconclusive, in one sentence.
+
+    `most`: of more names in a group only their number is told, but of those that matter.
+    """
     names: dict[str, list[str]] = {}
     for ablation in others:
         names.setdefault(verdict_of(ablation).kind, []).append(ablation.name)
@@ -170,10 +178,15 @@ def summary(others: Sequence[AblatedRun]) -> str:
         NONE: ("has no verdict", "have no verdict"),
     }
     parts = [
-        f"{len(sorted_in)} {several if len(sorted_in) > 1 else single} ({', '.join(sorted_in)})"
+        f"{len(sorted_in)} {several if len(sorted_in) > 1 else single}"
+        + (f" ({', '.join(sorted_in)})" if kind == MATTERS or _few(sorted_in, most) else "")
         for kind, (single, several) in groups.items()
         if (sorted_in := names.get(kind))
     ]
     if MATTERS not in names:
         parts.insert(0, "none is shown to matter")
     return f"Of {len(others)} switch{'es' if len(others) > 1 else ''}, {'; '.join(parts)}."
+
+
+def _few(names: Sequence[str], most: int | None) -> bool:
+    return most is None or len(names) <= most

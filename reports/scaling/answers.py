@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -25,40 +24,40 @@ from reports.scaling.measures import (
     over_optimised,
     parameters_of,
     policies,
-    size_verdicts,
     sizes,
 )
+from reports.sections.curves import frontier as proxy_against_kl
+from reports.sections.curves import path
 
 WIDE, HIGH = 1.6, 1.2
 # Colours of sizes, from small to large: one hue, darker with size.
 SHADES = ("#9ecae1", "#6baed6", "#3f8fc5", "#2171b5", "#08519c", "#08306b")
 PAPER_MARK = "D"
-
-
-def blocks(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> list[Block]:
-    """What PPO did at each size, which seeds failed, and the plot beside it."""
-    verdicts = size_verdicts(frame)
-    return [
-        Text(answer(verdicts), lead=True),
-        answers_table(verdicts),
-        *(Note(line) for line in called_out_lines(verdicts)),
-        win_rate_figure(frame, beside),
-    ]
+APART = 1.025  # factor of parameters between the dots of two policies
 
 
 def answer(verdicts: Sequence[SizeVerdict]) -> str:
-    """Whether PPO beats the references, and at which sizes, in one sentence."""
+    """Whether PPO beats the references, at which sizes, and whether it does at equal length."""
+    if len(verdicts) == 1:
+        (size,) = verdicts
+        seeds = f"{size.seeds} seed{'' if size.seeds == 1 else 's'}"
+        verb = f"is {UNKNOWN} against the references" if size.verdict == UNKNOWN else size.verdict
+        length = f"at equal length {pooled(size.controlled)}"
+        return f"Over {seeds} of {size.name} PPO {verb}: {pooled(size.win_rate)}, {length}."
+    told = _told([(size, size.verdict) for size in verdicts])
+    lengths = [(size, measures.verdict_of(size.controlled)) for size in verdicts]
+    same = lengths == [(size, size.verdict) for size in verdicts]
+    return f"PPO {told}. At equal length {'the same holds' if same else f'it {_told(lengths)}'}."
+
+
+def _told(verdicts: Sequence[tuple[SizeVerdict, str]]) -> str:
+    """Which verdict holds at which sizes."""
     parts = []
-    for verdict, verb in ((BEATS, "beats the references at"), (DOES_NOT, "does not beat them at")):
-        named = _named([size for size in verdicts if size.verdict == verdict])
+    verbs = {BEATS: "beats the references at", DOES_NOT: "does NOT beat them at"}
+    for verdict, verb in (verbs | {UNKNOWN: "is inconclusive at"}).items():
+        named = _named([size for size, own in verdicts if own == verdict])
         parts += [f"{verb} {named}"] if named else []
-    unknown = _named([size for size in verdicts if size.verdict == UNKNOWN])
-    text = " and ".join(parts)
-    if unknown and text:
-        text += f"; at {unknown} it is inconclusive"
-    single = [size for size in verdicts if size.seeds == 1]
-    more = f" One seed only at {_named(single)}, which says nothing of seeds." if single else ""
-    return f"PPO {text or f'against the references is inconclusive at {unknown}'}.{more}"
+    return ", ".join(parts)
 
 
 def _named(verdicts: Sequence[SizeVerdict]) -> str:
@@ -82,9 +81,9 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     ]
     header = ("size", "PPO", "win rate", "at equal length", "PPO tokens", "reference", "seeds")
     caption = (
-        "Win rate against the reference: the mean over seeds, with a 95% interval that holds the"
-        " doubt of seeds and of posts (of one seed: of posts alone). Beats, does not beat: the"
-        f" whole interval lies above, below 50%.{_of_fewer_seeds(verdicts)}"
+        "Means over seeds with 95% intervals over seeds and posts (of one seed: over posts alone)."
+        " Beats, does not beat: the whole interval lies above, below 50%."
+        f"{_of_fewer_seeds(verdicts)}"
     )
     return Table(header, rows, caption, strong=True, name="sizes")
 
@@ -119,29 +118,28 @@ def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
         for size in verdicts
         for bad in size.called_out
     ]
-    return (
-        [f"{'; '.join(lines)}. The rule stands below, under Seeds and posts apart."]
-        if lines
-        else []
-    )
+    return [f"{'; '.join(lines)}. The rule: Seeds and posts apart."] if lines else []
 
 
 def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figure:
-    """Win rate against parameters."""
-    panel = win_rates(frame, beside)
-    drawn = [
-        entry for entry in beside if entry.key == "ppo_win_rate" and entry.difference is not None
-    ]
-    source = (
-        f" Diamonds: the seeds of Huang et al. 2024, {drawn[0].source}, at our parameters."
-        if drawn
-        else ""
-    )
+    """Win rate against parameters, or of each seed where there is one size."""
+    if len(sizes(frame)) == 1:
+        drawn = [
+            (f"{named(policy)}, {row['seed']}", plots.color_of(policy), *(row[k] for k in keys))
+            for policy in policies(frame)
+            for keys in [[f"{policy}/{key}" for key in ("win_rate", "low", "high")]]
+            for row in frame.dropna(subset=keys).sort_values("seed").to_dict("records")
+        ]
+        caption = "Each seed with its 95% interval over posts. Dashed: even with the references."
+        return plots.figure("sizes", caption, [plots.win_rates(drawn)], 1.75, plots.tall(drawn))
+    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.difference is not None]
     caption = (
-        "A dot is a seed, a line goes through the means of the seeds. Dashed: even with the"
-        f" references. The axis of parameters is logarithmic.{source}"
+        "A dot is a seed, a line goes through the means of the seeds. The axis of parameters is"
+        " logarithmic."
     )
-    return plots.figure("sizes", caption, [panel], WIDE, HIGH)
+    if theirs:
+        caption += f" Diamonds: seeds of Huang et al. 2024, {theirs[0].source}, at our parameters."
+    return plots.figure("sizes", caption, [win_rates(frame, beside)], WIDE, HIGH)
 
 
 def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
@@ -153,7 +151,8 @@ def frontier_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Bloc
         for seed in bad_seeds
     ]
     panels = frontier(records, frame)
-    caption = "Left: each seed's path, ten means; darker is larger. Right: every seed at its end."
+    several = "; darker is larger" if len(sizes(frame)) > 1 else ""
+    caption = f"Left: each seed's path{several}. Right: every seed at its end."
     figure = plots.figure("frontier", caption, panels, 1.2, 1.2)
     first: Block = Text("No seed is over-optimised by this rule.")
     if lines:
@@ -199,29 +198,21 @@ def win_rates(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Panel:
         )
         for policy in policies(frame)
     ]
+    return shares("Win rate against the reference", drawn, even="references")
+
+
+def shares(title: str, drawn: Sequence[Series], even: str = "") -> Panel:
+    """Any shares over parameters; `even` names the line at 50 %, if there is one."""
 
     def draw(axes: Axes) -> None:
-        axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label="references")
-        for series_ in drawn:
-            _draw_series(axes, series_)
+        if even:
+            axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)), label=even)
+        for place, series_ in enumerate(drawn):
+            _draw_series(axes, series_, APART ** (place - (len(drawn) - 1) / 2))
         _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
-        axes.set_ylim(0, 1)
+        axes.set_ylim(*((0, 1) if even else (None, None)))
         axes.yaxis.set_major_formatter(plots.PERCENT)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.3)
-
-    return Panel("Win rate against the reference", draw, _about(drawn))
-
-
-def shares(title: str, drawn: Sequence[Series]) -> Panel:
-    """Any shares over parameters."""
-
-    def draw(axes: Axes) -> None:
-        for series_ in drawn:
-            _draw_series(axes, series_)
-        _log_sizes(axes, [size for series_ in drawn for size, _ in series_.means])
-        axes.yaxis.set_major_formatter(plots.PERCENT)
-        if len(drawn) > 1:
-            axes.legend(loc="best", handlelength=1.3)
+        plots.legend(axes)
 
     return Panel(title, draw, _about(drawn))
 
@@ -247,11 +238,13 @@ def _paper_points(
     return [(places[number.size], value) for number in rows for value in number.theirs]
 
 
-def _draw_series(axes: Axes, series_: Series) -> None:
+def _draw_series(axes: Axes, series_: Series, apart: float = 1.0) -> None:
+    """Dots of the seeds, moved by a factor so that those of two policies stand apart, and means."""
     if series_.means:
         axes.plot(*zip(*series_.means, strict=True), color=series_.color, label=series_.label)
     if series_.seeds:
-        axes.plot(*zip(*series_.seeds, strict=True), "o", color=series_.color, ms=4.5, alpha=0.75)
+        seeds = [(size * apart, value) for size, value in series_.seeds]
+        axes.plot(*zip(*seeds, strict=True), "o", color=series_.color, ms=4.5, alpha=0.75)
     if series_.paper:
         axes.plot(
             *zip(*series_.paper, strict=True),
@@ -279,19 +272,16 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
     """
     labels = {name: plots.count(parameters_of(seeds)) for name, seeds in sizes(frame)}
     colors = {name: SHADES[min(place, len(SHADES) - 1)] for place, name in enumerate(labels)}
+    if len(labels) == 1:
+        colors = dict.fromkeys(labels, plots.PPO)
     bad = {(seed.name, seed.seed) for seed in over_optimised(frame)}
-    paths = [(record.name, _path(record)) for record in records]
-
-    def draw_paths(axes: Axes) -> None:
-        told: set[str] = set()
-        for name, path in paths:
-            label = labels[name] if name not in told else None
-            told.add(name)
-            if path:
-                axes.plot(*zip(*path, strict=True), color=colors[name], lw=1.2, label=label)
-        axes.set_xlabel("KL from SFT, nats an episode")
-        if told:
-            axes.legend(loc="best", handlelength=1.3)
+    told: set[str] = set()
+    curves = []
+    for record in records:
+        label = "" if record.name in told else labels[record.name]
+        told.add(record.name)
+        curves.append(path(record.rows("ppo"), label, colors[record.name]))
+    x = "KL from SFT, nats per summary"
 
     def draw_ends(axes: Axes) -> None:
         axes.axhline(0.5, color=INK, lw=1, ls=(0, (4, 3)))
@@ -300,7 +290,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
             size = 9 if mark == "X" else 6
             color = colors[row["name"]]
             axes.plot(row["kl"], row["ppo/win_rate"], mark, color=color, ms=size, mec=GRID)
-        axes.set_xlabel("KL from SFT, nats an episode")
+        axes.set_xlabel(x)
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(plots.PERCENT)
 
@@ -308,20 +298,7 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
         f"{row['name']} seed {row['seed']}: KL {row['kl']:.1f}, win rate {row['ppo/win_rate']:.1%}."
         for row in frame.to_dict("records")
     )
-    about = "Each seed's proxy score over its KL, a line darker the larger the model."
     return [
-        Panel("Proxy score while PPO learns", draw_paths, about),
+        proxy_against_kl("Proxy score while PPO learns", curves, x, "score", ends=False),
         Panel("Win rate at its end (X: over-optimised)", draw_ends, ends),
     ]
-
-
-def _path(record: Record) -> list[tuple[float, float]]:
-    """KL and proxy score, the means of ten parts of the training of one seed."""
-    rows = [
-        (update["objective/kl"], update["objective/scores"])
-        for update in record.rows("ppo")
-        if update.get("objective/kl") is not None and update.get("objective/scores") is not None
-    ]
-    step = max(1, len(rows) // 10)
-    parts = [rows[start : start + step] for start in range(0, len(rows), step)]
-    return [(fmean([a for a, _ in part]), fmean([b for _, b in part])) for part in parts]

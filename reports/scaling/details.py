@@ -9,10 +9,10 @@ import pandas as pd
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
 from reports.parts.collect import Record
-from reports.parts.page import Block, Details, Heading, Note, Table, Text
+from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.words import MISSING, number, percent
 from reports.scaling import beside_paper
-from reports.scaling.answers import Series, series, shares
+from reports.scaling.answers import series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import Fit, fit, given, parameters_of, policies, rows_of, sizes
 
@@ -37,7 +37,7 @@ CLAIMS: dict[str, tuple[str, str, str, Form]] = {
 MEASURED: tuple[tuple[str, str, Form], ...] = (
     ("accuracy", "RM accuracy", percent),
     ("difference", "PPO - SFT", in_points),
-    ("kl", "KL of PPO from SFT, nats an episode", one_digit),
+    ("kl", "KL of PPO from SFT, nats per summary", one_digit),
     ("scores", "score while PPO ended", number),
     ("sft_loss", "SFT validation loss, nats a token", three_digits),
     ("reference/tokens", "reference tokens", one_digit),
@@ -63,8 +63,6 @@ FITTED: tuple[tuple[str, str, bool], ...] = (
 
 def conclusions(frame: pd.DataFrame) -> list[str]:
     """What the sizes say of growing, in plain words."""
-    if len(sizes(frame)) < 2:
-        return ["There is one size only, which says nothing about growing with size."]
     return [conclusion(frame, key) for key in CLAIMS]
 
 
@@ -209,10 +207,9 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
         title: fit(parameters, [float(seeds[key].mean()) for _, seeds in groups], power)
         for key, title, power in FITTED
     }
-    heading = Heading("Fits over the logarithm of parameters")
     reasons = {result for result in fitted.values() if isinstance(result, str)}
     if len(reasons) == 1 and all(isinstance(result, str) for result in fitted.values()):
-        return [heading, Text(f"{reasons.pop().capitalize()}.")]
+        return [Text(f"{reasons.pop().capitalize()}.")]
     rows = [[title, *_fit_cells(result)] for title, result in fitted.items()]
     header = ("", "for ten times the parameters", "R²", "sizes")
     caption = (
@@ -220,7 +217,7 @@ def fits_blocks(frame: pd.DataFrame) -> list[Block]:
         " intervals; of the loss: the exponent of a power law. A line may hold between the sizes"
         " that were run, and nowhere else."
     )
-    return [heading, Table(header, rows, caption, name="fits")]
+    return [Table(header, rows, caption, name="fits")]
 
 
 def _fit_cells(result: Fit | str) -> list[str]:
@@ -237,14 +234,9 @@ def _fit_cells(result: Fit | str) -> list[str]:
 
 
 def paper_blocks(beside: Sequence[PaperNumber]) -> list[Block]:
-    """Each number of the paper with its verdict."""
-    heading = Heading("Beside the paper")
-    if all(entry.verdict == NOT_COMPARABLE and not entry.key for entry in beside):
-        reasons = "; ".join(dict.fromkeys(entry.why for entry in beside))
-        return [
-            heading,
-            Text(f"The paper's numbers are not comparable with these runs: {reasons}."),
-        ]
+    """Each number of the paper with its verdict; none where nothing compares."""
+    if not_comparable(beside):
+        return []
     rows = [
         [
             entry.size,
@@ -261,7 +253,15 @@ def paper_blocks(beside: Sequence[PaperNumber]) -> list[Block]:
         "How far to trust the paper's numbers", [Table(("label", "meaning"), paper.labels())]
     )
     caption = f"{beside_paper.RULE} {paper.caption()}"
-    return [heading, Table(header, rows, caption, name="paper"), labels]
+    return [Heading("Beside the paper"), Table(header, rows, caption, name="paper"), labels]
+
+
+def not_comparable(beside: Sequence[PaperNumber]) -> list[str]:
+    """Why nothing of the paper stands beside these runs; no line where something does."""
+    if not all(entry.verdict == NOT_COMPARABLE and not entry.key for entry in beside):
+        return []
+    reasons = "; ".join(dict.fromkeys(entry.why for entry in beside))
+    return [f"The paper's numbers are not comparable with these runs: {reasons}."]
 
 
 def _values(key: str, values: Sequence[float]) -> str:
@@ -277,80 +277,48 @@ GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies"
 def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:
     """Accuracy of reward models by group of pairs, beside what the longer summary gets on them."""
     names = [name for name, _ in sizes(frame)]
-    panel = shares(
-        "Reward model's accuracy",
-        [series(frame, "accuracy", "reward model", plots.RM), *_longer(records, frame)],
+    rows = [row for key, title in GROUPS for row in _by_group(records, names, key, title)]
+    caption = (
+        "Pairs ranked as the labellers did: mean over seeds (lowest to highest). The longer one: on"
+        " the same pairs, an equal length counting half. Equal scores count as wrong."
     )
-    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
-    figure = plots.figure("accuracy", caption, [panel], 1.2, 1.2)
-    blocks: list[Block] = [Heading("Reward models"), figure]
-    for key, title in GROUPS:
-        table = _by_group(records, names, key, title)
-        blocks += [Details(f"By {title}", [table]) if len(table.rows) > 8 else table]
-    return blocks
-
-
-def _longer(records: Sequence[Record], frame: pd.DataFrame) -> list[Series]:
+    header = ["pairs by", "", *names, "the longer one", "pairs"]
+    table = Table(header, rows, caption, name="reward-model-groups")
+    if len(names) == 1:
+        return [Heading("Reward models"), table]
     longer = {
         (record.name, record.seed): record.results("rm")["length"]["longer"]["estimate"]
         for record in records
     }
     keys = zip(frame["name"], frame["seed"], strict=True)
     with_longer = frame.assign(longer=[longer[name, seed] for name, seed in keys])
-    return [series(with_longer, "longer", "the longer one", plots.OTHER)]
+    drawn = [
+        series(frame, "accuracy", "reward model", plots.RM),
+        series(with_longer, "longer", "the longer one", plots.OTHER),
+    ]
+    caption = "A dot is a seed. The longer one: how often the longer summary is preferred."
+    panel = shares("Reward model's accuracy", drawn)
+    return [Heading("Reward models"), plots.figure("accuracy", caption, [panel], 1.2, 1.2), table]
 
 
-def _by_group(records: Sequence[Record], names: Sequence[str], key: str, title: str) -> Table:
-    groups: dict[str, dict[str, list[float]]] = {}
+def _by_group(
+    records: Sequence[Record], names: Sequence[str], key: str, title: str
+) -> list[list[str]]:
+    by_size: dict[str, dict[str, list[float]]] = {}
     alone: dict[str, float] = {}
     pairs: dict[str, int] = {}
     for record in records:
         results = record.results("rm")
+        for group, of_group in results[f"by_{key}"].items():
+            by_size.setdefault(group, {}).setdefault(record.name, []).append(of_group["accuracy"])
+            pairs[group] = of_group["pairs"]
         longer = results["length"][f"by_{key}"]
-        for group, results_of_group in results[f"by_{key}"].items():
-            groups.setdefault(group, {}).setdefault(record.name, []).append(
-                results_of_group["accuracy"]
-            )
-            pairs[group] = results_of_group["pairs"]
-            if group in longer:
-                alone[group] = longer[group]["accuracy"]
-    rows = [
+        alone |= {group: longer[group]["accuracy"] for group in by_size if group in longer}
+    return [
         [
-            group,
-            *(_spread(groups[group].get(name, []), percent) for name in names),
-            percent(alone.get(group)),
-            number(pairs[group], 0),
+            *(title, group),
+            *(_spread(by_size[group].get(name, []), percent) for name in names),
+            *(percent(alone.get(group)), number(pairs[group], 0)),
         ]
-        for group in sorted(groups, key=lambda name: (len(name), name))
+        for group in sorted(by_size, key=lambda name: (len(name), name))
     ]
-    caption = (
-        f"Pairs ranked as the labellers did, by {title}: mean over seeds (lowest to highest)."
-        " The longer one: on the same pairs, an equal length counting half. Equal scores count as"
-        " wrong."
-    )
-    header = [title, *names, "the longer one", "pairs"]
-    return Table(header, rows, caption, name=f"reward-model-by-{key}")
-
-
-# -- code ------------------------------------------------------------------------------------------
-
-
-def code_line(records: Sequence[Record]) -> Block:
-    """One line on the versions of the code behind a page: a warning if they are mixed or dirty."""
-    by_stage: dict[str, set[str]] = {}
-    for record in records:
-        for stage, manifest in record.manifests.items():
-            by_stage.setdefault(stage, set()).add(manifest["code_version"])
-    versions = sorted(set().union(*by_stage.values()))
-    dirty = [version for version in versions if version.endswith("-dirty")]
-    if len(versions) == 1 and not dirty:
-        return Text(f"All runs were made with one version of the code: {versions[0]}.")
-    stages_of: dict[str, list[str]] = {}
-    for stage, of_stage in by_stage.items():
-        stages_of.setdefault(", ".join(sorted(of_stage)), []).append(stage)
-    stages_by_version = "; ".join(
-        f"{', '.join(stages)} with {names}" for names, stages in stages_of.items()
-    )
-    unclean = f"; {len(dirty)} held changes that were not committed" if dirty else ""
-    counted = "1 version" if len(versions) == 1 else f"{len(versions)} versions"
-    return Note(f"{counted} of the code behind this page: {stages_by_version}{unclean}.")

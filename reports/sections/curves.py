@@ -1,6 +1,7 @@
 """Everything that training logged, as curves in groups; other seeds of the run lie beneath."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -15,6 +16,7 @@ from stages.running.files import read_lines
 
 SHARES = {
     "policy/eos_rate",
+    "policy/below_penalty",
     "policy/clipfrac_avg",
     "val/clipfrac_avg",
     "rewards/accuracies",
@@ -33,9 +35,7 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Reward-model score": ("objective/scores",),
             "KL from SFT, nats per summary": ("objective/kl",),
-            "RLHF reward: score - KL penalty": ("objective/rlhf_reward",),
-            "KL estimates k1 and k3, nats": ("objective/kl_k1", "objective/kl_k3"),
-            "KL penalty taken off the score": ("objective/non_score_reward",),
+            "Reward: score - KL penalty": ("objective/rlhf_reward",),
             "KL coefficient": ("objective/kl_coef",),
         },
     ),
@@ -44,10 +44,10 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Length, tokens": ("policy/response_length",),
             "Summaries that end by themselves": ("policy/eos_rate",),
+            "Scored below a missing EOS": ("policy/below_penalty",),
             "Title words copied": ("text/copied_title_words",),
             "Different words and pairs of words": ("text/distinct_1", "text/distinct_2"),
             "Entropy, nats per summary": ("objective/entropy",),
-            "Ends in a batch": ("val/num_eos_tokens",),
         },
     ),
     "-policy": (
@@ -55,10 +55,9 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Policy loss": ("loss/policy_avg",),
             "Clipped policy ratios": ("policy/clipfrac_avg",),
-            "Approximate KL per update": ("policy/approxkl_avg",),
+            "KL within an update, approximately": ("policy/approxkl_avg",),
             "Ratio of new to old probability": ("val/ratio",),
             "Gradient norm of the policy": ("policy/grad_norm",),
-            "Entropy per token, nats": ("policy/entropy_avg",),
         },
     ),
     "-critic": (
@@ -80,6 +79,10 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         },
     ),
 }
+RM_PANELS: Panels = {
+    "RM loss": ("loss/train",),
+    "RM accuracy on training pairs": ("accuracy/train",),
+}
 DPO_PANELS: Panels = {
     "DPO loss": ("loss/train",),
     "DPO accuracy on training pairs": ("rewards/accuracies",),
@@ -88,10 +91,25 @@ DPO_PANELS: Panels = {
     "Log probability, nats": ("logps/chosen", "logps/rejected"),
     "Learning rate": ("lr",),
 }
+# Logged, but each says what a curve that is drawn says: other estimates of the KL, the penalty as
+# a multiple of it, ends as a count, entropy by the token.
+SAME = {
+    *("objective/kl_k1", "objective/kl_k3", "objective/non_score_reward"),
+    *("val/num_eos_tokens", "policy/entropy_avg"),
+}
+WORDS = {
+    "text/distinct_1": "words",
+    "text/distinct_2": "pairs of words",
+    "seconds/update": "whole update",
+    "seconds/rollout": "of it sampling",
+    "rewards/chosen": "chosen",
+    "rewards/rejected": "rejected",
+    "logps/chosen": "chosen",
+    "logps/rejected": "rejected",
+}
 SHOWN = ("", "-text")  # the others are folded
 SECOND = plots.RM  # colour of a panel's second curve
 COUNTS = {"step", "episode"}
-NEIGHBOURS = "The line is the mean of neighbouring updates, the band their range."
 FRONTIER = ("objective/kl", "objective/scores")
 FRONTIER_POINTS = 40
 OtherSeeds = dict[int, list[Row]]
@@ -99,10 +117,9 @@ OtherSeeds = dict[int, list[Row]]
 
 
 def blocks(record: Record) -> list[Block]:
-    """The section: supervised learning, each policy gradient in groups, its frontier, DPO."""
+    """The figures: supervised learning, each policy gradient in groups, its frontier, DPO."""
     others = {stage: rows_of_seeds(record, stage) for stage in record.gradient_stages}
     return [
-        Heading("Learning curves"),
         *_beneath(sorted({seed for seeds in others.values() for seed in seeds})),
         _supervised(record),
         *(
@@ -148,20 +165,13 @@ def _beneath(seeds: Sequence[int]) -> list[Block]:
 
 
 def _supervised(record: Record) -> Figure:
-    sft, reward = record.rows("sft"), record.rows("rm")
-    loss = [
-        *_faint(rows_of_seeds(record, "sft"), "loss/train", plots.SFT),
-        plots.curve(sft, "loss/train", "train", plots.SFT),
-        plots.curve(sft, "loss/validation", "validation", plots.INK, dots=True),
-    ]
-    of_rm = {"RM loss": "loss/train", "RM accuracy on training pairs": "accuracy/train"}
-    others = rows_of_seeds(record, "rm")
-    panels = [plots.lines("SFT loss, nats per token", loss)]
-    for title, key in of_rm.items():
-        lines = [*_faint(others, key, plots.RM), plots.curve(reward, key, "train", plots.RM)]
-        panels.append(plots.lines(title, lines, share=key in SHARES))
-    caption = f"Supervised fine-tuning and the reward model. {NEIGHBOURS}"
-    return plots.figure("supervised", caption, panels)
+    rows, others = record.rows("sft"), rows_of_seeds(record, "sft")
+    validation = plots.curve(rows, "loss/validation", "validation", plots.INK, dots=True)
+    train = plots.curve(rows, "loss/train", "train", plots.SFT)
+    loss = [*_faint(others, "loss/train", plots.SFT), train, validation]
+    panels, _ = _panels(record.rows("rm"), rows_of_seeds(record, "rm"), RM_PANELS, plots.RM)
+    panels = [plots.lines("SFT loss, nats per token", loss), *panels]
+    return plots.figure("supervised", "Supervised fine-tuning and the reward model.", panels)
 
 
 def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
@@ -170,21 +180,35 @@ def _gradient(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     known = {
         key for _, panels in GRADIENT_GROUPS.values() for keys in panels.values() for key in keys
     }
-    rest: Panels = {key: (key,) for key in _logged(rows) if key not in known | COUNTS}
+    rest: Panels = {
+        in_words(key): (key,) for key in _logged(rows) if key not in known | SAME | COUNTS
+    }
     groups = GRADIENT_GROUPS | {"-more": ("Everything else that was logged", rest)}
     figures: dict[str, Figure] = {}
+    constant: list[str] = []
     for end, (what, titles) in groups.items():
-        panels = _panels(rows, others, titles, plots.color_of(stage))
+        panels, same = _panels(rows, others, titles, plots.color_of(stage))
+        constant += same
         if panels:
-            caption = (
-                f"{what.format(name)}, update by update{_queries(record, stage)}. {NEIGHBOURS}"
-            )
+            caption = f"{what.format(name)}, update by update{_queries(record, stage)}."
             figures[end] = plots.figure(f"{stage}{end}", caption, panels)
     first = [figure for end, figure in figures.items() if end in SHOWN]
     more = {end: figure for end, figure in figures.items() if end not in SHOWN}
     critic = "critic, " if "-critic" in more else ""
     title = f"More of {name}: policy, {critic}work"
-    return [*first, Details(title, list(more.values()))] if more else [*first]
+    folded = [Details(title, list(more.values()))] if more else []
+    return [*first, *_constants(name, constant), *folded]
+
+
+def _constants(name: str, lines: Sequence[str]) -> list[Block]:
+    """A sentence on what never changed, in the place of plots of one value."""
+    return [Text(f"The same at every update of {name}: {'; '.join(lines)}.")] if lines else []
+
+
+def in_words(key: str) -> str:
+    """The key of a metric as a title."""
+    text = key.replace("/", ": ").replace("_", " ")
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _logged(rows: list[Row]) -> list[str]:
@@ -193,18 +217,24 @@ def _logged(rows: list[Row]) -> list[str]:
     return [key for key in keys if any(isinstance(row.get(key), int | float) for row in rows)]
 
 
-def _panels(rows: list[Row], others: OtherSeeds, titles: Panels, color: str) -> list[Panel]:
-    """A panel for each title of which something was logged."""
-    panels = []
+def _panels(
+    rows: list[Row], others: OtherSeeds, titles: Panels, color: str
+) -> tuple[list[Panel], list[str]]:
+    """A panel for each title of which something was logged, and what never changed, in words."""
+    panels, constant = [], []
     for title, keys in titles.items():
         logged = [key for key in keys if any(row.get(key) is not None for row in rows)]
         lines: list[Curve] = []
         for key, own in zip(logged, (color, SECOND), strict=False):
-            label = key.partition("/")[2] or key
+            label = WORDS.get(key, title)
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
-        if lines:
+        if lines and plots.is_constant(lines):
+            values = [value for line in lines for value in line.values]
+            plain = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
+            constant += [f"{plain} {values[0]:g}" for _ in values[:1]]
+        elif lines:
             panels.append(plots.lines(title, lines, share=logged[0] in SHARES))
-    return panels
+    return panels, constant
 
 
 def _faint(others: OtherSeeds, key: str, color: str) -> list[Curve]:
@@ -221,21 +251,39 @@ def _queries(record: Record, stage: str) -> str:
 def _dpo(record: Record) -> list[Block]:
     if "dpo" not in record.manifests:
         return []
-    panels = _panels(record.rows("dpo"), rows_of_seeds(record, "dpo"), DPO_PANELS, plots.PAPER)
-    caption = "DPO, update by update, on training pairs before each step: all begin at an even bet."
-    return [plots.figure("dpo", caption, panels)] if panels else []
+    seeds = rows_of_seeds(record, "dpo")
+    panels, constant = _panels(record.rows("dpo"), seeds, DPO_PANELS, plots.PAPER)
+    caption = "DPO, update by update, on training pairs before each step; both are equal at first."
+    drawn = [plots.figure("dpo", caption, panels)] if panels else []
+    return [*drawn, *_constants("DPO", constant)]
+
+
+def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
+    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
+    by_step: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rows(stage) if stage in run.manifests else []:
+            if row.get(key) is not None:
+                by_step.setdefault(row["step"], []).append(row[key])
+    most = max(map(len, by_step.values()), default=0)
+    return [
+        {"step": step, key: sum(values) / most}
+        for step, values in sorted(by_step.items())
+        if len(values) == most
+    ]
 
 
 # -- score against distance ------------------------------------------------------------------------
 
 
 def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
-    """Score against KL, update by update: what each nat of distance bought."""
+    """Score against KL, update by update: what each nat of distance gained."""
     runs = {record.seed: record.rows(stage)} | others
     color = plots.color_of(stage)
     drawn = [
-        _path(rows, "" if seed != record.seed else f"seed {seed}", color)
+        replace(path(rows, f"seed {seed}" if own else "", color), faint=not own)
         for seed, rows in runs.items()
+        for own in [seed == record.seed]
     ]
     if not drawn[0].steps:
         return []
@@ -251,17 +299,18 @@ def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
     return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
 
 
-def _path(rows: list[Row], label: str, color: str) -> Curve:
-    """Where a seed went: KL across and score up; faint without a label."""
+def path(rows: list[Row], label: str, color: str) -> Curve:
+    """Where a seed went: KL across and score up."""
     both = [row for row in rows if all(row.get(key) is not None for key in FRONTIER)]
     kl, scores = (plots.curve(both, key, "", "") for key in FRONTIER)
-    return Curve(label, color, kl.values, scores.values, faint=not label)
+    return Curve(label, color, kl.values, scores.values)
 
 
-def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
+def frontier(title: str, runs: Sequence[Curve], x: str, y: str, ends: bool = True) -> Panel:
     """Where training went: the second number against the first, update by update.
 
-    A run is a curve whose `steps` are the first number; neighbouring updates are averaged.
+    A run is a curve whose `steps` are the first number; neighbouring updates are averaged. `ends`:
+    whether the first and the last are named.
     """
 
     def draw(axes: Axes) -> None:
@@ -269,7 +318,7 @@ def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
             across, up = plots.smoothed(run, FRONTIER_POINTS)
             width, alpha = (0.9, 0.45) if run.faint else (1.7, 1.0)
             axes.plot(across, up, color=run.color, lw=width, alpha=alpha, label=run.label or None)
-            if run.faint or not up:
+            if run.faint or not up or not ends:
                 continue
             axes.scatter(across, up, s=9, color=run.color, zorder=3)
             for place, word in ((0, "start"), (-1, "end")):
@@ -280,8 +329,7 @@ def frontier(title: str, runs: Sequence[Curve], x: str, y: str) -> Panel:
         axes.set_ylabel(y)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4))
-        if sum(bool(run.label) for run in runs) > 1:
-            axes.legend(loc="best", handlelength=1.3)
+        plots.legend(axes)
 
     return Panel(title, draw, " ".join(_in_words(run) for run in runs if run.label))
 

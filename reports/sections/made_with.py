@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from eval.judges.openai.budget import cost
 from reports.parts.collect import GIVEN, RELEASED, Record
 from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.sentences import too_many_unjudged
-from reports.parts.words import MISSING, Row, device_of, judge, rate, shown, whole
+from reports.parts.run_report import where
+from reports.parts.sentences import distrust, lead, too_many_unjudged
+from reports.parts.words import MISSING, Row, rate, shown, whole
 from stages.running.code import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
 from stages.settings.judge import JudgeSettings
 from stages.settings.presets import PRESETS
-from stages.settings.stages import STAGES
 
 NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
 OF_TRAINING = (
@@ -42,6 +42,12 @@ SPLIT_LIMITS = {
 }
 
 
+def data(record: Record) -> list[Block]:
+    """The section on a run's data: where it came from, how long it is, what is odd about it."""
+    base = record.results("base")
+    return [Heading("Data"), *from_hub(base), splits(base, record.settings["data"])]
+
+
 def from_hub(results: Row) -> list[Block]:
     """The repositories of the hub that a run was made from, each at its commit; none for others."""
     rows = [
@@ -52,7 +58,7 @@ def from_hub(results: Row) -> list[Block]:
         return []
     caption = "Every stage, seed and run of this folder uses these commits."
     header = ("setting", "made from", "revision", "at commit")
-    return [Heading("From the hub"), Table(header, rows, caption)]
+    return [Table(header, rows, caption, name="from-the-hub")]
 
 
 def _named(record: dict[str, str]) -> str:
@@ -60,43 +66,37 @@ def _named(record: dict[str, str]) -> str:
     return f"{name}, configuration {configuration}" if configuration else name
 
 
-def lengths(tokens: dict[str, dict[str, int]], limits: Row) -> list[Block]:
-    """The longest row of each split, and what was allowed."""
+COUNTED = {
+    "over a limit": "over_limit",
+    "by tokens at most": "most_over",
+    "empty summaries": "empty_summaries",
+    "two equal ones": "equal_summaries",
+    "without confidence": "without_confidence",
+    "skipped": "skipped",
+}
+
+
+def splits(results: Row, limits: Row) -> Table:
+    """A row a split: its longest row and what was allowed, and its odd rows by kind."""
     rows = []
-    for split, measured in tokens.items():
-        bounds = SPLIT_LIMITS.get(split, {})
+    for split, measured in results["tokens"].items():
+        bounds, odd = SPLIT_LIMITS.get(split, {}), results["rows"].get(split, {})
         cells = [_length(measured, name, limits.get(bounds.get(name, ""))) for name in POST_LIMITS]
-        rows.append([split.replace("_", " "), whole(measured.get("rows")), *cells])
-    header = ("split", "rows", "query", "summary", "query and summary")
+        counts = [whole(odd.get(key)) for key in COUNTED.values()]
+        rows.append([split.replace("_", " "), whole(measured.get("rows")), *cells, *counts])
+    header = ("split", "rows", "query", "summary", "query and summary", *COUNTED)
     caption = (
-        "Tokens of the longest row, of those allowed. A policy samples as long as an SFT summary."
-    )
-    return [Heading("Lengths"), Table(header, rows, caption)]
-
-
-def rows(results: Row) -> list[Block]:
-    """Rows of each split: those kept though they are odd, by kind, and those skipped."""
-    columns = {
-        "rows": "rows",
-        "over a limit": "over_limit",
-        "by tokens at most": "most_over",
-        "with an empty summary": "empty_summaries",
-        "with two equal ones": "equal_summaries",
-        "without confidence": "without_confidence",
-        "skipped": "skipped",
-    }
-    table = [
-        [split.replace("_", " "), *(whole(counts.get(key)) for key in columns.values())]
-        for split, counts in results["rows"].items()
-    ]
-    caption = (
-        "Odd rows that the published data hold too are kept and learned from, as in the paper."
+        "Tokens of the longest row, of those allowed; a policy samples as long as an SFT summary."
+        " Odd rows that the published data hold too are kept and learned from, as in the paper."
     )
     for split, counts in results["published"].items():
         same = "as" if counts["rows"] == counts["known"] else "not as"
         caption += f" {split.replace('_', ' ')}: {counts['rows']:,} rows, {same} published"
         caption += f" ({counts['known']:,})."
-    return [Table(("split", *columns), table, caption)] if table else []
+    if not any(results["rows"].values()):
+        kept = len(header) - len(COUNTED)
+        header, rows = header[:kept], [row[:kept] for row in rows]
+    return Table(header, rows, caption, name="splits")
 
 
 def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
@@ -108,21 +108,22 @@ def _length(measured: dict[str, int], name: str, limit: int | None) -> str:
 
 
 def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
-    """First what differs from the preset or from the defaults, then everything."""
-    everything, changed, own = [], [], []
+    """First what differs from the preset or from the defaults, then the others."""
+    alike, changed, own = [], [], []
     configs = PRESETS[preset](), Config(preset="defaults", name="defaults")
     for section, values in settings.items():
         for key, value in values.items():
             name = f"{section}.{key}"
             usual, default = (getattr(getattr(config, section), key) for config in configs)
             cells = [name, *(shown(name, setting) for setting in (value, usual, default))]
-            everything.append(cells)
             set_by_hand = value != usual and name not in ASKED_APART
             if set_by_hand:
                 own.append(f"{name}={shown(name, value)}")
             differs = value != default and _matters(settings, section)
             if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
+            else:
+                alike.append(cells[:2])
     caption = "What differs from the preset or from the defaults."
     if GIVEN not in settings:  # of given summaries nothing was trained
         caption += OF_TRAINING
@@ -135,7 +136,7 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
             else f"All settings are those of the preset {preset}."
         ),
         Table(header, changed, caption),
-        Details("All settings", [Table(header, everything)]),
+        Details("All other settings", [Table(header[:2], alike, name="all-other-settings")]),
     ]
 
 
@@ -143,54 +144,26 @@ def _matters(settings: dict[str, Row], section: str) -> bool:
     return section != "memory" and (section != "world" or settings["data"]["source"] == TOY)
 
 
-def where(records: Sequence[Record]) -> str:
-    """The devices, processors, threads and precision that runs were computed with."""
-    devices = {
-        device_of(manifest)
-        for record in records
-        for stage, manifest in record.manifests.items()
-        if STAGES[stage].computes
-    }
-    used = [record.settings.get("memory", {}) for record in records]
-    threads, precision = (
-        {shown(f"memory.{key}", memory[key]) for memory in used if key in memory}
-        for key in ("cpu_threads", "mixed_precision")
-    )
-    return (
-        f"Computed on: {' / '.join(sorted(devices))}; memory.cpu_threads:"
-        f" {' / '.join(sorted(threads))} (0: as many as there are cores); memory.mixed_precision:"
-        f" {' / '.join(sorted(precision))}. Device, instructions, number of threads and precision"
-        " change rounding, and PPO amplifies it: treat another one like another seed."
-    )
-
-
 def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     """Time and memory of each stage, and what names the code, libraries and files behind it."""
     manifests = record.manifests
-    cost = [
-        [stage, _duration(row["seconds"]), f"{row['peak_memory_gib']:.1f}", row["device"]]
-        for stage, row in manifests.items()
-    ]
-    origin = [
+    stages = [
         [
-            *(stage, row["code_version"], row["settings_hash"], hashes[stage]),
+            *(stage, _duration(row["seconds"]), f"{row['peak_memory_gib']:.1f}"),
+            *(row["code_version"], row["settings_hash"], hashes[stage]),
             *(", ".join(row["inputs"]) or "data alone", row["finished"]),
         ]
         for stage, row in manifests.items()
     ]
+    header = "stage|wall time|peak GiB|code|settings|manifest|made from|finished"
+    versions = "; ".join(" ".join(line) for line in _versions(list(manifests.values())))
     return [
         Heading("Time, memory and versions"),
         Text(f"{_in_all(manifests)} {judges_price(record)}"),
         *code_note(manifests),
-        *([Text(where([record]))] if "memory" in record.settings else []),
-        Table(("stage", "wall time", "peak GiB", "device"), cost),
-        Details(
-            "Versions and hashes",
-            [
-                Table(("library", "version"), _versions(list(manifests.values()))),
-                Table(("stage", "code", "settings", "manifest", "made from", "finished"), origin),
-            ],
-        ),
+        Text(where([record])),
+        Table(header.split("|"), stages, name="stages"),
+        Text(f"Libraries: {versions}."),
     ]
 
 
@@ -236,17 +209,16 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def summary(record: Record, numbers: Row) -> list[Block]:
-    """What was judged, by whom, and how it ended, in one paragraph; what scored it, in another."""
-    judged = (
-        f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here."
-        f" The judge, {judge(numbers)}, compared its summaries of {whole(numbers['posts'])}"
-        " held-out posts with the references, in both orders."
-    )
-    ended = f"They are preferred to the reference on {rate(numbers, RELEASED)} of the posts."
+def summary(record: Record, numbers: Row) -> Text:
+    """What was judged, how it ended, and what to distrust."""
+    ended = f"It is preferred to the reference on {rate(numbers, RELEASED)}"
     if too_many_unjudged(numbers):
-        ended = "Too many comparisons had no verdict for a conclusion; see below."
-    return [Text(f"{judged} {ended}", lead=True), Text(_scored_by(record))]
+        ended = "Too many comparisons had no verdict for a conclusion"
+    return lead(
+        f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here.",
+        f"{ended} of {whole(numbers['posts'])} held-out posts.",
+        distrust([numbers]),
+    )
 
 
 def policy_of(record: Record) -> str:
@@ -254,7 +226,8 @@ def policy_of(record: Record) -> str:
     return shown("released.policy", record.settings[RELEASED]["policy"])
 
 
-def _scored_by(record: Record) -> str:
+def scored_by(record: Record) -> str:
+    """Which reward model scored a released policy's summaries."""
     reward_model = record.results(RELEASED)["reward_model"]
     if reward_model is None:
         return "No reward model was given (REWARD_MODEL=), so there are no scores."

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from eval.rates.scores import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
 
@@ -19,12 +19,11 @@ TAIL = 0.005  # share at each end that a histogram does not stretch for
 
 
 def blocks(record: Record) -> list[Block]:
-    """The section; none if another kind of judge judged."""
+    """The blocks; none if another kind of judge judged."""
     results = record.results("win_rate").get("scores")
     if results is None:
         return []
     return [
-        Heading("Proxy and gold score"),
         Text(_what(record)),
         _table(results),
         *(Note(_reading(name, gains)) for name, gains in results["gains"].items()),
@@ -60,7 +59,7 @@ def _table(results: Row) -> Table:
         " last two: mean differences on the same posts."
     )
     header = ("", "proxy [95%]", "gold [95%]", "proxy - SFT", "gold - SFT")
-    return Table(header, rows, caption)
+    return Table(header, rows, caption, name="proxy-and-gold-score")
 
 
 def _reading(name: str, gains: Row) -> str:
@@ -138,7 +137,7 @@ SPREAD_CAPTION = (
 
 
 def spread_blocks(record: Record) -> list[Block]:
-    """The section; none where the summaries have neither scores nor tokens."""
+    """The figure; none where the summaries have neither scores nor tokens."""
     rows = {policy: record.rows("summaries", f"{policy}.jsonl") for policy in policies_of(record)}
     first = next(iter(rows.values()), [])
     drawn = [
@@ -149,7 +148,7 @@ def spread_blocks(record: Record) -> list[Block]:
     shown = [panel for panel in drawn if panel is not None]
     if not shown:
         return []
-    return [Heading("How the summaries are spread"), plots.figure("spread", SPREAD_CAPTION, shown)]
+    return [plots.figure("spread", SPREAD_CAPTION, shown)]
 
 
 def _panel(
@@ -185,7 +184,7 @@ def spread(title: str, groups: Sequence[tuple[str, str, Sequence[float]]], x: st
         axes.margins(x=0.02)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4))
-        axes.legend(loc="best", handlelength=1.3)
+        plots.legend(axes)
         axes.spines["bottom"].set_color(INK)
 
     return Panel(title, draw, " ".join(_quartiles(name, values) for name, _, values in groups))

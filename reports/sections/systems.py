@@ -24,7 +24,6 @@ from reports.parts.words import (
 from stages.settings.judge import MOST_UNJUDGED
 
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
-ROW_HEIGHT = 0.27  # of a plot, for each system
 CAPTION = (
     "Rank: what is possible when only differences count that hold after"
     " Holm's correction for all pairs of systems (5%). Win rate: share of posts on which the"
@@ -153,7 +152,7 @@ def figure(standing: Row, name: str = "win-rate") -> list[Block]:
     ]
     if not drawn:
         return []
-    panel, high = plots.win_rates(drawn), max(0.8, ROW_HEIGHT * len(drawn))
+    panel, high = plots.win_rates(drawn), plots.tall(drawn)
     caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
     return [plots.figure(name, caption, [panel], 1.75, high)]
 

@@ -107,7 +107,7 @@ def _summed(deltas: Tensor, decay: float) -> Tensor:
 
 def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
     """Without a critic, the advantages of a query's samples add up to 0."""
-    sums = rollout.advantages.double()[:, 0].unflatten(0, (-1, group_size)).sum(dim=1)
+    sums = rollout.advantages.double()[:, 0].reshape(-1, group_size).sum(dim=1)
     scale = rollout.advantages.abs().max().item()
     what = f"{update}: the advantages of a query's samples do not add up to 0"
     _require_equal(sums, torch.zeros_like(sums), what, scale)
