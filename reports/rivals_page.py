@@ -21,9 +21,11 @@ from eval.rates.formulas import mean_of_seeds
 from reports.parts import page, plots
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
+from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
 from reports.parts.words import MISSING, named, number, whole
+from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 
@@ -242,6 +244,7 @@ def blocks(
         points_table(points),
         Heading("What it takes"),
         cost_table(points),
+        *filter(None, [spent_table(records, Ppo().kl_coef)]),
         Heading("How they are compared"),
         *(Text(text) for text in METHOD),
     ]
