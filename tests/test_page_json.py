@@ -29,6 +29,13 @@ def again(folder: Path, stem: str) -> str:
     return page.to_markdown(stem, found["title"], page_json.from_json(found["blocks"]))
 
 
+def content(markdown: str) -> list[str]:
+    """Its lines without layout: what is folded, and whether contents are listed, may change."""
+    layout = re.compile(r"</?(details|summary|a)\b[^>]*>|^Contents: .*|^## More: .*")
+    lines = (layout.sub("", line).strip() for line in markdown.splitlines())
+    return [line for line in lines if line]
+
+
 def with_inner(blocks: Sequence[Block]) -> Iterator[Block]:
     for block in blocks:
         yield block
@@ -84,7 +91,8 @@ def test_some_published_pages_have_a_record():
 
 @pytest.mark.parametrize("stem", with_blocks())
 def test_a_published_page_says_what_its_json_says(stem):
-    assert again(PUBLISHED, stem) == (PUBLISHED / f"{stem}.md").read_text()
+    published = (PUBLISHED / f"{stem}.md").read_text()
+    assert content(again(PUBLISHED, stem)) == content(published)
     shown = (PUBLISHED / f"{stem}.html").read_text()
     blocks = page_json.from_json(record_of(PUBLISHED, stem)["blocks"])
     tables = [one for one in with_inner(blocks) if isinstance(one, Table)]
