@@ -8,6 +8,7 @@ rival is a straight line over the square root of KL. Two rivals are compared whe
 seed by seed; nothing is extrapolated.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -65,15 +66,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     """Write the page; its lines for the terminal. Raises UserError if a run has not finished."""
-    records, left_out = [], []
-    for coef in dict.fromkeys(kl_coefs):
-        runs, lines = find_runs(f"{name}-kl{coef}", judge)
-        records += runs
-        left_out += lines
-    points = points_of(records)
+    names = [f"{name}-kl{coef}" for coef in dict.fromkeys(kl_coefs)]
+    collected = [find_runs(run, judge) for run in names]
+    records = [record for runs, _ in collected for record in runs]
+    left_out = [line for _, lines in collected for line in lines]
+    points, stem = points_of(records), f"rivals-{name}"
     made = blocks(records, points, left_out)
-    title = f"Rivals of PPO from run {name}"
-    path = write_about_runs(f"rivals-{name}", title, made, [name], records)
+    again = {"command": f"make rivals NAME={name} PENALTIES={shlex.quote(' '.join(kl_coefs))}"}
+    path = write_about_runs(stem, f"Rivals of PPO from run {name}", made, names, records, again)
     return page.for_terminal([answer(points)], path)
 
 
