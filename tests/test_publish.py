@@ -367,10 +367,15 @@ def numbers_of(record):
 def numbers_of_linked_tables(text):
     """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
-    names = {"ablations": "means-over-seeds-switch.csv", "planted": "each-error-error.csv"}
-    for stem, kind in re.findall(r"\(reports/generated/((ablations|planted)-[\w-]+)\.md\)", text):
-        table = ROOT / GENERATED / f"{stem}-numbers" / names[kind]
-        cells = table.read_text(encoding="utf-8")
+    names = {
+        "ablations": ["means-over-seeds-switch.csv"],
+        "planted": ["each-error-error.csv"],
+        "rivals": ["page-pair.csv", "each-rival.csv", "what-it-takes-1.csv"],
+    }
+    kinds = "|".join(names)
+    linked = re.findall(rf"\(reports/generated/(({kinds})-[\w-]+)\.md\)", text)
+    for stem, name in [(stem, name) for stem, kind in linked for name in names[kind]]:
+        cells = (ROOT / GENERATED / f"{stem}-numbers" / name).read_text(encoding="utf-8")
         found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
         for name in ("sizes.csv", "measured.csv"):

@@ -5,6 +5,7 @@ paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
 verdicts      whether a switch matters
 kl_points     points of KL and gold score, from a file or from runs
+reached       what rivals spend until they have the same reward
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers

@@ -43,13 +43,16 @@ def paper(size: str, microbatch_size: int, forward_batch_size: int) -> Config:
     return Config(preset=name, name=name, base=base, memory=memory)
 
 
-def rivals(**settings: Any) -> dict[str, Any]:
+def rivals(grouped_rate: float = 0.0, **settings: Any) -> dict[str, Any]:
     """The sections of PPO and of its rivals, alike where they have the same settings.
 
-    Each keeps its own number of passes over a batch, and PPO its critic's settings.
+    Each keeps its own number of passes over a batch, and PPO its critic's settings. `grouped_rate`
+    is the learning rate of RLOO and Dr.GRPO where they have another than PPO.
     """
     shared = {field.name for field in fields(Rloo)} - {"num_ppo_epochs"}
     alike = {name: value for name, value in settings.items() if name in shared}
+    if grouped_rate:
+        alike["learning_rate"] = grouped_rate
     return {"ppo": Ppo(**settings), "rloo": Rloo(**alike), "grpo": Grpo(**alike)}
 
 
@@ -96,6 +99,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         # The critic learns alone, and faster, until it explains what it can of the returns.
         **rivals(
             learning_rate=2e-4,
+            grouped_rate=8e-4,  # RLOO makes one pass over a batch
             critic_learning_rate=1e-3,
             critic_updates=16,
             total_episodes=3584,
