@@ -27,6 +27,7 @@ from eval.judges.openai.replies import (
     PassingError,
     about_a_post,
     is_accepted,
+    noted_dialect,
     read_reply,
     reasoned,
     refusal_of,
@@ -126,10 +127,9 @@ class Chat:
         judge = self.settings
         # Whether a temperature is taken depends on the effort.
         self.note = f"takes {self.url} {judge.model} {judge.reasoning_effort}"
-        known = json.loads(self.cache.note(self.note) or "{}")
-        asked_to_reason = judge.reasoning_effort not in ("none", "default")
-        self.reasons: bool = known.pop("reasons", False) or asked_to_reason
-        self.dialect = Dialect(**known) if known else Dialect(structured=True)
+        known, reasons = noted_dialect(self.cache.note(self.note))
+        self.reasons = reasons or judge.reasoning_effort not in ("none", "default")
+        self.dialect = known or Dialect(structured=True)
         if judge.structured != "auto":
             self.dialect = replace(self.dialect, structured=judge.structured == "on")
         self.confirmed = self.dialect if known else None

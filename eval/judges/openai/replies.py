@@ -181,6 +181,21 @@ class Dialect:
         return Dialect(**{**asdict(self), part: False})
 
 
+def noted_dialect(note: Any) -> tuple[Dialect | None, bool]:
+    """The dialect in a note of an earlier process, and whether the model was seen to reason.
+
+    None where there is no note, or a damaged one: it is found out again.
+    """
+    try:
+        known = json.loads(note)
+        reasons, dialect = known.pop("reasons", False), Dialect(**known)
+    except (ValueError, TypeError, AttributeError):
+        return None, False
+    usual = asdict(Dialect(structured=True))
+    whole = all(type(usual[name]) is type(value) for name, value in asdict(dialect).items())
+    return (dialect, reasons is True) if whole else (None, False)
+
+
 class Pace:
     """Spaces the requests of all threads; whoever waits is woken when the judge stops."""
 
