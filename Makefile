@@ -92,7 +92,7 @@ STUDY = $(call options,seeds,$(SEEDS)) $(call options,ablations,$(ABLATIONS)) \
 unexport PYTHONDONTWRITEBYTECODE
 
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
-OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos publish push \
+OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos fuzz publish push \
 	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
 	planted smollm judge-server summarize
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
@@ -241,6 +241,9 @@ chaos: $(DEVELOPED)
 	$(PY) -m tests.chaos
 simulations: $(DEVELOPED)
 	$(PY) -m tests.simulations
+# Odd inputs, 100,000 for each place that reads texts of others.
+fuzz: $(DEVELOPED)
+	$(PY) -m tests.fuzz
 # Known errors of RLHF code, each planted in a run, and the page about what betrays it.
 planted: $(if $(DRY),,$(INSTALLED))
 	+@$(PY) -m tests.planting $(REQUEST) $(call options,seeds,$(SEEDS)) $(call options,errors,$(ERRORS)) $(DRY) \

@@ -33,7 +33,7 @@ TINY = make_config("tiny")
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed here"
 )
-SECRET = "http://user:pa55word@judge.example.org/v1"
+SECRET = "http://pa55word.judge.example.org/v1"
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_PROJECT": "tldr", "WANDB_TAGS": "mine"}
 
 

@@ -186,7 +186,7 @@ class Details(Block):
     def markdown(self, stem: str) -> str:
         """The same element, which Markdown knows."""
         inner = "\n\n".join(block.markdown(stem) for block in self.blocks)
-        label = html.escape(self.summary, quote=False)
+        label = html.escape(" ".join(self.summary.split()), quote=False)
         return f"<details><summary>{label}</summary>\n\n{inner}\n\n</details>"
 
     def inside(self) -> Sequence[Block]:
@@ -225,7 +225,7 @@ def quote(text: str) -> str:
 
 def link(label: str, target: str) -> str:
     """A link to a heading of the page or to a file beside it."""
-    inside = escape(label).replace("[", r"\[").replace("]", r"\]")
+    inside = re.sub(r"(?<!\\)((?:\\\\)*)([\[\]])", r"\1\\\2", escape(label))
     return f"[{inside}]({target})"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from reports.parts.blocks import Block, Details, Figure, Heading, Note, Quoted, Sample, Table, Text
 from reports.parts.words import MISSING
+from stages.settings.checks import visible
 
 Cell = str | float | None
 NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"
@@ -96,7 +97,10 @@ def _number(text: str | None) -> float | None:
 
 
 def _no_formula(cell: Cell) -> Cell:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+    if not isinstance(cell, str):
+        return cell
+    text = visible(cell)  # before it is quoted: a carriage return becomes a line break
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 KINDS: dict[str, type[Block]] = {

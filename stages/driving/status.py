@@ -65,6 +65,7 @@ GOAL_LINES = {
     "test": "the tests, in minutes",
     "walks": "tests with servers, browsers, processes and kills",
     "chaos": "the pipeline, killed at random moments, beside a calm run",
+    "fuzz": "100,000 odd inputs for each place that reads others' texts",
     "planted": "known ERRORS planted in runs, and what betrays each",
     "simulations": "whether intervals hold the truth 19 times in 20",
     "install": "the environment alone",

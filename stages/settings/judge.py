@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from stages.settings.checks import at_least_0, in_range, one_of, positive, require
+from stages.settings.checks import UserError, at_least_0, in_range, one_of, positive, require
 
 KINDS = ("openai", "local", "facts", "reward_model")
 # What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
@@ -28,6 +28,15 @@ READ_BY = {
     "facts": (),
     "reward_model": (),
 }
+
+
+def check_address(url: str) -> None:
+    """Raise UserError, which does not repeat it, for an address with a user or a password."""
+    if "@" in url:
+        raise UserError(
+            "judge.base_url (or OPENAI_BASE_URL) holds a user or a password, which would reach"
+            " files and pages: leave it out, and give the key as OPENAI_API_KEY"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +92,7 @@ class JudgeSettings:
     interrupted tries have paid for count too."""
 
     def __post_init__(self) -> None:
+        check_address(self.base_url)
         one_of(self, "judge", "kind", KINDS)
         one_of(self, "judge", "structured", ("auto", "on", "off"))
         one_of(self, "judge", "reasoning_effort", EFFORTS)

@@ -45,6 +45,7 @@ COLUMNS = (
     *("key", "max_tokens", "prompt_hash", "requested_model", "model", "finish_reason"),
     *("text", "prompt_tokens", "completion_tokens", "raw"),
 )
+KINDS = dict.fromkeys(("max_tokens", "prompt_tokens", "completion_tokens"), int)  # else texts
 UNDER_WAY = "under way"
 # Another process may be writing.
 SECONDS_TO_WAIT = 60.0
@@ -75,7 +76,13 @@ class ReplyCache:
     def replies(self, *keys: str) -> list[Row]:
         """All replies under these keys, by the order of the keys and then the smallest budget."""
         query = "SELECT * FROM replies WHERE key = ? ORDER BY max_tokens"
-        return [dict(row) for key in keys for row in self._read(query, (key,))]
+        rows = [dict(row) for key in keys for row in self._read(query, (key,))]
+        for row in rows:
+            wrong = [name for name in COLUMNS if type(row.get(name)) is not KINDS.get(name, str)]
+            if wrong:
+                kind = type(row.get(wrong[0])).__name__
+                raise self._damaged(f"a reply's {wrong[0]} is of type {kind}")
+        return rows
 
     @contextmanager
     def claimed(self, name: str, stopped: Callable[[], bool]) -> Iterator[None]:
@@ -144,8 +151,14 @@ class ReplyCache:
         questions, total = sorted(set(keys)), 0.0
         for start in range(0, len(questions), CHUNK):
             some = questions[start : start + CHUNK]
-            query = f"SELECT SUM(usd) FROM tries WHERE key IN ({', '.join('?' * len(some))})"
-            total += self._read(query, tuple(some))[0][0] or 0.0
+            query = (
+                "SELECT SUM(usd), SUM(typeof(usd) != 'real' OR usd < 0) FROM tries"
+                f" WHERE key IN ({', '.join('?' * len(some))})"
+            )
+            ((usd, wrong),) = self._read(query, tuple(some))
+            if wrong:
+                raise self._damaged("what a try has cost is no sum of money")
+            total += usd or 0.0
         return total
 
     def note(self, name: str) -> str | None:
@@ -175,9 +188,12 @@ class ReplyCache:
         """What SQLite refuses is a UserError that names the file."""
         try:
             yield
-        except sqlite3.Error as error:
-            mend = "make room, or move it away: the replies in it are then asked for again"
-            raise UserError(f"{self.path}: the cache of replies fails ({error}): {mend}") from None
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a damaged file
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, what: str) -> UserError:
+        mend = "make room, or move it away: the replies in it are then asked for again"
+        return UserError(f"{self.path}: the cache of replies fails ({what}): {mend}")
 
     @contextmanager
     def _transaction(self, durable: bool) -> Iterator[None]:
@@ -213,12 +229,12 @@ def start_of(pid: int) -> str:
 
 def is_alive(owner: str) -> bool:
     """Whether the process that an owner names lives; one on another machine is taken to live."""
-    machine, pid, started = owner.split(" ")[:3]
-    if machine != me().split(" ")[0]:
-        return True
     try:
+        machine, pid, started = owner.split(" ")[:3]
+        if machine != me().split(" ")[0]:
+            return True
         os.kill(int(pid), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, ValueError):  # the latter where the claim is damaged
         return False
     except PermissionError:
         pass

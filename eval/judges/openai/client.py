@@ -26,7 +26,9 @@ from eval.judges.openai.replies import (
     Pace,
     PassingError,
     about_a_post,
+    hider,
     is_accepted,
+    noted_dialect,
     read_reply,
     reasoned,
     refusal_of,
@@ -35,7 +37,7 @@ from eval.judges.openai.replies import (
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
+from stages.settings.judge import JudgeSettings, check_address
 
 HINTS = {
     400: "check judge.model, judge.temperature and judge.max_tokens",
@@ -105,11 +107,8 @@ class Chat:
             max_retries=0,
         )
         self.url = str(self.client.base_url)
-        if "@" in self.url.split("/")[2]:
-            raise UserError(
-                "judge.base_url holds a user or a password, which would reach files and pages:"
-                " leave it out, and give the key as OPENAI_API_KEY"
-            )
+        check_address(self.url)
+        self.hide = hider(self.client.api_key)
         self.pace = Pace(judge.requests_per_minute)
         self.stopped: UserError | None = None
         self.budget = Budget(judge.max_cost, lambda: self.stopped is not None)
@@ -126,10 +125,9 @@ class Chat:
         judge = self.settings
         # Whether a temperature is taken depends on the effort.
         self.note = f"takes {self.url} {judge.model} {judge.reasoning_effort}"
-        known = json.loads(self.cache.note(self.note) or "{}")
-        asked_to_reason = judge.reasoning_effort not in ("none", "default")
-        self.reasons: bool = known.pop("reasons", False) or asked_to_reason
-        self.dialect = Dialect(**known) if known else Dialect(structured=True)
+        known, reasons = noted_dialect(self.cache.note(self.note))
+        self.reasons = reasons or judge.reasoning_effort not in ("none", "default")
+        self.dialect = known or Dialect(structured=True)
         if judge.structured != "auto":
             self.dialect = replace(self.dialect, structured=judge.structured == "on")
         self.confirmed = self.dialect if known else None
@@ -293,14 +291,19 @@ class Chat:
             seconds = self.settings.request_seconds
             raise PassingError(f"no reply within {seconds:g} s", usd=None) from None
         except openai.APIConnectionError as error:
-            raise PassingError(f"{error} {error.__cause__ or ''}".strip(), usd=None) from None
+            what = f"{error} {error.__cause__ or ''}".strip()
+            raise PassingError(self.hide(what), usd=None) from None
         except openai.APIStatusError as error:
             self._refuse(error.status_code, error.response, dialect)
-        return reply.http_response.text
+        except Exception as error:  # a defect, whose text may hold what was sent
+            if self.hide(str(error)) == str(error):
+                raise
+            raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
+        return self.hide(reply.http_response.text)
 
     def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:
         """Sort an error status into what passes, what stays and what one post met; raises."""
-        text = response.text
+        text = self.hide(response.text)
         if about_a_post(status, text):
             raise PostError(f"{about_a_post(status, text)}: {' '.join(text.split())[:200]}")
         if (status in PASSING or status >= 500) and not is_about_credit(text):

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -47,6 +47,7 @@ FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
 LONGEST_RETRY_AFTER = 600.0
+SHORTEST_KEY = 8  # characters
 
 
 class PassingError(Exception):
@@ -111,6 +112,18 @@ def reasoned(row: Row) -> bool:
 def plain(value: Any) -> str:
     """A server's word as text that any file takes: half a surrogate pair becomes a mark."""
     return str(value or "").encode(errors="replace").decode()
+
+
+def hider(key: str) -> Callable[[str], str]:
+    """Replaces a key in what a server or a client says, however JSON or a URL spells its letters.
+
+    A word, as local servers take one for a key, is no secret, and may stand in a reply.
+    """
+    if len(key) < SHORTEST_KEY or key.isalpha():
+        return str
+    letters = (rf"(?:\\?{re.escape(letter)}|(?i:(?:\\u00|%){ord(letter):02x}))" for letter in key)
+    pattern = re.compile("".join(letters))
+    return lambda text: pattern.sub("[key]", text)
 
 
 def count(value: Any) -> int:
@@ -179,6 +192,21 @@ class Dialect:
     def without(self, part: str) -> "Dialect":
         """The dialect that leaves out `temperature`, `effort` or `structured`."""
         return Dialect(**{**asdict(self), part: False})
+
+
+def noted_dialect(note: Any) -> tuple[Dialect | None, bool]:
+    """The dialect in a note of an earlier process, and whether the model was seen to reason.
+
+    None where there is no note, or a damaged one: it is found out again.
+    """
+    try:
+        known = json.loads(note)
+        reasons, dialect = known.pop("reasons", False), Dialect(**known)
+    except (ValueError, TypeError, AttributeError):
+        return None, False
+    usual = asdict(Dialect(structured=True))
+    whole = all(type(usual[name]) is type(value) for name, value in asdict(dialect).items())
+    return (dialect, reasons is True) if whole else (None, False)
 
 
 class Pace:
