@@ -117,7 +117,8 @@ def _check_whole(config: Config) -> None:
         assert section_from(name, saved[name]) == section
         for field in dataclasses.fields(section):
             value = getattr(section, field.name)
-            assert isinstance(value, (field.type, int)), (name, field)
+            kind: Any = field.type
+            assert isinstance(value, (kind, int)), (name, field)
             assert not isinstance(value, float) or math.isfinite(value)
         try:
             setattr(section, dataclasses.fields(section)[0].name, 1)
@@ -215,7 +216,7 @@ class Cache:
         self.path = folder / "replies.sqlite"
         cache = ReplyCache(self.path)
         self.judge = judge = fuzzed.a_judge(cache)
-        judge.chat.ask = _would_ask  # type: ignore[method-assign]
+        judge.chat.ask = _would_ask  # type: ignore[assignment,method-assign]
         self.key = judge.chat.request(self.comparison).key
         cache.settle(cache.begin(self.key, 1.0), 0.5, "reply", fuzzed.a_kept_reply(self.key))
         cache.set_note(judge.chat.note, fuzzed.A_NOTE)
@@ -283,7 +284,7 @@ class Tags(HTMLParser):
         self.tags.append((tag, *(name for name, _ in attrs if name != "class")))
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem:  # type: ignore[attr-defined]
+        if self.cdata_elem:
             self.code.append(data)
 
 
@@ -317,7 +318,7 @@ def _check_markdown(text: str, shape: tuple[int, int, int, int]) -> None:
     kinds = Counter(token.type for token in (*tokens, *inner))
     raw = [token.content for token in (*tokens, *inner) if token.type.startswith("html")]
     assert all(OURS.match(part) for part in raw), raw
-    links = [token.attrs["href"] for token in inner if token.type == "link_open"]
+    links = [str(token.attrs["href"]) for token in inner if token.type == "link_open"]
     assert all(target.startswith(("#h", "p-numbers/")) for target in links), links
     assert not kinds["image"] + kinds["fence"] + kinds["code_block"]
     assert tuple(kinds[f"{name}_open"] for name in ("table", "tr", "th", "td")) == shape

@@ -33,7 +33,7 @@ def test_letters_without_a_space_are_encoded_some_fifty_times_however_many_they_
     """One by one, 20,000 would be encoded 20,000 times."""
     encoded = {}
     for length in (5_000, 10_000, 20_000, 40_000):
-        lengths = []
+        lengths: list[int] = []
 
         def encode(text: str, lengths: list[int] = lengths) -> list[int]:
             lengths.append(len(text))

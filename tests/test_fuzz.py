@@ -12,6 +12,7 @@ from reports.parts import numbers, page
 from reports.parts.blocks import Details, Table, Text, link
 from stages.settings.checks import UserError, visible
 from tests import fuzz, fuzzed
+from tests.chat_server import GOOD
 
 FEW = 60
 
@@ -70,7 +71,7 @@ def test_a_cache_with_values_of_another_type_is_one_line(tmp_path, change, what)
     path = tmp_path / "replies.sqlite"
     cache = ReplyCache(path)
     cache.settle(cache.begin("k", 1.0), 0.5, "reply", fuzzed.a_kept_reply("k"))
-    assert cache.replies("k")[0]["text"] == fuzzed.GOOD
+    assert cache.replies("k")[0]["text"] == GOOD
     assert cache.spent(["k"]) == 0.5
     cache.close()
     with sqlite3.connect(path) as file:
