@@ -369,7 +369,7 @@ def numbers_of_linked_tables(text):
     found = set()
     names = {
         "ablations": ["means-over-seeds-switch.csv"],
-        "planted": ["each-error-error.csv"],
+        "planted": ["page-error.csv"],
         "rivals": ["page-pair.csv", "each-rival.csv", "what-it-takes-1.csv"],
     }
     kinds = "|".join(names)
