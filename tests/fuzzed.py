@@ -341,11 +341,8 @@ SHARE = st.floats(0, 1)
 CELLS = st.sampled_from([(table, column) for table in TABLES for column in TABLES[table]])
 CHANGED = st.tuples(SHARE, st.integers(0, 255))
 DAMAGE = st.one_of(
-    st.builds(Damage, columns=st.dictionaries(CELLS, STORED, min_size=1, max_size=2)),
-    st.builds(Damage, columns=st.dictionaries(CELLS, STORED, min_size=1, max_size=2)),
-    st.builds(
-        Damage, changed=st.lists(st.tuples(SHARE, st.integers(0, 255)), max_size=4).map(tuple)
-    ),
+    *[st.builds(Damage, columns=st.dictionaries(CELLS, STORED, min_size=1, max_size=2))] * 2,
+    st.builds(Damage, changed=st.lists(CHANGED, max_size=4).map(tuple)),
     st.builds(Damage, kept=SHARE),
 )
 SERVER = JudgeSettings(model="judge", base_url="http://127.0.0.1:9/v1", max_tokens=100, asks=2)

@@ -367,15 +367,11 @@ def numbers_of(record):
 def numbers_of_linked_tables(text):
     """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
-    names = {
-        "ablations": ["means-over-seeds-switch.csv"],
-        "planted": ["page-error.csv"],
-        "rivals": ["page-pair.csv", "each-rival.csv", "what-it-takes-1.csv"],
-    }
-    kinds = "|".join(names)
-    linked = re.findall(rf"\(reports/generated/(({kinds})-[\w-]+)\.md\)", text)
-    for stem, name in [(stem, name) for stem, kind in linked for name in names[kind]]:
-        cells = (ROOT / GENERATED / f"{stem}-numbers" / name).read_text(encoding="utf-8")
+    names = {"ablations": "means-over-seeds-switch", "planted": "page-error", "rivals": "*"}
+    linked = rf"\(reports/generated/(({'|'.join(names)})-[\w-]+)\.md\)"
+    for stem, kind in re.findall(linked, text):
+        files = (ROOT / GENERATED / f"{stem}-numbers").glob(f"{names[kind]}.csv")
+        cells = "".join(file.read_text(encoding="utf-8") for file in files)
         found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
         for name in ("sizes.csv", "measured.csv"):
