@@ -1,6 +1,7 @@
 """What `make planted` makes: each error from its first stage on, refused or finished, once."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -162,22 +163,23 @@ def test_a_dry_run_names_every_run_and_makes_nothing(tmp_path):
 
 
 @pytest.mark.walk
-def test_one_error_is_refused_at_the_start_and_another_runs_to_its_end(
-    whole, tmp_path, monkeypatch
-):
+def test_two_errors_are_refused_and_another_runs_to_its_end(whole, tmp_path, monkeypatch):
     """As `make planted` does, up to PPO and from a small run that is there."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(whole, tmp_path / "runs/resumed/seed44413")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    names = ("dropout-in-policy", "kl-rewarded")
+    names = ("dropout-in-policy", "kl-rewarded", "swapped-pairs")
     request = Request(name="resumed", overrides=tuple(SETTINGS))
     monkeypatch.setattr(planting, "GOALS", ("ppo",))
     default, planted = cells_of(request, [44413], names)
     with Planter(Execution(), {run_of(default[0].config, name): name for name in names}) as maker:
-        assert maker.make_all([*default, *planted]) == [0, 0, 0]
-    refused, ended = (cell.config for cell in planted)
-    assert "the first ratio is not 1" in json.loads(refused_file(refused).read_text())["message"]
-    assert read_manifest(stage_folder(refused, "ppo")) is None
+        assert maker.make_all([*default, *planted]) == [0, 0, 0, 0]
+    *refused, ended = (cell.config for cell in planted)
+    words = (r"step 0: the first ratio is not 1", r"update \d+: the rewards of an episode are not")
+    for config, beginning in zip(refused, words, strict=True):
+        message = json.loads(refused_file(config).read_text())["message"]
+        assert re.match(beginning, message)
+        assert read_manifest(stage_folder(config, "ppo")) is None
     found, right = (
         (read_manifest(stage_folder(config, "ppo")) or {})["results"]
         for config in (ended, default[0].config)
