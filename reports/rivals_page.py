@@ -24,8 +24,15 @@ from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
-from reports.parts.words import MISSING, named, number, whole
+from reports.parts.sentences import (
+    against,
+    critic_note,
+    distrust,
+    lead,
+    not_judged_alike,
+    notes_of_judges,
+)
+from reports.parts.words import MISSING, named, number
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
@@ -51,9 +58,6 @@ class Point:
     """The gold scorer's mean, in its unit; None where none scored."""
     proxy: float
     tokens: float
-    seconds: float | None
-    memory: float | None
-    """Peak while it trained, GiB; None without training, as `seconds`."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -97,7 +101,6 @@ def points_of(records: Sequence[Record]) -> list[Point]:
             if kl is None or rate is None or (record.seed, policy, setting) in seen:
                 continue
             seen.add((record.seed, policy, setting))
-            manifest = record.manifests.get(policy, {})
             points.append(
                 Point(
                     seed=record.seed,
@@ -108,8 +111,6 @@ def points_of(records: Sequence[Record]) -> list[Point]:
                     gold=gold[policy]["estimate"] if gold.get(policy) else None,
                     proxy=row[f"{policy}/score"],
                     tokens=row[f"{policy}/tokens"],
-                    seconds=manifest.get("seconds"),
-                    memory=manifest.get("peak_memory_gib"),
                 )
             )
     return points
@@ -234,7 +235,8 @@ def blocks(
 ) -> list[Block]:
     """The page: the answer, the curves, pairs at equal KL, every point, and what it cost."""
     rows = [numbers_of(record) for record in records]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
+    more = filter(None, [*not_judged_alike(rows), critic_note(rows), *left_out])
+    notes, spent = [*notes_of_judges(rows), *more], spent_table(records, Ppo().kl_coef)
     return [
         lead(answer(points), distrust(rows)),
         pairs_table(points),
@@ -242,9 +244,7 @@ def blocks(
         *against(notes),
         Heading("Each rival"),
         points_table(points),
-        Heading("What it takes"),
-        cost_table(points),
-        *filter(None, [spent_table(records, Ppo().kl_coef)]),
+        *([Heading("What it takes"), spent] if spent else []),
         Heading("How they are compared"),
         *(Text(text) for text in METHOD),
     ]
@@ -331,25 +331,6 @@ def _mean(values: Sequence[float | None], measure: str) -> str:
     bounds = mean_of_seeds(known) if len(known) > 1 else None
     mean = f"{factor * fmean(known):.{digits}f}"
     return f"{mean} [{', '.join(f'{factor * x:.{digits}f}' for x in bounds)}]" if bounds else mean
-
-
-def cost_table(points: Sequence[Point]) -> Table:
-    """Seconds and memory of each rival that was trained."""
-    rows = []
-    trained = [point for point in points if point.seconds is not None and point.rival != "sft"]
-    for rival in dict.fromkeys(point.rival for point in trained):
-        group = [x for x in trained if x.rival == rival]
-        seconds = [x.seconds for x in group if x.seconds is not None]
-        memory = [x.memory for x in group if x.memory is not None]
-        rows.append(
-            [named(rival), whole(fmean(seconds)), number(max(memory, default=0.0)), str(len(group))]
-        )
-    header = ["", "seconds", "memory, GiB", "runs"]
-    caption = (
-        "Mean seconds of the stage, and the most memory that its process held. Where two runs were"
-        " made at once, each took longer than alone."
-    )
-    return Table(header, rows, caption)
 
 
 def figure(points: Sequence[Point]) -> Block:

@@ -14,6 +14,7 @@ Where a check stops a stage, that is a result: `refused.json`, beside the stages
 
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,6 +264,8 @@ def main(argv: list[str] | None = None) -> None:
     options = next((at for at, word in enumerate(rest) if word.startswith("--")), len(rest))
     for stage, where, check in CHECKS:
         wrap(where, check, noting(stage, rest[options:]))
+    # The module is loaded already, because functions of it are replaced.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -31,8 +31,6 @@ def point(rival, kl, gold, seed=1, win_rate=0.5):
         gold=gold,
         proxy=0.0,
         tokens=16.0,
-        seconds=1.0,
-        memory=1.0,
     )
 
 

@@ -48,7 +48,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 STYLE = Path(__file__).with_name("style.css")
 COLUMNS = 80
 PUBLIC = "public"  # folder of a page about real data without the texts of others
-FEW_HEADINGS = 5  # a page with more has a list of contents
 FOLD = "fold.js"  # opens what a link leads to, and all on paper
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
@@ -282,7 +281,6 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
             digests=[digest(text) for text in texts],
             opening=opening,
             sections=sections,
-            has_contents=len(sections) > FEW_HEADINGS,
         )
     )
 

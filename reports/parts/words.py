@@ -39,8 +39,8 @@ def posts_of(count: float) -> str:
 
 
 def named(policy: str, others: Iterable[str] = ()) -> str:
-    """A policy as a page writes it: ours in capitals, unless one of the others is called so."""
-    capitals = policy.upper()
+    """A policy as a page writes it: ours by its name in capitals, unless another is called so."""
+    capitals = {"grpo": "Dr.GRPO"}.get(policy, policy.upper())
     return capitals if policy in POLICY_STAGES and capitals not in others else policy
 
 

@@ -32,8 +32,5 @@
   });
   addEventListener("afterprint", () => { for (const each of closed) each.open = false; });
   addEventListener("hashchange", show);
-  document.querySelector("nav.contents")?.addEventListener("click", (event) => {
-    if (event.target.hash === location.hash) show();
-  });
   if (location.hash) show();
 })();
