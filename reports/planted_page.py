@@ -7,6 +7,7 @@ runs/reports/planted-tiny.md and .html. The file says in plain words what each e
 which stage it begins. `make planted` makes the runs and the file, and calls this.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from stages.settings import config as settings
 from stages.settings.checks import UserError
 from stages.settings.stages import STAGES
 
+PLACE = re.compile(r"(step|update) \d+")  # where a check's words begin with it
 REFUSED = "refused.json"  # of a run, beside its stages: the words of the check that stopped it
 
 
@@ -61,7 +63,9 @@ class PlantedRun:
         if self.refused:
             seeds = len(self.refused) + (len(self.pair.runs) if self.pair else 0)
             part = f" in {len(self.refused)} of {seeds} seeds" if self.pair else ""
-            return f"refused by a check{part}"
+            places = [PLACE.match(words) for words in self.refused.values()]
+            told = dict.fromkeys(place[0] for place in places if place)
+            return f"refused by a check{part}" + (f", {' or '.join(told)}" if told else "")
         if self.by_win_rate:
             return "found by the win rate"
         if self.betrayals:

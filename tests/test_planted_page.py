@@ -94,7 +94,7 @@ def test_each_error_has_its_verdict_and_the_first_sentence_counts_them(places):
     _, planted, left_out = collected()
     assert left_out == []
     assert {wrong.name: wrong.verdict for wrong in planted} == {
-        "stopped": "refused by a check",
+        "stopped": "refused by a check, step 0",
         "worse": "found by the win rate",
         "longer": "betrayed by response length from update 7",
         "unpaired": "betrayed by held-out accuracy before PPO",
@@ -198,7 +198,7 @@ def test_an_error_that_a_check_refuses_in_some_seeds_only_says_in_how_many(place
     run("stopped", 2, won=10)
     (places / "tiny-planted-stopped/seed2/refused.json").unlink()
     _, planted, left_out = collected("stopped")
-    assert planted[0].verdict == "refused by a check in 2 of 3 seeds"
+    assert planted[0].verdict == "refused by a check in 2 of 3 seeds, step 0"
     assert left_out == []
 
 
