@@ -16,6 +16,7 @@ from stages.running.files import read_lines, read_record, write_json
 from stages.settings.checks import UserError, in_one_line, what_to_mend
 
 ROOT = Path(__file__).parents[1]
+OURS = [path for part in ("stages", "eval", "reports") for path in ROOT.glob(f"{part}/**/*.py")]
 ERRORS: list[tuple[Exception, str]] = [
     (UserError("seed must be at least 0"), "seed must be at least 0"),
     (
@@ -111,17 +112,27 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path, goal, status):
     assert (ended.returncode, ended.stderr) == (status, b"")
 
 
+def test_no_code_of_a_model_is_ever_run():
+    """Whatever loads a model or tokenizer by its folder or id says so."""
+    for path in OURS:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr not in ("from_pretrained", "from_config", "load_dataset"):
+                continue
+            trusted = [word.value for word in node.keywords if word.arg == "trust_remote_code"]
+            safe = all(isinstance(word, ast.Constant) and word.value is False for word in trusted)
+            assert safe, path
+            assert trusted or node.func.attr != "from_pretrained", path
+
+
 CALLED_BY_OURS = ("warm.py", "peer_trl.py")
 
 
 def test_every_command_ends_in_one_line():
     """A module that is a command decorates its main, or hands all its work to what does."""
     handing_on = {"run_stage", "print_page", "print_report"}
-    for path in [
-        *ROOT.glob("stages/**/*.py"),
-        *ROOT.glob("eval/**/*.py"),
-        *ROOT.glob("reports/**/*.py"),
-    ]:
+    for path in OURS:
         text = path.read_text(encoding="utf-8")
         if "__main__" not in text or path.name in CALLED_BY_OURS:
             continue  # those have callers of ours that read what they say

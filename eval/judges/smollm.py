@@ -50,7 +50,9 @@ def write_model(folder: Path) -> Path:
         raise UserError("the package gguf is missing: run `make smollm`")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    loaded = AutoModelForCausalLM.from_pretrained(str(source), gguf_file=GGUF)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        str(source), gguf_file=GGUF, trust_remote_code=False
+    )
     # A model that was loaded from a GGUF cannot be saved, and its config would call the saved
     # weights quantized.
     del loaded.config.quantization_config
@@ -59,7 +61,9 @@ def write_model(folder: Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     plain.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(str(source), gguf_file=GGUF).save_pretrained(partial)
+    AutoTokenizer.from_pretrained(
+        str(source), gguf_file=GGUF, trust_remote_code=False
+    ).save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder

@@ -128,7 +128,9 @@ def load(task: dict[str, Any], each: int) -> list[Any]:
     for labels in ({}, {"num_labels": 1}):
         kind: Any = AutoModelForSequenceClassification if labels else AutoModelForCausalLM
         for _ in range(each):
-            network = kind.from_pretrained(task["weights"], dtype=torch.float32, **labels)
+            network = kind.from_pretrained(
+                task["weights"], dtype=torch.float32, trust_remote_code=False, **labels
+            )
             hold(network)
             networks.append(network)
     return networks
