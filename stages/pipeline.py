@@ -56,17 +56,18 @@ from stages.running.signals import (
     answer_at_once,
     handled_signals,
     leave_closed_terminal,
+    say_if_killed,
 )
 from stages.runs import halvings, held, put_in_place
 from stages.settings.checks import in_one_line, say_error, show, unknown, what_to_mend
 from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
+from stages.settings.judge_models import check_asking
 from stages.settings.presets import ABLATIONS, ablations_named
 from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
 
 START = (sys.executable, "-m", "stages.driving.start")
-# Two other commands compare what runs have made.
-BESIDE = ("versus", "leaderboard")
+BESIDE = ("versus", "leaderboard")  # other commands
 GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Request], list[str]]] = {
@@ -178,9 +179,12 @@ class Maker:
         if not self.execution.dry_run:
             _settle(config, own)
         replacement = self._replacement(cell, stages, own)
+        steps = plan(config, own, replacement.stages)
         if self.execution.dry_run:
-            _say_plan(cell, plan(config, own, replacement.stages))
+            _say_plan(cell, steps)
             return 0
+        if any("judge" in STAGES[stage].sections for stage, _ in steps):
+            check_asking(config.judge, bool(self.execution.max_cost))
         replacement.move_aside()
         made = []
         for number, stage in enumerate(own, start=1):
@@ -195,6 +199,7 @@ class Maker:
             print(f"\n{start}", flush=True)
             code = self.call_until_it_fits(config, stage, self.command(cell, stage))
             if code:
+                say_if_killed(stage, code)
                 return code
         forget_if_done(config)
         _say_what_stays(cell, own, made)
@@ -330,10 +335,8 @@ def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None
 
 
 def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
-    if not steps:
-        print(f"{cell.label}: nothing to do")
-    for stage, why in steps:
-        print(f"{cell.label}: would make {stage} ({why})")
+    lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
+    print("\n".join(f"{cell.label}: {line}" for line in lines))
 
 
 # -- command line ----------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
-"""The pipeline, killed at seeded random moments, beside a calm run: `make chaos`.
+"""The pipeline, killed and disturbed at seeded random moments, beside a calm run: `make chaos`.
 
     python -m tests.chaos --kills 30 --seed 1             on small settings: minutes
+    python -m tests.chaos --kills 0                       the other faults alone
     python -m tests.chaos --set                           on the preset as it is
     python -m tests.chaos --calm runs/tiny/seed44413      beside a run that has finished before
 
 Two folders get the same run. In the second one the pipeline and its stage are killed with SIGKILL
 again and again, in every stage and in the middle of saves, and started again with the same command.
-Both must end with the same weights, summaries, verdicts, metrics and report numbers, to the bit;
-times are left out. Prints a table of the kills, writes it to `chaos.json`, and exits with status 1
-where anything differs.
+Between the kills a terminal closes (SIGHUP), the disk is full (no file may grow any more), and the
+interpreter that forks the stages is killed; each of these must end the pipeline with its status
+and one line on stderr. Both runs must end with the same weights, summaries, verdicts, metrics and
+report numbers, to the bit; times are left out. Prints a table of the faults, writes it to
+`chaos.json`, and exits with status 1 where anything differs.
 """
 
 import argparse
+import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -49,6 +54,14 @@ SHARES = {
     "judge": (1, 0),
     "report": (1, 0),
 }
+KILL, HANG_UP, FULL_DISK, WARM = "kill", "hang-up", "full disk", "warm killed"
+# The other faults, the stages in which each comes, the status and the line in which each ends.
+OTHERS = {
+    HANG_UP: (("sft", "rm", "ppo"), 128 + signal.SIGHUP, "stopped by SIGHUP: `make "),
+    FULL_DISK: (("sft", "rm", "ppo"), 2, "File too large: raise the limit on the size of files"),
+    WARM: (("sft", "rm", "ppo"), 128 + signal.SIGKILL, "was killed (SIGKILL)"),
+}
+MORE_BYTES = 2**14  # that a file may have, beyond the log's, where the disk is full
 POLL_SECONDS = 0.002
 STUCK_SECONDS = 1800
 SAVE_MINUTES = 0  # after every update
@@ -56,10 +69,11 @@ SAVE_MINUTES = 0  # after every update
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One kill: where it was meant to fall, and where it fell."""
+    """One kill or other fault: where it was meant to fall, and where it fell."""
 
     stage: str
-    during_save: bool
+    during_save: bool = False
+    fault: str = KILL
     fell_in: str = ""
     seconds: float = 0.0
     """Since that stage's process took its lock."""
@@ -67,6 +81,8 @@ class Kill:
     """Lines of its metrics by then."""
     found_save: bool = False
     """Whether a save was half written at that moment."""
+    wrong: str = ""
+    """What the end of the pipeline was not as it should be; empty where it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +104,15 @@ class Study:
         """The pipeline in a process group of its own."""
         cwd = self.folder / place
         cwd.mkdir(parents=True, exist_ok=True)
-        with (cwd / "log.txt").open("ab") as log:
+        with (cwd / "log.txt").open("ab") as log, (cwd / "errors.txt").open("wb") as errors:
             return subprocess.Popen(
                 self.command(*overrides),
                 cwd=cwd,
                 stdout=log,
-                stderr=log,
+                stderr=errors,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 start_new_session=True,
+                preexec_fn=reset_hang_up,
             )
 
     def seed_folder(self, place: str) -> Path:
@@ -103,8 +120,13 @@ class Study:
         return next(iter((self.folder / place / "runs" / self.name).glob("seed*")))
 
 
+def reset_hang_up() -> None:
+    """In the pipeline's process: also where this one runs under `nohup`, SIGHUP stops it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def plan(kills: int, rng: random.Random, stages: Sequence[str]) -> list[Kill]:
-    """As many kills as asked for, in the order of the stages, spread as `SHARES` says."""
+    """As many kills as asked for, spread as `SHARES` says, and the others, in the stages' order."""
     pool = [
         Kill(stage=stage, during_save=number < saves)
         for stage, (count, saves) in SHARES.items()
@@ -115,8 +137,9 @@ def plan(kills: int, rng: random.Random, stages: Sequence[str]) -> list[Kill]:
     if kills < len(pool):
         chosen = rng.sample(pool, kills)
     order = {stage: number for number, stage in enumerate(SHARES)}
-    chosen.sort(key=lambda one: (order[one.stage], rng.random()))
-    return chosen
+    others = [Kill(stage=stage, fault=name) for name in OTHERS for stage in OTHERS[name][0]]
+    chosen += [fault for fault in others if fault.stage in stages]
+    return sorted(chosen, key=lambda fault: (order[fault.stage], rng.random()))
 
 
 def working(folder: Path) -> Iterator[tuple[str, Path, int]]:
@@ -149,17 +172,55 @@ def kill_when_due(
             due = stage == kill.stage and since >= delay and (saving or not kill.during_save)
             if not due and not _has_passed(stage, kill.stage):
                 continue
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             metrics = partial / "metrics.jsonl"
             lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            found = {"fell_in": stage, "seconds": round(since, 2), "updates": lines}
-            return Kill(**{**asdict(kill), **found, "found_save": saving})
+            fell = {"fell_in": stage, "seconds": round(since, 2), "updates": lines}
+            wrong = strike(process, folder, kill.fault, pid)
+            return Kill(**{**asdict(kill), **fell, "found_save": saving, "wrong": wrong})
         time.sleep(POLL_SECONDS)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         raise SystemExit(f"nothing came to its end within {STUCK_SECONDS} s: see log.txt")
     return None
+
+
+def strike(process: "subprocess.Popen[bytes]", folder: Path, fault: str, pid: int) -> str:
+    """Let a fault befall the pipeline, or its stage of this number; what its end shows wrong."""
+    if fault == KILL:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return ""
+    if fault == HANG_UP:
+        os.killpg(process.pid, signal.SIGHUP)
+    if fault == FULL_DISK:
+        most = (folder / "log.txt").stat().st_size + MORE_BYTES
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+    if fault == WARM:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        os.kill(int(parent), signal.SIGKILL)
+    status = process.wait(STUCK_SECONDS)
+    return wrong_end(folder, fault, status)
+
+
+def wrong_end(folder: Path, fault: str, status: int) -> str:
+    """What is not as it should be after a fault: the status, the one line, half-written records."""
+    _, expected, line = OTHERS[fault]
+    text = (folder / "errors.txt").read_text(encoding="utf-8")
+    lines = [part for part in text.splitlines() if part.startswith(("error: ", "stopped by"))]
+    if status != expected or len(lines) != 1 or line not in lines[0] or "Traceback" in text:
+        return (
+            f"status {status}, and on stderr: {' / '.join(text.splitlines())[-200:] or 'nothing'}"
+        )
+    records = [path for path in folder.glob("runs/**/*.json") if path.is_file()]
+    return ", ".join(f"{path} is half written" for path in records if not _is_json(path))
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
 
 
 def is_saving(partial: Path) -> bool:
@@ -210,7 +271,8 @@ def chaotic_run(study: Study, kills: Sequence[Kill], seconds: dict[str, float], 
 
 def _line(kill: Kill) -> str:
     where = f"{kill.fell_in:10} {kill.seconds:8.2f} s  {kill.updates:5} lines"
-    return f"killed in {where}{'  during a save' if kill.found_save else ''}"
+    during = "  during a save" if kill.found_save else ""
+    return f"{kill.fault:11} in {where}{during}{'  WRONG: ' if kill.wrong else ''}{kill.wrong}"
 
 
 # -- what both must agree on -----------------------------------------------------------------------
@@ -271,11 +333,14 @@ def main(argv: list[str] | None = None) -> None:
     kills = plan(args.kills, random.Random(args.seed), list(seconds))
     fallen = chaotic_run(study, kills, seconds, args.seed)
     differing = differences(calm, study.seed_folder("chaos"))
+    differing += [
+        f"{fault.fault} in {fault.fell_in}: {fault.wrong}" for fault in fallen if fault.wrong
+    ]
     table = {"kills": [asdict(one) for one in fallen], "differences": differing}
     write_json(folder / "chaos.json", table)
     during = sum(one.found_save for one in fallen)
     stages = len({one.fell_in for one in fallen})
-    print(f"{len(fallen)} kills in {stages} stages, {during} of them during a save: {folder}")
+    print(f"{len(fallen)} faults in {stages} stages, {during} of them during a save: {folder}")
     print("\n".join(differing) if differing else "weights, verdicts and numbers are the same")
     raise SystemExit(1 if differing else 0)
 

@@ -9,6 +9,7 @@ The pipeline writes a line of JSON with a stage's module and arguments; the answ
 its exit status.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from stages.driving.start import load
 from stages.running.signals import handled_signals
 from stages.settings.checks import in_one_line
 
+PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
 
 
@@ -97,16 +99,22 @@ def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:
         sys.stdout.flush()
         # Until it is known who handles them.
         signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if not child:
-            become_stage()
+            become_stage(parent)
             return module, arguments
         answers.write(f"{status_of(child)}\n")
     return None
 
 
-def become_stage() -> None:
-    """Leave the pipeline's requests to the parent: a stage reads nothing from stdin."""
+def become_stage(parent: int) -> None:
+    """Leave the pipeline's requests to the parent: a stage reads nothing from stdin.
+
+    It dies with its parent, because the pipeline would take it for dead.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from stages.settings.checks import print_nowhere
+from stages.settings.checks import print_nowhere, say_error
 
 SETTLE_SECONDS = 2.0
 """What drives a process passes a signal on that it already had from the terminal or with its group.
@@ -68,6 +68,15 @@ def answer_at_once(number: int) -> None:
     leave_closed_terminal()
     with suppress(OSError):
         os.write(2, ANSWER.format(signal.Signals(number).name).encode())
+
+
+def say_if_killed(stage: str, status: int) -> None:
+    """Say on stderr that a stage was killed: it could not say so itself."""
+    if status == 128 + signal.SIGKILL:
+        say_error(
+            f"error: stage {stage} was killed (SIGKILL), by somebody or for lack of memory: the"
+            " same command goes on"
+        )
 
 
 def leave_closed_terminal() -> None:
