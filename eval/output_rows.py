@@ -16,6 +16,7 @@ from stages.posts.readers import check_comparison, text_of
 from stages.settings.config import Outputs, UserError
 from stages.settings.prompt import format_post
 
+LONGEST_SUMMARY = 10_000  # characters; ROUGE-L takes time by the product of two lengths
 FILL = "fill it, or drop the row"
 EMPTY = 'write "" where the system wrote nothing, or drop the row'
 QUERY = "query"  # the column of a prompt that is shown as it is
@@ -70,7 +71,7 @@ def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output
     digest = hashlib.sha256(query.encode()).hexdigest()[:12]
     reference = None
     if outputs.reference in row:
-        reference = _cell(where, row, outputs.reference, FILL).strip()
+        reference = _short(where, outputs.reference, _cell(where, row, outputs.reference, FILL))
         if not reference:
             raise BadRowError(where, f"column {outputs.reference} is empty: {FILL}")
     columns = outputs.summary_columns
@@ -81,7 +82,7 @@ def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output
             system=system if len(columns) == 1 else column,
             post_id=_named(row, outputs.id, digest),
             query=query,
-            summary=_text(where, row, column, "outputs.summary", EMPTY).strip(),
+            summary=_short(where, column, _text(where, row, column, "outputs.summary", EMPTY)),
             reference=reference,
             label=_label(where, row, outputs.label),
         )
@@ -100,6 +101,17 @@ def _check_columns(where: str, row: Row, outputs: Outputs) -> None:
         mends = f'"{mends}"' if " " in mends else mends
         has = ", ".join(map(str, row))
         raise BadRowError(where, f"no column {columns}: name it, SET={mends} (it has {has})")
+
+
+def _short(where: str, column: str, text: str) -> str:
+    """A summary without outer spaces. Raises BadRowError where it is too long to be one."""
+    if len(text) > LONGEST_SUMMARY:
+        raise BadRowError(
+            where,
+            f"column {column} has {len(text):,} characters, more than {LONGEST_SUMMARY:,}: name the"
+            " column of the summaries, SET=outputs.summary=..., shorten it or drop the row",
+        )
+    return text.strip()
 
 
 def _named(row: Row, column: str, otherwise: str) -> str:

@@ -24,6 +24,7 @@ from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError
 from stages.settings.outputs import LONGEST_NAME, file_name
 
+MOST_SYSTEMS = 200
 TAKEN = "reference"  # on every page: no system may be called so
 
 
@@ -115,6 +116,11 @@ def of_systems(
 ) -> dict[str, list[Row]]:
     """The rows of each system, against their references. Raises UserError for what differs."""
     systems = by_system(outputs)
+    if len(systems) > MOST_SYSTEMS:
+        raise UserError(
+            f"{settings.file} has {len(systems):,} systems, and all pairs of them are compared:"
+            f" give at most {MOST_SYSTEMS} (SET=outputs.system=... names their column)"
+        )
     check_posts(outputs)
     rows = with_references(systems, settings)
     if settings.label:

@@ -1,16 +1,25 @@
 """Folders that no run wrote end in one line wherever runs are looked for: never in a traceback."""
 
 import json
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from eval import versus, win_rate
+from eval.judges.both_orders import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
 from stages.driving.status import status
 from stages.finished import read_manifest, why_not
+from stages.running.files import KeptRows, read_json, write_json
+from stages.running.signals import say_if_killed
+from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
 from stages.settings.config import UserError
+from tests.fabricated_runs import fabricate
 
 ROW = {"id": "1", "query": "q", "summary": "s", "reference": "r", "score": None}
 
@@ -87,3 +96,52 @@ def test_a_stage_that_needs_a_hand_made_one_says_so_in_one_line(runs, capsys):
     assert "was written by no stage" in str(why_not(config, "summaries"))
     line = line_of(capsys, win_rate.main, "--preset", "tiny", "--name", "mine")
     assert "stage summaries was written by no stage" in line
+
+
+def test_status_shows_a_record_with_a_value_of_another_type_and_goes_on(runs):
+    fabricate(make_config("tiny"))
+    path = runs / "tiny/seed44413/sft/config.json"
+    write_json(path, read_json(path) | {"seed": "one"})
+    lines = status()
+    assert any(line.startswith("tiny 44413") and " fail " in line for line in lines)
+    assert "seed must be of type int, not 'one'" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("line", ["[1]", "5", '{"policy": "a"}', '{"verdict": "nobody"}'])
+def test_verdicts_that_no_judge_wrote_are_asked_for_again(tmp_path, line):
+    row = {"id": "p", "query": "q", "summary": "s", "reference": "r"}
+    good = {"policy": "a", "id": "p", "order": "policy_first", "verdict": "tie"}
+    path = tmp_path / "judgements.jsonl"
+    path.write_text(f"{json.dumps(good)}\n{line}\n")
+    tasks = [("a", row, "policy_first"), ("a", row, "reference_first")]
+    assert kept_judgements(path, tasks) == [good]
+    assert path.read_text() == json.dumps(good) + "\n"
+
+
+def test_kept_measurements_that_no_stage_wrote_are_named(tmp_path):
+    kept = KeptRows(tmp_path, "scores", 0)
+    kept.add([1], [0.5])
+    assert KeptRows(tmp_path, "scores", 0).known == {1: 0.5}
+    kept.path.write_text('{"rows": 5}\n')
+    with pytest.raises(UserError, match=r"scores\.0\.jsonl holds a line that no stage wrote"):
+        KeptRows(tmp_path, "scores", 0)
+
+
+def test_a_process_that_nobody_waits_for_holds_no_lock(tmp_path):
+    lock = tmp_path / ".ppo.lock"
+    lock.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+    assert holder_of(lock) is not None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    lock.write_text(json.dumps({"pid": ended.pid, "host": platform.node()}))
+    assert holder_of(lock) is None
+    ended.wait()
+
+
+def test_a_stage_that_was_killed_is_named_and_one_that_failed_has_said_so(capsys):
+    say_if_killed("ppo", 137)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: stage ppo was killed (SIGKILL), by somebody or for lack of mem")
+    for status_of_stage in (0, 1, 2, 130, 143):
+        say_if_killed("ppo", status_of_stage)
+    assert capsys.readouterr().err == ""

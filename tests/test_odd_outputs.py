@@ -278,3 +278,12 @@ def test_a_system_is_the_reference_by_the_name_that_the_file_gives_it(tmp_path):
     ]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     assert list(read_outputs(Outputs(file=str(path), reference="모델"))) == ["plain"]
+
+
+def test_a_post_of_a_megabyte_is_read_and_two_hundred_systems_are(tmp_path):
+    row = {"id": "p", "post": "x" * 1_000_000, "summary": "s", "reference": "r"}
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row | {"system": f"s{k}"}) + "\n" for k in range(200)))
+    systems = read_outputs(Outputs(file=str(path)))
+    assert len(systems) == 200
+    assert len(systems["s7"][0]["query"]) == 1_000_000
