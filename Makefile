@@ -61,6 +61,11 @@ TELL := from stages.settings.checks import unknown; import sys; \
 	print(unknown("make variable", sys.argv[1], sys.argv[2:], "settings stand in SET, see make help"))
 $(if $(MISSPELT),$(error $(shell $(PYTHON) -B -c '$(TELL)' $(call quoted,$(firstword $(MISSPELT))) $(KNOWN))))
 
+# Which judge judges is a setting; JUDGE chooses among those that have judged.
+SHOW_ONE := scaling compare overoptimisation versus power publish push
+$(if $(filter-out undefined default file,$(origin JUDGE)),$(if $(filter $(SHOW_ONE),$(MAKECMDGOALS)),,$(if \
+	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=..., or JUDGES for leaderboard))))
+
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
 # What runs need comes first; tools for developers come with the goals that use them.

@@ -8,12 +8,12 @@ from email.utils import format_datetime
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.client import key_of_environment
 from eval.judges.openai.replies import Pace
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.settings.judge import key_of_environment
 from stages.settings.judge_models import is_model
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -247,7 +247,7 @@ def test_a_web_page_is_not_taken_for_a_reply():
 @pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk one", "sk-\u00e9", " "])
 def test_a_key_that_no_header_holds_is_refused_and_not_said(monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(UserError, match="OPENAI_API_KEY is empty or holds") as caught:
+    with pytest.raises(UserError, match="OPENAI_API_KEY is blank or holds") as caught:
         key_of_environment()
     assert "sk" not in str(caught.value)
     monkeypatch.setenv("OPENAI_API_KEY", " sk-one\n")

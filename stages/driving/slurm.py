@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.driving.grid import SEEDS, study_cells, study_command
+from stages.driving.grid import SEEDS, Cell, Execution, study_cells, study_command
+from stages.pipeline import wanted_stages
 from stages.running.files import write_text
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
@@ -82,6 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 def write(args: argparse.Namespace) -> Path:
     """Write the script that makes what a command line asks for; returns where it lies."""
     request = request_of(args)
+    Execution(max_cost=args.max_cost)  # refuses what is no sum of money
     check_numbers(args.gpus, args.nodes, args.engine)
     if args.presets:
         cells = study_cells(request, args.presets, args.seeds)
@@ -90,9 +92,12 @@ def write(args: argparse.Namespace) -> Path:
         named = array_parts(words, [cell.label for cell in cells])
     else:
         config = config_of(request)
+        cells = [Cell(request=request, config=config, goals=())]
         job = f"{config.name}-seed{config.seed}"
         named = {"array": "", "tasks": "", "again": "$SLURM_JOB_ID", "number": "%j"}
         named["command"] = shlex.join(command_words(args, request))
+    for cell in cells:  # an unknown goal, or one that has no part in such a run, is refused here
+        wanted_stages(cell.config, args.goals or GOALS)
     path = settings.RUNS / "slurm" / f"{job}.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(

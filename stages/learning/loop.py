@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
-from stages.running.machine import has_bf16_units, keep_freed_memory
+from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
 from stages.running.progress import progress
 from stages.running.signals import finishing_first, stop_if_asked
 from stages.settings.config import Config
@@ -22,11 +22,13 @@ from stages.settings.sections import Memory, Optimizer
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
-    """The accelerator, with seeds and threads set. Raises UserError as `new_accelerator` does.
+    """The accelerator, with seeds and threads set. Raises UserError as `new_accelerator` does, and
+    for more threads than there are cores.
 
     `takes_turns`: the trained module's networks run one after the other, so that a pass uses only
     some of its weights.
     """
+    check_threads(config.memory.cpu_threads)
     if config.memory.cpu_threads:
         torch.set_num_threads(config.memory.cpu_threads)
     seed = stream_seed(config.seed, "global")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stages.settings.checks import UserError
+
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "peft")
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's mallopt calls them
 KEPT_BLOCK = 2**28  # bytes
@@ -57,6 +59,14 @@ def processor() -> dict[str, str]:
     torch = sys.modules.get("torch")
     taken = {"instructions": torch.backends.cpu.get_cpu_capability()} if torch else {}
     return {"model": cpu_model(), **taken}
+
+
+def check_threads(threads: int) -> None:
+    """Raise UserError for more threads than this machine has cores; two run on any machine."""
+    cores = max(2, os.cpu_count() or 2)
+    if threads > cores:
+        mend = f"this machine has {cores} cores: set at most {cores}"
+        raise UserError(f"memory.cpu_threads is {threads} but {mend}")
 
 
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

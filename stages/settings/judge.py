@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,33 @@ def check_address(url: str) -> None:
             "judge.base_url (or OPENAI_BASE_URL) holds a user or a password, which would reach"
             " files and pages: leave it out, and give the key as OPENAI_API_KEY"
         )
+
+
+def key_of_environment() -> str:
+    """OPENAI_API_KEY without outer spaces; never part of a message.
+
+    Raises UserError where it holds what a header cannot, which a client would print.
+    """
+    if not os.environ.get("OPENAI_API_KEY"):
+        raise UserError(
+            "judge.kind=openai needs OPENAI_API_KEY in the environment (any word for a local"
+            " server)"
+        )
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key or not all("!" <= letter <= "~" for letter in key):
+        raise UserError(
+            "OPENAI_API_KEY is blank or holds a space, a line break or a letter that no key has:"
+            " set it again"
+        )
+    return key
+
+
+def without_price(model: str) -> UserError:
+    """The error for a cap on a cost that cannot be counted."""
+    return UserError(
+        f"judge.max_cost needs the price of {model}, which the table in"
+        " stages/settings/judge_models.py lacks: set judge.input_price and judge.output_price"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ import re
 from datetime import date, timedelta
 from typing import NamedTuple
 
+from stages.settings.judge import JudgeSettings, key_of_environment, without_price
+
 AS_OF = date(2026, 11, 24)
 """The day on which the table was checked: what its sources said last stands in each line."""
 EARLIER = date(2025, 11, 1)
@@ -124,3 +126,17 @@ def warning_of(name: str, today: date | None = None) -> str:
         )
     older = f", and the table of prices, of {AS_OF}, is older" if line.end > AS_OF else ""
     return f"warning: judge {name} ended on {line.end}{older}: {advice}"
+
+
+def check_asking(judge: JudgeSettings, capped: bool) -> None:
+    """Raise UserError where a judge behind a server could not be asked: no key, a cap without a
+    price. `capped`: whether a cap is given beside the settings.
+    """
+    if judge.kind != "openai":
+        return
+    key_of_environment()
+    known = known_model(judge.model) or Known()
+    prices = ((judge.input_price, known.read), (judge.output_price, known.written))
+    has_price = all(own >= 0 or listed is not None for own, listed in prices)
+    if (capped or judge.max_cost) and not has_price:
+        raise without_price(judge.model)

@@ -145,6 +145,8 @@ class Optimizer:
         positive(self, "optimizer", "adam_eps")
         for name in ("adam_beta1", "adam_beta2", "weight_decay", "warmup_fraction"):
             in_range(self, "optimizer", name, 0, 1)
+        for name in ("adam_beta1", "adam_beta2"):
+            require(getattr(self, name) < 1, f"optimizer.{name}", "be below 1: at 1 nothing decays")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from eval.judges.protocol import Row
 from stages.running.progress import told
 from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings
+from stages.settings.judge import JudgeSettings, without_price
 from stages.settings.judge_models import Known, known_model
 
 # OpenAI's own rule of thumb for English text.
@@ -67,11 +67,7 @@ def price_of(judge: JudgeSettings) -> Price | None:
     written = judge.output_price if judge.output_price >= 0 else line.written
     if read is None or written is None:
         if judge.max_cost:
-            raise UserError(
-                f"judge.max_cost needs the price of {judge.model}, which the table in "
-                "stages/settings/judge_models.py lacks: set judge.input_price and "
-                "judge.output_price"
-            )
+            raise without_price(judge.model)
         return None
     listed = read == line.read  # a price of one's own says nothing of what is cached
     cached = line.cached if listed and line.cached is not None else read

@@ -11,7 +11,6 @@ whether it answers in the name of the model that was asked, and whether that mod
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -37,7 +36,7 @@ from eval.judges.openai.replies import (
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
 from stages.settings.checks import UserError
-from stages.settings.judge import JudgeSettings, check_address
+from stages.settings.judge import JudgeSettings, check_address, key_of_environment
 
 HINTS = {
     400: "check judge.model, judge.temperature and judge.max_tokens",
@@ -76,20 +75,6 @@ class PostError(Exception):
 
 class StoppedError(UserError):
     """Somebody has stopped the judge; what was answered is kept."""
-
-
-def key_of_environment() -> str:
-    """OPENAI_API_KEY without outer spaces; never part of a message.
-
-    Raises UserError where it holds what a header cannot, which a client would print.
-    """
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    if not key or not all("!" <= letter <= "~" for letter in key):
-        raise UserError(
-            "OPENAI_API_KEY is empty or holds a space, a line break or a letter that no key has:"
-            " set it again"
-        )
-    return key
 
 
 class Chat:
