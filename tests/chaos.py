@@ -174,7 +174,7 @@ def kill_when_due(
                 continue
             metrics = partial / "metrics.jsonl"
             lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-            fell = {"fell_in": stage, "seconds": round(since, 2), "updates": lines}
+            fell: dict[str, Any] = {"fell_in": stage, "seconds": round(since, 2), "updates": lines}
             wrong = strike(process, folder, kill.fault, pid)
             return Kill(**{**asdict(kill), **fell, "found_save": saving, "wrong": wrong})
         time.sleep(POLL_SECONDS)

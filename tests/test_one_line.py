@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from stages.running.files import read_lines, read_record, write_json
+from stages.running.machine import check_threads
 from stages.settings.checks import UserError, in_one_line, what_to_mend
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +125,13 @@ def test_no_code_of_a_model_is_ever_run():
             safe = all(isinstance(word, ast.Constant) and word.value is False for word in trusted)
             assert safe, path
             assert trusted or node.func.attr != "from_pretrained", path
+
+
+def test_more_threads_than_cores_are_refused():
+    check_threads(0)
+    check_threads(2)
+    with pytest.raises(UserError, match=r"cpu_threads is 9999 but this machine has \d+ cores"):
+        check_threads(9999)
 
 
 CALLED_BY_OURS = ("warm.py", "peer_trl.py")
