@@ -3,6 +3,7 @@
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,20 +71,35 @@ def lock_of(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage, or None. Raises UserError for a file that is none."""
+    """The manifest of a finished stage, or None.
+
+    Raises UserError for a file that is none, and for one in which a person has changed anything.
+    """
     path = folder / "manifest.json"
+    manifest = None
     with suppress(UserError):
         manifest = read_record(path)
-        if manifest is None or is_manifest(manifest):
-            return manifest
-    raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
+        if manifest is None:
+            return None
+    if manifest is None or not is_manifest(manifest):
+        raise UserError(f"{path} is no manifest: no stage wrote it, so move {folder} away")
+    if manifest.get("seal", seal_of(manifest)) != seal_of(manifest):
+        mend = f"restore it, or move {folder} away, so that it is made anew"
+        raise UserError(f"{path} was changed after its stage wrote it: {mend}")
+    return manifest
 
 
 def is_manifest(value: Any) -> bool:
     """Whether a JSON value can be a stage's manifest; one without content was written by none."""
     if not isinstance(value, dict) or "content" not in value:
         return isinstance(value, dict)
-    return all(isinstance(value.get(part), dict) for part in PARTS_OF_MANIFEST)
+    parts = [value.get(part) for part in PARTS_OF_MANIFEST]
+    return all(isinstance(part, dict) for part in (*parts, value.get("code", {})))
+
+
+def seal_of(manifest: Mapping[str, Any]) -> str:
+    """A hash of all that a manifest says, itself left out: its `seal`."""
+    return hash_of({key: value for key, value in manifest.items() if key != "seal"})
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------
@@ -219,16 +235,24 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return {GOLD: str(manifest["content"]) if manifest else hash_of(hash_files(folder))}
 
 
-def damage(config: Config, stage: str) -> Problem | None:
+def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:
     """The first output of a finished stage whose hash has changed, as a problem; None if none has.
 
-    `why_not` looks at sizes alone: hashing the models of a large run takes a while.
+    `why_not` looks at sizes alone: hashing the models of a large run takes a while. Its records
+    (`records_alone`) are the JSON and JSONL files that lie in its own folder.
     """
     folder = stage_folder(config, stage)
     for name, recorded in (read_manifest(folder) or {"outputs": {}})["outputs"].items():
+        if records_alone and ("/" in name or not name.endswith((".json", ".jsonl"))):
+            continue
         if not (folder / name).exists() or file_hash(folder / name) != recorded:
             return _changed(stage, name)
     return None
+
+
+def why_not_shown(config: Config, stage: str) -> Problem | None:
+    """Why a page cannot show a stage: it is not as asked, or one of its records has changed."""
+    return why_not(config, stage) or damage(config, stage, records_alone=True)
 
 
 def check_stage(config: Config, stage: str) -> None:

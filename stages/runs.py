@@ -33,6 +33,7 @@ from stages.finished import (
     outer_inputs,
     partial_of,
     read_manifest,
+    seal_of,
     stage_folder,
 )
 from stages.running.code import changed_files, code_record, first_of
@@ -195,7 +196,8 @@ class Run:
             "versions": library_versions(),
             "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-        write_json(self.partial / "manifest.json", manifest)
+        whole = json.loads(json.dumps(manifest))  # as it is read
+        write_json(self.partial / "manifest.json", {**manifest, "seal": seal_of(whole)})
         put_in_place(self.config, self.stage)
         self.finished = True
         say_result(self.stage, seconds, results)
@@ -362,7 +364,10 @@ def held(path: Path, stage: str) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> dict[str, Any] | None:
-    """The living process that a lock names, or None; one on another machine counts as living."""
+    """The living process that a lock names, or None; one on another machine counts as living.
+
+    One that has ended while nobody waits for it (a zombie) does not live.
+    """
     try:
         holder = json.loads(path.read_text())
         host, number = holder["host"], int(holder["pid"])
@@ -375,4 +380,7 @@ def holder_of(path: Path) -> dict[str, Any] | None:
             return None
         except PermissionError:
             pass
+        with suppress(OSError):
+            if Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].startswith("Z"):
+                return None
     return dict(holder)

@@ -35,6 +35,8 @@ ROWS: list[tuple[str, Any, str]] = [
     (TRAIN, "[1]", "sft_train.jsonl:2: "),
     (TRAIN, "null", "sft_train.jsonl:2: "),
     (TRAIN, b'{"id": "\xff"}', "sft_train.jsonl:2: "),
+    (TRAIN, b'{"id": "\xe4\xb8"}', "sft_train.jsonl:2: "),
+    (TRAIN, "[" * 100_000, "nested too deeply"),
     (TRAIN, {key: POST[key] for key in POST if key != "id"}, "field id is missing"),
     (TRAIN, {**POST, "title": None}, "field title is missing"),
     (TRAIN, {**POST, "post": 7}, "field post is of type int, not str"),
@@ -91,6 +93,11 @@ SETTINGS: list[tuple[str, str]] = [
     ("--name x --set sft.learning_rate=0", "sft.learning_rate must be above 0"),
     ("--name x --set ppo.eos_trick=never", "ppo.eos_trick must be one of"),
     ("--name x --set ppo.batch_size=0", "ppo.batch_size must be above 0"),
+    ("--name x --set optimizer.adam_beta1=1", "optimizer.adam_beta1 must be below 1"),
+    ("--name x --set optimizer.adam_beta2=1.5", "optimizer.adam_beta2 must lie in [0, 1]"),
+    ("--name x --set dpo.beta=0", "dpo.beta must be above 0"),
+    ("--name x --set eval.posts=99999", "eval.posts must be at most 600"),
+    ("--set judge.base_url=http://me:word@h/v1", "holds a user or a password"),
     ("--name x --set judge.kind=oracle", "judge.kind must be one of"),
     ("--name x --set memory.mixed_precision=fp7", "memory.mixed_precision must be one of"),
     ("--name x --set ppo.compat=paper ppo.whiten_over=batch", "has no effect: ppo.compat=paper"),
@@ -116,6 +123,13 @@ MAKE: list[tuple[str, str]] = [
     ("sft|NODES=2", "NODES=2, but this is no Slurm job"),
     ("sft|LAUNCH=nosuchprogram", "there is no program nosuchprogram"),
     ("status|NAME=gone", "unknown run 'gone'"),
+    ("leaderboard|JUDGE=foo", "JUDGE is for scaling compare"),
+    ("eval|JUDGE=foo", "JUDGE is for scaling compare"),
+    ("slurm|JOB=sft pppo", "unknown goal 'pppo': did you mean ppo"),
+    ("slurm|MAX_COST=abc", "MAX_COST=abc: give dollars above 0"),
+    ("sft|eval|NAME=x|SET=judge.kind=openai", "needs OPENAI_API_KEY in the environment"),
+    ("sft|rm|pppo", "unknown goal 'pppo'"),
+    ("sft|MAXCOST=5", "unknown make variable 'MAXCOST': did you mean MAX_COST"),
 ]
 
 # -- models: a change of a good folder, the line ---------------------------------------------------
@@ -200,6 +214,8 @@ TOKENIZERS: list[tuple[str, Change, str]] = [
     ("config is a list", written("tokenizer_config.json", "[]"), f"{TOKENIZER}does not load"),
     ("no EOS", written("tokenizer_config.json", "{}"), "has no EOS token"),
     ("none", lambda folder: (folder / "tokenizer.json").unlink(), TOKENIZER),
+    ("an empty folder", lambda folder: [path.unlink() for path in folder.iterdir()], TOKENIZER),
+    ("a folder for its file", a_folder("tokenizer.json"), TOKENIZER),
 ]
 
 # -- state on disk: a change of a finished run, a command, the line --------------------------------
@@ -228,22 +244,79 @@ def a_file(name: str) -> Change:
     return change
 
 
+def with_value(name: str, path: str, value: Any) -> Change:
+    """A JSON or JSONL file in which a person has changed a value, of the first row."""
+
+    def change(folder: Path) -> None:
+        first, *rest = (folder / name).read_text().split("\n" if name.endswith("l") else "\0")
+        text = json.dumps(changed(json.loads(first), path, value))
+        (folder / name).write_text("\n".join([text, *rest]))
+
+    return change
+
+
+BY_HAND = "was changed after its stage wrote it: restore it, or move runs/tiny/seed44413/"
+ON_DISK = "has changed on disk"
+PUBLISHED = "../../../reports/generated/published.json"
 STATE: list[tuple[Change, str, str]] = [
     (written("sft/manifest.json", "{"), "look", "sft/manifest.json is no manifest"),
     (written("sft/manifest.json", "[1]"), "look", "sft/manifest.json is no manifest"),
     (written("sft/manifest.json", ""), "look", "sft/manifest.json is no manifest"),
     (written("sft/manifest.json", "{}"), "look", "was written by no stage"),
     (without("sft/manifest.json", "sizes"), "look", "sft/manifest.json is no manifest"),
-    (without("sft/manifest.json", "settings_hash"), "look", "lacks 'settings_hash': " + LACKS),
+    (without("sft/manifest.json", "settings_hash"), "look", "sft/manifest.json " + BY_HAND),
     (a_folder("sft/manifest.json"), "look", "a folder stands where a file belongs"),
     (a_file("sft"), "look", "a file stands where a folder belongs"),
     (without("rm/manifest.json", "results"), "page", "rm/manifest.json is no manifest"),
-    (written("ppo/metrics.jsonl", "{}\n"), "page", "ppo/metrics.jsonl lacks 'step'"),
-    (
-        written("ppo/metrics.jsonl", "{\n"),
-        "page",
-        "ppo/metrics.jsonl:1 is no row of JSON: " + LACKS,
+    (written("ppo/metrics.jsonl", "{}\n"), "page", f"stage ppo {ON_DISK} (metrics.jsonl)"),
+    (written("ppo/metrics.jsonl", "{\n"), "page", f"stage ppo {ON_DISK} (metrics.jsonl)"),
+    *(
+        (with_value("ppo/manifest.json", key, value), command, "ppo/manifest.json " + BY_HAND)
+        for command in ("look", "page")
+        for key, value in (
+            *(("seconds", []), ("seconds", 1), ("results.kl", "low"), ("results.policies", 5)),
+            *(("content", None), ("inputs.sft", 3), ("sizes", {"x": "big"}), ("versions", [])),
+        )
     ),
+    (with_value("ppo/manifest.json", "code", 5), "look", "ppo/manifest.json is no manifest"),
+    (with_value("ppo/manifest.json", "outputs", []), "look", "ppo/manifest.json is no manifest"),
+    *(
+        (
+            with_value(f"{stage}/{file}", key, value),
+            "page",
+            f"stage {stage.split('/')[0]} {ON_DISK} (",
+        )
+        for stage, file, key, value in (
+            ("ppo", "metrics.jsonl", "objective/kl", "low"),
+            ("ppo", "metrics.jsonl", "objective/kl", None),
+            ("ppo", "metrics.jsonl", "step", [1]),
+            ("ppo", "samples.jsonl", "query", 5),
+            ("sft", "metrics.jsonl", "loss", {}),
+            ("judge/facts", "judgements.jsonl", "verdict", 3),
+            ("judge/facts", "judgements.jsonl", "verdict", "nobody"),
+            ("judge/facts", "judgements.jsonl", "policy", None),
+            ("win_rate/facts", "config.json", "seed", "one"),
+        )
+    ),
+    *(
+        (with_value("sft/config.json", key, value), "named", f"sft/config.json: {line}")
+        for key, value, line in (
+            ("ppo.kl_coef", "high", "ppo.kl_coef must be of type float, not 'high': " + LACKS),
+            ("ppo.batch_size", 8.5, "ppo.batch_size must be of type int, not 8.5"),
+            ("ppo.batch_size", -8, "ppo.batch_size must be above 0"),
+            ("eval.temperature", None, "eval.temperature must be of type float, not None"),
+            ("judge.model", [], "judge.model must be of type str, not []"),
+            ("upstream", -1.5, "upstream must be of type str"),
+            ("seed", "one", "seed must be of type int"),
+            ("overrides", [1], "overrides must be texts"),
+        )
+    ),
+    (with_value("rm/config.json", "rm.batch_size", "8"), "upstream", "rm/config.json is no config"),
+    (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json is no config of ours"),
+    (with_value(PUBLISHED, "pages.x.files", []), "publish", "published.json is no record of publ"),
+    (with_value(PUBLISHED, "pages.x", "y"), "publish", "published.json is no record of published"),
+    (with_value(PUBLISHED, "pages", []), "publish", "published.json is no record of published"),
+    (written(PUBLISHED, "[]"), "publish", "published.json is no JSON object"),
     (written("replacing.json", "{}"), "replace", "replacing.json lacks 'request'"),
     (written("replacing.json", "["), "replace", "replacing.json is no JSON"),
     (written("replacing.json", "[]"), "replace", "replacing.json is no JSON object"),

@@ -13,7 +13,10 @@ import pytest
 from eval import outputs
 from eval.judges.openai.cache import ReplyCache
 from reports import run_page
-from stages import base, pipeline, sft
+from reports.sharing import publish
+from stages import base, pipeline, ppo, sft
+from stages.finished import seal_of
+from stages.running.files import hash_files
 from stages.settings import config as settings
 from stages.settings.checks import HIDDEN, in_one_line
 from stages.settings.command_line import make_config
@@ -111,11 +114,25 @@ def test_tokenizers(data, tokenizer_folder, capsys, what, change, line):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder with a fabricated run."""
+    """A folder with a fabricated run, whose manifests name all files as those of stages do."""
     root = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         fabricate(make_config("tiny"))
+        row = {"policy": "ppo", "id": "p", "order": "policy_first", "verdict": "tie"}
+        Path("runs/tiny/seed44413/judge/facts/judgements.jsonl").write_text(json.dumps(row) + "\n")
+        row = {"step": 1, "query": "q", "response": "r"}
+        Path("runs/tiny/seed44413/ppo/samples.jsonl").write_text(json.dumps(row) + "\n")
+        for path in Path("runs").rglob("manifest.json"):
+            made = json.loads(path.read_text())
+            made["outputs"] = hash_files(path.parent, ["manifest.json"])
+            made["sizes"] = {name: (path.parent / name).stat().st_size for name in made["outputs"]}
+            path.write_text(json.dumps(made | {"seal": seal_of(made)}))
+        publish.GENERATED.mkdir(parents=True)
+        entry = {**dict.fromkeys(("kind", "finished"), ""), "about": [], "devices": []}
+        entry |= {"files": {}, "manifests": {}, "numbers": {}}
+        record = {"pages": {"x": entry}, "index": {}}
+        (publish.GENERATED / publish.RECORD).write_text(json.dumps(record))
     return root
 
 
@@ -124,18 +141,25 @@ def open_cache() -> None:
     ReplyCache(Path("runs/tiny/seed44413/judge_cache"))
 
 
+def publish_page() -> None:
+    publish.main(["--names", "tiny", "--allow-dirty"])
+
+
 COMMANDS: dict[str, Callable[[], object]] = {
     "look": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run"]),
     "page": lambda: run_page.main(["--preset", "tiny"]),
     "replace": lambda: pipeline.main(["ppo", "--preset", "tiny", "--dry-run", "--replace", "1"]),
     "hub": lambda: base.main(["--preset", "pythia-70m"]),
     "cache": open_cache,
+    "named": lambda: pipeline.main(["ppo", "--name", "tiny", "--dry-run"]),
+    "upstream": lambda: ppo.main(["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
+    "publish": publish_page,
 }
 
 
 @pytest.mark.parametrize(("change", "command", "line"), named(bad_inputs.STATE))
 def test_state_on_disk(finished, tmp_path, monkeypatch, capsys, change, command, line):
-    shutil.copytree(finished / "runs", tmp_path / "runs")
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     change(tmp_path / "runs/tiny/seed44413")
     assert line in one_line(capsys, COMMANDS[command])

@@ -22,6 +22,7 @@ from reports.judges_page import (
 )
 from reports.parts.words import told_apart
 from reports.sharing import publish
+from stages.finished import seal_of
 from stages.running.files import read_json, write_json
 from stages.settings.command_line import make_config
 from stages.settings.config import Checks, JudgeSettings, UserError
@@ -147,7 +148,8 @@ def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judge
     later.mkdir(parents=True)
     for name in ("config.json", "pairs.jsonl", "judgements.jsonl"):
         (later / name).write_bytes((path.parent / name).read_bytes())
-    write_json(later / "manifest.json", read_json(path) | {"finished": "2099"})
+    made = read_json(path) | {"finished": "2099"}
+    write_json(later / "manifest.json", made | {"seal": seal_of(made)})
     found = find_calibrations()
     assert len(found) == 3
     assert later in {one.folder for one in found}

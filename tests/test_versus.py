@@ -1,5 +1,6 @@
 """Two policies of one or two runs against each other, on the same posts."""
 
+import json
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from eval.versus import judge_sides, main, read_side, summary_of, versus_config
 from reports import versus_page
 from reports.parts import page
 from reports.parts.page import PUBLIC
-from stages.finished import read_manifest, stage_folder
+from stages.finished import read_manifest, seal_of, stage_folder
 from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
@@ -231,8 +232,8 @@ def test_scores_of_two_reward_models_are_not_compared(runs):
     summarise(2, ppo=["event"])
     for seed, mark in ((1, "a"), (2, "b")):
         path = read_side(f"tiny/{seed}").folder / "manifest.json"
-        text = path.read_text().replace('"inputs": {}', f'"inputs": {{"normalize": "{mark}"}}')
-        path.write_text(text)
+        made = json.loads(path.read_text()) | {"inputs": {"normalize": mark}}
+        path.write_text(json.dumps(made | {"seal": seal_of(made)}))
     with pytest.raises(UserError, match="two reward models"):
         judge_sides("tiny/1", "tiny/2", ["judge.kind=reward_model"])
 

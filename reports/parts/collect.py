@@ -14,7 +14,7 @@ from eval.rates.reward_pairs import with_statistics
 from eval.rates.scores import agreement
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.finished import read_manifest, refusal, stage_folder, why_not
+from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -111,7 +111,7 @@ def load_run(config: Config) -> Record:
     folders = _part_of_the_run(config)
     beside = [SIDE] if read_manifest(stage_folder(config, SIDE)) is not None else []
     for stage in (*folders, *beside):
-        problem = why_not(config, stage)
+        problem = why_not_shown(config, stage)
         if problem:
             raise refusal(config, stage, problem)
     return _read(config, folders)
@@ -130,7 +130,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
             continue
         folders = _part_of_the_run(config)
-        problems = {stage: why_not(config, stage) for stage in folders}
+        problems = {stage: why_not_shown(config, stage) for stage in folders}
         wrong = next((f"stage {stage} {why}" for stage, why in problems.items() if why), "")
         if wrong:
             left_out.append(f"{name} {folder.name} is left out: {wrong}.")

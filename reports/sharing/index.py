@@ -17,6 +17,7 @@ from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
 from reports.parts.words import MISSING, number, percent, share
 from stages.running.files import file_hash, read_record
+from stages.settings.checks import UserError
 
 STEM = "index"
 TITLE = "Published pages"
@@ -24,6 +25,10 @@ LEAD = "What was measured and published: what each page says first, and what it 
 # A sentence ends at a full stop before a new word: none inside "1.9.2" or "p = 0.07" does.
 SENTENCE = re.compile(r".*?[.!?](?=\s|$)", re.DOTALL)
 README_RUN = "tiny"
+ENTRY = {
+    **{"kind": str, "finished": str, "about": list, "devices": list},
+    **{"files": dict, "manifests": dict, "numbers": dict},
+}
 HEADER = ("page", "what it says", "made from")
 
 
@@ -69,6 +74,25 @@ def write_index(folder: Path, pages: Mapping[str, Mapping[str, Any]]) -> dict[st
     listed = tuple(listed_page(folder, stem, pages[stem], presets) for stem in sorted(pages))
     page.write(folder, STEM, TITLE, [Text(LEAD, lead=True), PageList(listed)])
     return {path.name: file_hash(path) for path in page.files_of(folder, STEM)}
+
+
+def read_published(path: Path) -> dict[str, Any]:
+    """The record of all published pages; one without pages where there is none yet.
+
+    Raises UserError where a person has put something else into it.
+    """
+    record: dict[str, Any] = read_record(path) or {"pages": {}, "index": {}}
+    pages = record["pages"]
+    entries = list(pages.values()) if isinstance(pages, dict) else [None]
+    if not all(isinstance(entry, dict) and _is_entry(entry) for entry in entries):
+        raise UserError(
+            f"{path} is no record of published pages: `git checkout {path}` restores it"
+        )
+    return record
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    return all(isinstance(entry.get(key), kind) for key, kind in ENTRY.items())
 
 
 def listed_page(

@@ -20,7 +20,7 @@ from typing import Any
 from reports.parts.collect import load_run, names_of_runs
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
-from reports.sharing.index import in_readme, write_index
+from reports.sharing.index import in_readme, read_published, write_index
 from stages.finished import check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
@@ -271,6 +271,7 @@ def publish(
     `kinds` are the kinds of page that are meant; all where none is named. Raises UserError, before
     anything is written, if a page may not be published.
     """
+    published = read_published(GENERATED / RECORD)
     pages, left_out = find_pages(names, judge, kinds)
     check_seeds(pages)
     there = sorted({page.kind for page in pages})
@@ -278,8 +279,8 @@ def publish(
         if kind not in there:
             raise unknown("kind of page", kind, there)
     pages = [page for page in pages if page.kind in (kinds or there)]
-    published = read_record(GENERATED / RECORD) or {"pages": {}}
     check_pages(pages, published, allow_dirty)
+    GENERATED.mkdir(parents=True, exist_ok=True)
     for page in pages:
         published["pages"][page.stem] = replace_page(page)
     write_record(published)
@@ -353,7 +354,7 @@ def runs_of(page: Page) -> dict[str, list[int]]:
 
 def not_recorded() -> list[str]:
     """Files among the published ones that no page of the record owns."""
-    record = read_record(GENERATED / RECORD)
+    record = read_published(GENERATED / RECORD)
     owned = (name for page in record["pages"].values() for name in page["files"])
     known = {RECORD, *record["index"], *owned}
     there = (str(path.relative_to(GENERATED)) for path in GENERATED.rglob("*") if path.is_file())

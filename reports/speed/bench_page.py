@@ -22,6 +22,7 @@ from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
+from reports.sharing.index import read_published
 from reports.speed import speed
 from reports.speed.speed import OURS
 from stages.running.files import read_json, write_json
@@ -141,7 +142,7 @@ def publish_last() -> Path:
     if about["code_version"].endswith(publish.DIRTY):
         raise UserError("the bench was measured with code that was not committed: run it again")
     files = publish.copy_files(folder, [*page.files_of(folder, STEM), folder / f"{STEM}.json"])
-    record = read_json(publish.GENERATED / publish.RECORD) or {"pages": {}}
+    record = read_published(publish.GENERATED / publish.RECORD)
     entry = {
         "kind": STEM,
         "about": list(bench["shapes"]),

@@ -173,9 +173,9 @@ def seed_lines(seed: Path) -> tuple[list[str], list[str]]:
     for stage in SHOWN:
         for folder in _folders(seed, stage):
             there = folder if folder.is_dir() else partial_of(folder)
-            config = recorded_config(there)
             judge = folder.name if STAGES[stage].per_judge else ""
             try:
+                config = recorded_config(there)
                 seen = look(config, stage, folder) if config else Seen("-")
             except (UserError, OSError) as error:  # of a record that a person has changed
                 seen = Seen("fail", what_to_mend(error) or "")

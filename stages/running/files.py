@@ -200,7 +200,11 @@ class KeptRows:
         self.known: dict[int, Any] = {}
         for path in sorted(folder.glob(f"{stem}.*.jsonl")):
             for kept in whole_lines(path)[0]:
-                self.known |= dict(zip(kept["rows"], kept["measured"], strict=True))
+                try:
+                    self.known |= dict(zip(kept["rows"], kept["measured"], strict=True))
+                except (TypeError, LookupError, ValueError):
+                    mend = "remove it: what it holds is then measured again"
+                    raise UserError(f"{path} holds a line that no stage wrote: {mend}") from None
 
     def add(self, rows: Sequence[int], measured: Sequence[Any]) -> None:
         """Append one finished part."""

@@ -195,6 +195,12 @@ def require(condition: bool, key: str, what: str) -> None:
         raise UserError(f"{key} must {what}")
 
 
+def require_type(value: Any, key: str, kind: type) -> None:
+    """Raise UserError unless a value is of a type; a whole number is a float, too."""
+    right = type(value) is kind or (kind is float and type(value) is int)
+    require(right, key, f"be of type {kind.__name__}, not {repr(value)[:60]}")
+
+
 def positive(section: Any, prefix: str, *names: str) -> None:
     """Raise UserError unless these fields of a section are above 0."""
     for name in names:

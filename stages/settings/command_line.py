@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import RESTORE, require, unknown
+from stages.settings.checks import RESTORE, require, require_type, unknown
 from stages.settings.config import (
     HUB,
     MUST_BE_A_RUN_NAME,
@@ -233,27 +233,39 @@ def recorded_sections(request: Request) -> dict[str, Any]:
             saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for name in set(STAGES[stage].sections) & set(SHARED_SECTIONS) & saved.keys():
                 sections[name] = section_from(name, saved[name])
-        except (ValueError, TypeError, AttributeError):
+        except (UserError, ValueError, TypeError, AttributeError):
             raise UserError(f"{path} is no config of ours: {RESTORE}") from None
     return sections
 
 
 def recorded_config(folder: Path) -> Config | None:
-    """The config that a stage's folder recorded; None if it holds none, or none that we wrote."""
+    """The config that a stage's folder recorded; None if it holds none, or none that we wrote.
+
+    Raises UserError, with the file, for a value that no setting has.
+    """
     path = folder / "config.json"
     if not path.exists():
         return None
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
+        plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream", "own_from")}
+        for key, value in plain.items():
+            require_type(value, key, int if key == "seed" else str)
+        require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
         sections = {name: section_from(name, saved[name]) for name in SECTIONS}
-        return Config(**saved | {"overrides": tuple(saved["overrides"])} | sections)
+        return Config(**plain, overrides=tuple(saved["overrides"]), **sections)
+    except UserError as error:
+        raise UserError(f"{path}: {error}: {RESTORE}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
 def section_from(name: str, saved: dict[str, Any]) -> Any:
-    """A section as a run recorded it."""
+    """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
+    for setting in fields(kind):
+        if setting.name in saved:
+            require_type(saved[setting.name], f"{name}.{setting.name}", setting.type)
     return kind(**saved)
 
 
