@@ -250,13 +250,11 @@ class Maker:
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         environment = {**os.environ, "PATH": path}
-        if self.says_stop:
-            environment[CALLER_SAYS_STOP] = "1"
+        environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if not label and tuple(words[:3]) == START and can_be_forked():
             return _shell_code(self._warmed(environment).run(words[3:]))
-        if label:
+        if label:  # there are runs beside: threads that wait must not spin
             environment["COLUMNS"] = str(COLUMNS - len(f"{label}| "))
-            # Threads that wait must not spin while another run has work.
             environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         out, err = (subprocess.PIPE, subprocess.STDOUT) if label else (None, None)
         process = subprocess.Popen(words, env=environment, stdout=out, stderr=err)

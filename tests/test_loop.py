@@ -273,10 +273,10 @@ def test_responses_are_cut_after_their_eos_and_hold_no_padding(policy, tokenizer
     assert found[0][-1] == stop
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 2), (1, 1), (3, 3)])
-def test_a_process_computes_on_as_many_threads_as_the_settings_say(asked, given):
+@pytest.mark.parametrize(("there", "asked", "given"), [(2, 0, 2), (2, 1, 1), (1, 2, 2)])
+def test_a_process_computes_on_as_many_threads_as_the_settings_say(there, asked, given):
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(there)
     try:
         memory = replace(make_config("tiny").memory, cpu_threads=asked)
         make_accelerator(replace(make_config("tiny"), memory=memory))
