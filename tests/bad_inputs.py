@@ -165,6 +165,12 @@ def a_folder(name: str) -> Change:
     return change
 
 
+def emptied(folder: Path) -> None:
+    """A folder without a file."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
 def only_bin(content: bytes) -> Change:
     """Weights in the old format."""
 
@@ -214,7 +220,7 @@ TOKENIZERS: list[tuple[str, Change, str]] = [
     ("config is a list", written("tokenizer_config.json", "[]"), f"{TOKENIZER}does not load"),
     ("no EOS", written("tokenizer_config.json", "{}"), "has no EOS token"),
     ("none", lambda folder: (folder / "tokenizer.json").unlink(), TOKENIZER),
-    ("an empty folder", lambda folder: [path.unlink() for path in folder.iterdir()], TOKENIZER),
+    ("an empty folder", emptied, TOKENIZER),
     ("a folder for its file", a_folder("tokenizer.json"), TOKENIZER),
 ]
 

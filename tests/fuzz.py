@@ -117,8 +117,7 @@ def _check_whole(config: Config) -> None:
         assert section_from(name, saved[name]) == section
         for field in dataclasses.fields(section):
             value = getattr(section, field.name)
-            kind: Any = field.type
-            assert isinstance(value, (kind, int)), (name, field)
+            assert type(value) in (field.type, int), (name, field)
             assert not isinstance(value, float) or math.isfinite(value)
         try:
             setattr(section, dataclasses.fields(section)[0].name, 1)
@@ -216,7 +215,7 @@ class Cache:
         self.path = folder / "replies.sqlite"
         cache = ReplyCache(self.path)
         self.judge = judge = fuzzed.a_judge(cache)
-        judge.chat.ask = _would_ask  # type: ignore[assignment,method-assign]
+        judge.chat.ask = _would_ask  # type: ignore[method-assign, assignment]
         self.key = judge.chat.request(self.comparison).key
         cache.settle(cache.begin(self.key, 1.0), 0.5, "reply", fuzzed.a_kept_reply(self.key))
         cache.set_note(judge.chat.note, fuzzed.A_NOTE)

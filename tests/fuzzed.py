@@ -59,7 +59,7 @@ TEXT = st.sampled_from(pool([*PIECES, *INJECTIONS], 0x10FFFF, 5, HALF))
 ANY_TEXT = st.sampled_from(pool([*PIECES, *INJECTIONS, "\ud83d"], 0x10FFFF, 5))
 NUMBERS = (0, -1, 1, 2, 7, 2**31, 2**63, -(2**70), 10**400, 1e308, -0.0, 0.5, 1e-9, -1.5)
 INFINITE = (float("nan"), float("inf"))
-JSON: st.SearchStrategy[Any] = st.sampled_from(
+JSON: Any = st.sampled_from(
     [
         *(None, True, False, *NUMBERS, *INFINITE, [], {}, [[]], [{}], {"": None}, [None, 1, "x"]),
         *({"text": "x"}, {"text": "x", "policy": "ref"}, [{"text": 1}] * 2, "ref", "1", "0.5"),
@@ -180,7 +180,7 @@ HUGE = ["9" * 400, "9" * 5000, "1" + "0" * 308, "x" * 5000]
 KEY = st.sampled_from([*KEYS, *(key + "x" for key in KEYS), *(key[:-1] for key in KEYS), "", "."])
 VALUE = st.sampled_from([*VALUES * 20, *HUGE, *map(str, NUMBERS), *map(str, range(65))] * 3) | TEXT
 # Values of the right type, of which many are in range.
-RIGHT: dict[Any, Sequence[str]] = {
+RIGHT: dict[type, Sequence[str]] = {
     bool: ("true", "False"),
     int: (*map(str, range(1, 33)), "0", "-1", "64", "512", "10000"),
     float: ("0", "1", "0.5", "0.1", "1e-5", "0.95", "2", "-1", "1e-12", "1e6"),
@@ -191,7 +191,7 @@ TYPED = st.sampled_from(
         f"{name}.{setting.name}={value}"
         for name, section in SECTIONS.items()
         for setting in fields(section)
-        for value in RIGHT[setting.type]
+        for value in RIGHT[type(setting.default)]
     ]
 )
 OTHER = [st.tuples(key, VALUE).map("=".join) for key in (st.sampled_from(KEYS), KEY)]
@@ -323,7 +323,7 @@ class Damage:
     """What is wrong with a cache: cells of its tables, or bytes of its file."""
 
     columns: dict[tuple[str, str], Any] = field(default_factory=dict)
-    changed: tuple[tuple[float, int], ...] = ()
+    places: tuple[tuple[float, int], ...] = ()
     """Place, as a share of the file, and the new byte."""
     kept: float = 1.0
     """Share of the file that is left."""
@@ -331,19 +331,18 @@ class Damage:
     def of_file(self, content: bytes) -> bytes:
         """A good cache's bytes with the damage of this one."""
         damaged = bytearray(content[: int(len(content) * self.kept)])
-        for share, byte in self.changed:
+        for share, byte in self.places:
             if damaged:
                 damaged[min(int(len(damaged) * share), len(damaged) - 1)] = byte
         return bytes(damaged)
 
 
 SHARE = st.floats(0, 1)
+BYTES = st.lists(st.tuples(SHARE, st.integers(0, 255)), max_size=4).map(tuple)
 CELLS = st.sampled_from([(table, column) for table in TABLES for column in TABLES[table]])
-CHANGED = st.tuples(SHARE, st.integers(0, 255))
+COLUMNS_OF = st.builds(Damage, columns=st.dictionaries(CELLS, STORED, min_size=1, max_size=2))
 DAMAGE = st.one_of(
-    *[st.builds(Damage, columns=st.dictionaries(CELLS, STORED, min_size=1, max_size=2))] * 2,
-    st.builds(Damage, changed=st.lists(CHANGED, max_size=4).map(tuple)),
-    st.builds(Damage, kept=SHARE),
+    *(COLUMNS_OF, COLUMNS_OF, st.builds(Damage, places=BYTES), st.builds(Damage, kept=SHARE))
 )
 SERVER = JudgeSettings(model="judge", base_url="http://127.0.0.1:9/v1", max_tokens=100, asks=2)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,12 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         fabricate(make_config("tiny"))
-        row = {"policy": "ppo", "id": "p", "order": "policy_first", "verdict": "tie"}
+        row: dict[str, Any] = {
+            "policy": "ppo",
+            "id": "p",
+            "order": "policy_first",
+            "verdict": "tie",
+        }
         Path("runs/tiny/seed44413/judge/facts/judgements.jsonl").write_text(json.dumps(row) + "\n")
         row = {"step": 1, "query": "q", "response": "r"}
         Path("runs/tiny/seed44413/ppo/samples.jsonl").write_text(json.dumps(row) + "\n")
@@ -129,7 +135,11 @@ def finished(tmp_path_factory):
             made["sizes"] = {name: (path.parent / name).stat().st_size for name in made["outputs"]}
             path.write_text(json.dumps(made | {"seal": seal_of(made)}))
         publish.GENERATED.mkdir(parents=True)
-        entry = {**dict.fromkeys(("kind", "finished"), ""), "about": [], "devices": []}
+        entry: dict[str, Any] = {
+            **dict.fromkeys(("kind", "finished"), ""),
+            "about": [],
+            "devices": [],
+        }
         entry |= {"files": {}, "manifests": {}, "numbers": {}}
         record = {"pages": {"x": entry}, "index": {}}
         (publish.GENERATED / publish.RECORD).write_text(json.dumps(record))

@@ -263,9 +263,9 @@ def recorded_config(folder: Path) -> Config | None:
 def section_from(name: str, saved: dict[str, Any]) -> Any:
     """A section as a run recorded it. Raises UserError for a value that it cannot have."""
     kind: Any = SECTIONS[name]
-    for setting in fields(kind):
-        if setting.name in saved:
-            require_type(saved[setting.name], f"{name}.{setting.name}", setting.type)
+    types: dict[str, Any] = {setting.name: setting.type for setting in fields(kind)}
+    for key in (key for key in types if key in saved):
+        require_type(saved[key], f"{name}.{key}", types[key])
     return kind(**saved)
 
 
