@@ -188,18 +188,30 @@ def strike(process: "subprocess.Popen[bytes]", folder: Path, fault: str, pid: in
     """Let a fault befall the pipeline, or its stage of this number; what its end shows wrong."""
     if fault == KILL:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return ""
     if fault == HANG_UP:
         os.killpg(process.pid, signal.SIGHUP)
     if fault == FULL_DISK:
         most = (folder / "log.txt").stat().st_size + MORE_BYTES
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
     if fault == WARM:
-        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-        os.kill(int(parent), signal.SIGKILL)
+        os.kill(int(stat_of(pid)[1]), signal.SIGKILL)
     status = process.wait(STUCK_SECONDS)
-    return wrong_end(folder, fault, status)
+    while is_running(pid):  # the next pipeline must not meet it
+        time.sleep(POLL_SECONDS)
+    return "" if fault == KILL else wrong_end(folder, fault, status)
+
+
+def stat_of(pid: int) -> list[str]:
+    """State, parent and so on of a process; nothing where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended, and is no zombie either."""
+    return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 def wrong_end(folder: Path, fault: str, status: int) -> str:
