@@ -22,7 +22,7 @@ from eval.win_rate import measure_win_rates
 from reports.run_page import write_report
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
-from stages.finished import read_manifest, stage_folder, why_not
+from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import training_pairs
 from stages.posts.bad_rows import in_half
@@ -131,7 +131,8 @@ def test_another_gold_model_makes_the_judgement_stale_and_a_damaged_one_is_refus
     manifest = read_manifest(folder) or {}
     path = folder / "manifest.json"
     path.unlink()
-    path.write_text(json.dumps(manifest | {"content": "another"}))
+    another = manifest | {"content": "another"}
+    path.write_text(json.dumps(another | {"seal": seal_of(another)}))
     assert str(why_not(config, "judge")) == "was made from an earlier gold reward model"
     assert why_not(config, "summaries") is None
     weights = folder / "model/model.safetensors"
