@@ -61,13 +61,6 @@ def test_an_upstream_supplies_what_comes_before_the_first_stage_of_other_setting
     assert config.rm.batch_size == 4  # what the override leaves alone is the upstream's
     recorded(runs, config)
     assert recorded_config(runs / "mine/seed44413/rm") == config
-    path = runs / "mine/seed44413/sft/config.json"
-    saved = json.loads(path.read_text())
-    del saved["own_from"]  # as before there was such a field
-    path.write_text(json.dumps(saved))
-    old = recorded_config(path.parent)
-    assert old is not None
-    assert old.own_from == ""
 
 
 def test_an_upstream_that_is_not_there_is_refused_with_the_nearest_and_the_command(runs):
