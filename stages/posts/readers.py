@@ -175,14 +175,18 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
     """The rows of each split that the settings use, in their order.
 
     The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
-    Raises UserError if a split has fewer rows than are asked for.
+    Raises UserError if a split has fewer rows than are asked for, or none.
     """
-    drawn = dict(located)
+    drawn, longest = dict(located), data.max_post_characters
+    for name in {*POSTS, PPO_TRAIN} & drawn.keys() if longest else ():
+        drawn[name] = [row for row in drawn[name] if len(row[1]["post"]) <= longest]
+        if not drawn[name]:
+            raise UserError(f"data.max_post_characters: no post of {name} has at most {longest}")
     for name, count in data.rows.items():
-        there = len(located.get(name, ()))
-        if count > there:
-            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {there}")
+        rows = drawn.get(name, [])
+        if count > len(rows):
+            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {len(rows)}")
         if count:
-            places = sorted(random.Random(name).sample(range(there), count))
-            drawn[name] = [located[name][place] for place in places]
+            places = sorted(random.Random(name).sample(range(len(rows)), count))
+            drawn[name] = [rows[place] for place in places]
     return drawn

@@ -83,6 +83,8 @@ class Data:
     """What a policy reads of a post: a text with {subreddit}, {title} and {post}, each once."""
     on_bad_row: str = "stop"
     """What a row that cannot be used does: `stop`, or `skip`: it is listed and left out."""
+    max_post_characters: int = 0
+    """Posts with a longer text are left out, and pairs stay; 0: all are used."""
     train_posts: int = 0
     """Training posts that are used, drawn alike for every seed; 0: all."""
     validation_posts: int = 0
