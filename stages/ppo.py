@@ -37,7 +37,12 @@ from stages.rl.networks import (
     score_shift,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_if_not_ending_pays, say_if_worse_than_a_constant
+from stages.rl.start_checks import (
+    check_start,
+    say_if_not_ending_pays,
+    say_if_score_has_not_risen,
+    say_if_worse_than_a_constant,
+)
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
@@ -58,6 +63,7 @@ def train_ppo(config: Config) -> None:
         origins = origins_of(run)
         learner = load_learner(config, accelerator, tokenizer, origins)
         state = begin(run, learner, ppo, len(queries))
+        history = run.partial / "metrics.jsonl"
         for update in state.remaining("ppo"):
             rate, kl_coef = set_rate(learner, ppo), state.kl_coef
             batch = [queries[row] for row in state.order.batch(update)]
@@ -82,6 +88,7 @@ def train_ppo(config: Config) -> None:
                 metrics |= optimize(learner, rollout, ppo, state.minibatch_seed, kl_coef, ptx)  # 6.
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * ppo.batch_size, **metrics)
+            say_if_score_has_not_risen(accelerator, history, ppo, update)
             if update % ppo.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
@@ -89,7 +96,7 @@ def train_ppo(config: Config) -> None:
                 state.kl_coef = steer_kl(ppo, kl_coef, metrics["objective/kl"])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            results = summarize(read_lines(run.partial / "metrics.jsonl"), ppo)
+            results = summarize(read_lines(history), ppo)
             run.finish(results | {"queries_from": split})
 
 

@@ -17,7 +17,11 @@ from stages.learning.heads import zero_head
 from stages.learning.models import load_reward_model
 from stages.rl.metrics import describe
 from stages.rl.networks import Origins, load_critic
-from stages.rl.start_checks import say_if_not_ending_pays, say_if_worse_than_a_constant
+from stages.rl.start_checks import (
+    say_if_not_ending_pays,
+    say_if_score_has_not_risen,
+    say_if_worse_than_a_constant,
+)
 from stages.running.files import read_json, read_lines, write_json
 from stages.settings.command_line import make_config
 from stages.settings.ppo import Ppo
@@ -126,6 +130,45 @@ def test_a_run_says_it_at_the_first_update_of_its_policy(
     lines = [line for line in capsys.readouterr().err.splitlines() if SAID in line]
     advice = "ppo.critic_init=zero or critic_updates"
     assert lines == [f"{SAID} (-{5 + said_at}): {advice}"]
+
+
+@pytest.mark.parametrize(("stage", "alone"), [(ppo, 0), (ppo, 3), (rloo, 0)])
+def test_a_run_says_after_a_quarter_that_its_score_has_not_risen(
+    run_ppo, monkeypatch, capsys, stage, alone
+):
+    numbers = iter(range(8 + alone, 0, -1))  # a score that falls by 1 in each update
+    home = "stages.ppo" if stage is ppo else "stages.rl.grouped"
+    falls = {"objective/scores": 0.0}
+    monkeypatch.setattr(
+        f"{home}.describe", lambda *given: describe(*given) | {k: next(numbers) for k in falls}
+    )
+    name = stage.__name__.removeprefix("stages.")
+    changes = [f"{name}.total_episodes={8 * (8 + alone)}", f"{name}.batch_size=8"]
+    run_ppo(*changes, *([f"ppo.critic_updates={alone}"] if alone else []), stage=stage)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "after a quarter" in line]
+    before, after = (
+        (8 + alone + 8) / 2,
+        6.5,
+    )  # means of the updates up to the policy's first; 2 more
+    told = f"after a quarter the score has not risen ({before:.2f}, {after:.2f}): see "
+    assert lines == [told + "learning_rate, critic"]
+    assert len(lines[0]) <= 80
+
+
+@pytest.mark.parametrize(
+    ("scores", "update"),
+    [([1.0, 1.1, 1.2], 2), ([1.0, 0.9], 1), ([1.0, 0.9, 0.9, 0.9], 3)],
+    ids=["it rose", "too early", "said before"],
+)
+def test_a_run_whose_score_rises_or_is_not_at_a_quarter_says_nothing(
+    before_ppo, tmp_path, capsys, scores, update
+):
+    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
+    history = tmp_path / "metrics.jsonl"
+    write_rows(history, [{"objective/scores": score} for score in scores])
+    settings = Ppo(total_episodes=8 * 32, batch_size=32)
+    say_if_score_has_not_risen(accelerator, history, settings, update)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("explained", [-0.71, -5.123, -51.2, -5123.0, -0.00123])

@@ -19,7 +19,7 @@ from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, summarize
 from stages.rl.networks import Origins, load_networks, make_learner, save_networks, score_shift
 from stages.rl.rollout import load_queries, measure, sample_responses, score
-from stages.rl.start_checks import check_start, say_if_not_ending_pays
+from stages.rl.start_checks import check_start, say_if_not_ending_pays, say_if_score_has_not_risen
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
@@ -50,6 +50,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
             accelerator, networks, settings, config.optimizer, config.memory, stage
         )
         state = begin(run, learner, settings, len(queries))
+        history = run.partial / "metrics.jsonl"
         for update in state.remaining(stage):
             rate, kl_coef = set_rate(learner, settings), state.kl_coef
             batch = [queries[row] for row in state.order.batch(update)]
@@ -68,13 +69,14 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
                 metrics |= optimize(learner, rollout, settings, state.minibatch_seed, kl_coef)
             metrics["seconds/update"] = state.seconds
             run.log(update + 1, episode=(update + 1) * settings.batch_size, **metrics)
+            say_if_score_has_not_risen(accelerator, history, settings, update)
             if update % settings.samples_every == 0 or update + 1 == state.updates:
                 for row in samples(rollout, tokenizer, update + 1):
                     run.append("samples.jsonl", row)
             state.kl_coef = steer_kl(settings, kl_coef, metrics["objective/kl"])
         save_networks(learner, tokenizer, run.partial)
         if run.main:
-            results = summarize(read_lines(run.partial / "metrics.jsonl"), settings)
+            results = summarize(read_lines(history), settings)
             run.finish(results | {"queries_from": split})
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
 from stages.rl.episodes import Rollout
 from stages.rl.networks import Origins, PolicyLearner
-from stages.running.files import write_json
+from stages.running.files import read_lines, write_json
 from stages.settings.checks import UserError
 from stages.settings.ppo import MANY_BELOW, PolicyGradient, Ppo
 from stages.settings.sections import Memory
@@ -156,6 +157,26 @@ def say_if_worse_than_a_constant(accelerator: Accelerator, explained: float) -> 
         line = f"critic worse than a constant ({explained:.2g}): "
         line += "ppo.critic_init=zero or critic_updates"
         print(line, file=sys.stderr, flush=True)
+
+
+def say_if_score_has_not_risen(
+    accelerator: Accelerator, history: Path, settings: PolicyGradient, update: int
+) -> None:
+    """One line on stderr after a quarter of the policy's updates, if the score has not risen.
+
+    history: metrics.jsonl with every update up to `update`, which is counted from 0. The scores of
+    the policy's first update and of those before are the SFT model's. Their mean is compared with
+    the mean of the later ones. With fewer than eight updates nothing is said.
+    """
+    waits = sum(not settings.policy_learns(earlier) for earlier in range(settings.num_updates))
+    quarter = (settings.num_updates - waits) // 4
+    if quarter < 2 or update != waits + quarter or not accelerator.is_main_process:
+        return
+    scores = [metrics["objective/scores"] for metrics in read_lines(history)]
+    before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
+    if after <= before:
+        line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f}): see"
+        print(line, "learning_rate, critic", file=sys.stderr, flush=True)
 
 
 def say_if_not_ending_pays(

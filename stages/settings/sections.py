@@ -111,7 +111,7 @@ class Data:
         one_of(self, "data", "on_bad_row", ("stop", "skip"))
         check_prompt(self.prompt)
         for setting in fields(self):
-            if setting.name.startswith("max_"):
+            if setting.name.startswith("max_") and setting.default:
                 positive(self, "data", setting.name)
             elif isinstance(setting.default, int):
                 at_least_0(self, "data", setting.name)
