@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eval.judges.protocol import Row
-from stages.posts.text_metrics import WORD
+from stages.posts.text_metrics import WORD, words_of
 from stages.settings.prompt import PROMPT, parse_post
 
 SELF = "reference"
@@ -258,7 +258,7 @@ def sentences_of(body: str) -> list[str]:
 
 def content(text: str) -> set[str]:
     """The distinct words that carry content: those of four letters or more."""
-    return {word for word in WORD.findall(text.lower()) if len(word) > 3}
+    return {word for word in words_of(text) if len(word) > 3}
 
 
 def _ended(text: str) -> str:

@@ -19,8 +19,13 @@ from typing import Any
 import numpy as np
 
 from eval.control_texts import CONTROLS, SELF, control_texts
-from eval.judge import config_with_cap, make_judge, questions_about, read_policies
-from eval.judges.both_orders import judge_both_orders
+from eval.judge import (
+    config_with_cap,
+    judge_both_orders,
+    make_judge,
+    questions_about,
+    read_policies,
+)
 from eval.judges.protocol import Row
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import analyse, verdict_table

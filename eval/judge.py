@@ -10,6 +10,7 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 import argparse
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -17,20 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from eval.judges.both_orders import comparison_of, judge_both_orders
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
-from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Row
+from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
-from stages.running.files import read_lines
+from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.judge import REPEATED
 from stages.settings.stages import OUTPUTS, RELEASED
+
+Task = tuple[str, Row, str]
+"""The policy's name, the row with its summary, and the order in which the two are shown."""
 
 
 def judge_summaries(config: Config) -> dict[str, Any]:
@@ -160,6 +163,92 @@ def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
         "share_first": len(first) / len(decided) if decided else None,
         **({"too_long": too_long} if too_long else {}),
     }
+
+
+# -- both orders, and kept -------------------------------------------------------------------------
+
+
+def judge_both_orders(
+    run: Run,
+    judge: Judge,
+    rows: Mapping[str, Sequence[Row]],
+    label: str,
+    beside: Sequence[Comparison] = (),
+    repeat: int = 0,
+) -> list[Row]:
+    """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
+
+    `rows`: name -> rows; the judgements get the name as their `policy`. A row is named by its `id`;
+    `post` is the id of its post where the two differ. The judge is told of all questions at once.
+    What stands in that file already is kept. `beside` are questions that were asked before; they
+    count, as those of an interrupted stage do, under the same cap on the cost. `repeat`: how often
+    the same was asked before, on purpose; the answers then go to `repeat<number>.jsonl`.
+    """
+    file = f"repeat{repeat}.jsonl" if repeat else "judgements.jsonl"
+    tasks = [(name, row, order) for name in rows for row in rows[name] for order in VERDICTS]
+    judgements = kept_judgements(run.partial / file, tasks)
+    done = len(judgements)
+    if done == len(tasks):
+        return judgements
+    questions = [
+        comparison_of({**row, "id": row.get("post", row["id"])}, order)._replace(repeat=repeat)
+        for _, row, order in tasks
+    ]
+    before = [*beside, *questions[:done]]
+    judge.keep_in(run.resume)
+    replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
+    with closing(replies):
+        shown = run.progress(replies, label, len(tasks), done)
+        for task, reply in zip(tasks[done:], shown, strict=True):
+            run.resume.mkdir(exist_ok=True)  # from here on there is something to go on from
+            judgements.append(judgement(judge.about, *task, reply))
+            run.append(file, judgements[-1])
+    return judgements
+
+
+def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
+    """The judgements of the first tasks that an interrupted stage has left; the rest is cut off."""
+    kept: list[Row] = []
+    for row, (policy, about, order) in zip(whole_lines(path)[0], tasks, strict=False):
+        if not isinstance(row, dict) or row.get("verdict") not in VERDICTS[order].values():
+            break  # a person has changed it
+        if (row.get("policy"), row.get("id"), row.get("order")) != (policy, about["id"], order):
+            break
+        kept.append(row)
+    with suppress(FileNotFoundError):
+        lines = path.read_bytes().splitlines(keepends=True)
+        cut_file(path, sum(map(len, lines[: len(kept)])))
+    return kept
+
+
+def comparison_of(row: Row, order: str) -> Comparison:
+    """The question that a summary and its reference make, shown in one order."""
+    first, second = row["summary"], row["reference"]
+    if order == "reference_first":
+        first, second = second, first
+    return Comparison(row["id"], row["query"], first, second)
+
+
+def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:
+    """One row of `judgements.jsonl`: the summary against the reference, shown in one order."""
+    return {
+        "policy": policy,
+        "id": row["id"],
+        "order": order,
+        "verdict": VERDICTS[order][reply.choice],
+        "confidence": reply.confidence,
+        "judge": about.name,
+        "requested_model": reply.requested_model,
+        "model": reply.model,
+        "finish_reason": reply.finish_reason,
+        "prompt_hash": reply.prompt_hash,
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "reply": reply.text,
+    }
+
+
+# -- command line ----------------------------------------------------------------------------------
 
 
 def capped(judge: JudgeSettings, max_cost: float | None) -> JudgeSettings:

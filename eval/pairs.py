@@ -11,8 +11,14 @@ from itertools import combinations
 from typing import Any
 
 from eval.controls import rows_for
-from eval.judge import config_with_cap, make_judge, questions_about, read_policies, summarize
-from eval.judges.both_orders import judge_both_orders
+from eval.judge import (
+    config_with_cap,
+    judge_both_orders,
+    make_judge,
+    questions_about,
+    read_policies,
+    summarize,
+)
 from eval.judges.protocol import Row
 from eval.win_rate import pair_name
 from stages.driving.start import run_stage

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
-from eval.judge import capped, make_judge
-from eval.judges.both_orders import judge_both_orders
+from eval.judge import capped, judge_both_orders, make_judge
 from eval.judges.protocol import Row
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of

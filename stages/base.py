@@ -32,10 +32,18 @@ from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
-from stages.posts.hub import fetch_rows, sources_of
-from stages.posts.published import beside_known, differences, kept_odd_rows
 from stages.posts.ragged import load_split, save_split
-from stages.posts.readers import Located, is_cnndm, read_source, subsample
+from stages.posts.readers import (
+    Located,
+    beside_known,
+    differences,
+    fetch_rows,
+    is_cnndm,
+    kept_odd_rows,
+    read_source,
+    sources_of,
+    subsample,
+)
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved

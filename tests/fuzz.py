@@ -36,11 +36,11 @@ from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.openai.server_judge import choice_of
 from eval.judges.protocol import Comparison
 from eval.outputs import check_shared_posts, describe, first_posts, labelled_rows, read_outputs
-from reports.parts import numbers, page
+from reports.parts import page
+from reports.parts.blocks import as_csv, to_json
 from stages.finished import stage_folder
 from stages.posts.bad_rows import BadRows
-from stages.posts.published import kept_odd_rows
-from stages.posts.readers import read_split
+from stages.posts.readers import kept_odd_rows, read_split
 from stages.settings.checks import HIDDEN, UserError, visible
 from stages.settings.command_line import config_from_arguments, make_command, section_from
 from stages.settings.config import SECTIONS, Config, settings_hash
@@ -326,11 +326,11 @@ def _check_markdown(text: str, shape: tuple[int, int, int, int]) -> None:
 def _check_numbers(blocks: Sequence[page.Block]) -> None:
     for block in blocks:
         if isinstance(block, page.Table):
-            rows = list(csv.reader(io.StringIO(visible(numbers.as_csv(block)), newline="")))
+            rows = list(csv.reader(io.StringIO(visible(as_csv(block)), newline="")))
             assert len(rows) == 1 + len(block.rows)
             assert not any(cell[:1] in ("=", "@", "\t") for row in rows for cell in row)
         _check_numbers(block.inside())
-    json.dumps(numbers.to_json(blocks), allow_nan=False)
+    json.dumps(to_json(blocks), allow_nan=False)
 
 
 # -- running it ------------------------------------------------------------------------------------

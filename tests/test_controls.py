@@ -7,8 +7,8 @@ import pytest
 from eval import controls
 from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
 from eval.controls import control_rows, describe, judge_controls, outcome, print_summary
+from eval.judge import comparison_of, judgement
 from eval.judges import protocol
-from eval.judges.both_orders import comparison_of, judgement
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
 from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder

@@ -8,8 +8,8 @@ from markdown_it import MarkdownIt
 
 from eval.judges.openai.cache import ReplyCache, is_alive
 from eval.judges.openai.replies import Dialect, noted_dialect
-from reports.parts import numbers, page
-from reports.parts.blocks import Details, Table, Text, link
+from reports.parts import page
+from reports.parts.blocks import Details, Table, Text, as_csv, link
 from stages.settings.checks import UserError, visible
 from tests import fuzz, fuzzed
 from tests.chat_server import GOOD
@@ -48,7 +48,7 @@ def test_no_label_of_a_link_ends_it(text):
 
 def test_a_carriage_return_in_a_cell_breaks_no_line_of_a_csv():
     table = Table(("a", "b"), [["one\rtwo", "x\r\ny"]], name="t")
-    assert numbers.as_csv(table) == 'a,b\n"one\ntwo","x\ny"\n'
+    assert as_csv(table) == 'a,b\n"one\ntwo","x\ny"\n'
 
 
 def test_what_is_unfolded_begins_after_a_label_of_one_line():

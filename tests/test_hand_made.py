@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from eval import versus, win_rate
-from eval.judges.both_orders import kept_judgements
+from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
 from stages.driving.status import status

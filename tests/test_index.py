@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reports import scaling_page
-from reports.parts import numbers
-from reports.parts.blocks import NUMBERS, Text
+from reports.parts.blocks import NUMBERS, Text, to_json
 from reports.sharing import publish
 from reports.sharing.index import listed_page, write_index
 from reports.sharing.publish import GENERATED, RECORD
@@ -67,7 +66,7 @@ def test_a_page_of_other_runs_and_one_without_its_json_are_listed(tmp_path):
     bare = listed_page(tmp_path, "bench", entry, {})
     assert (bare.title, bare.says, bare.made_from) == ("bench", "–", "a:1, b:2; x / y; 2026-11")
     (tmp_path / f"bench-{NUMBERS}").mkdir()
-    blocks = numbers.to_json([Text("2.4 times TRL 1.9.2: fast <b>. More.")])
+    blocks = to_json([Text("2.4 times TRL 1.9.2: fast <b>. More.")])
     kept = {"title": "T | *t*", "blocks": blocks}
     (tmp_path / f"bench-{NUMBERS}/page.json").write_text(json.dumps(kept))
     runs = {"tiny": [1], "tiny-a": [1, 2], "tiny-b": [3]}

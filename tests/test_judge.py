@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from eval.judge import judge_summaries, main
-from eval.judges.both_orders import comparison_of, judgement
+from eval.judge import comparison_of, judge_summaries, judgement, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
 from stages.finished import read_manifest, stage_folder

@@ -2,9 +2,9 @@
 
 import json
 import math
+import types
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +17,15 @@ from stages.base import remarks
 from stages.learning.models import load_tokenizer, positions_of, require_room
 from stages.learning.passes import summed_loss
 from stages.posts.bad_rows import BadRows
-from stages.posts.published import beside_known, differences, kept_odd_rows, known_rows
-from stages.posts.readers import check_comparison, label_strength, read_source
+from stages.posts.readers import (
+    beside_known,
+    check_comparison,
+    differences,
+    kept_odd_rows,
+    known_rows,
+    label_strength,
+    read_source,
+)
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
@@ -153,7 +160,7 @@ def odd_pairs(tokenizer):
 
 def odd_state(network):
     config = make_config("tiny", overrides=("memory.microbatch_size=4",), name="odd")
-    run = SimpleNamespace(config=config, resume=None, main=False, append=lambda *_: None)
+    run = types.SimpleNamespace(config=config, resume=None, main=False, append=lambda *_: None)
     return state_of(config, network, torch.optim.SGD(network.parameters(), lr=1e-3), run=run)
 
 
@@ -279,9 +286,8 @@ def test_skipped_rows_are_listed_in_the_stages_folder_and_counted(tmp_path, monk
         assert all(one in row["reason"] for one, row in zip(reasons, listed, strict=True))
         counts = (read_json(folder / "manifest.json") or {})["results"]["rows"]
         assert counts["sft_train"] == {"rows": 1, "skipped": 3, "over_limit": 0, "most_over": 0}
-        assert counts["comparisons_train"]["rows"] == 3
-        assert counts["comparisons_train"]["empty_summaries"] == 1
-        assert counts["comparisons_train"]["equal_summaries"] == 1
+        of_pairs = [counts["comparisons_train"][key] for key in ("rows", "empty_summaries")]
+        assert [*of_pairs, counts["comparisons_train"]["equal_summaries"]] == [3, 1, 1]
         assert counts["sft_validation"]["skipped"] == 0
         said = capsys.readouterr().err.splitlines()
         place = f"runs/{name}/seed44413/base/data/skipped.jsonl"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from reports.parts import numbers, page
-from reports.parts.blocks import Block
+from reports.parts import page
+from reports.parts.blocks import Block, as_csv, columns_of
 from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
 
 SEVEN = [Heading(name) for name in ("Result", "Judge: who?", "Result", "A b", "C", "D", "E")]
@@ -120,7 +120,7 @@ def test_a_page_that_is_written_again_leaves_no_file_of_the_earlier_one(tmp_path
     ],
 )
 def test_a_cell_becomes_its_numbers(cells, header, expected):
-    found = numbers.columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
+    found = columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
     assert list(found.header) == ["", *header]
     assert found.rows[0][1:] == expected
     if cells == ["63.0% [60.0, 66.0]", "–"]:
@@ -129,7 +129,7 @@ def test_a_cell_becomes_its_numbers(cells, header, expected):
 
 def test_no_text_of_a_csv_is_a_formula_in_a_spreadsheet():
     table = Table(("system", "n"), [["=HYPERLINK(1)", "-3"], ["@x", "+4"]])
-    assert numbers.as_csv(table) == "system,n\n'=HYPERLINK(1),-3\n'@x,4\n"
+    assert as_csv(table) == "system,n\n'=HYPERLINK(1),-3\n'@x,4\n"
 
 
 BAD = '</title><script>alert(1)</script>"><img src=x onerror=alert(1)>'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from reports.parts import numbers as page_json
+from reports.parts import blocks as page_json
 from reports.parts import page
 from reports.parts.blocks import Block, Details, Heading, Note, Sample, Table, Text
 from reports.parts.sample_views import SampleBrowser, TokenView

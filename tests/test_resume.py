@@ -88,7 +88,7 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
         asked.append((len(todo), len(beside)))
         return real(judge, todo, concurrency, beside)
 
-    monkeypatch.setattr("eval.judges.both_orders.judge_all", judge_all)
+    monkeypatch.setattr("eval.judge.judge_all", judge_all)
     judge.main(ARGUMENTS)
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
     assert asked == [(total - 7, 7)]

@@ -4,15 +4,8 @@ import random
 
 import pytest
 
-from eval.rates.summary_style import (
-    MEASURES,
-    fragments,
-    measures,
-    novel,
-    repeated,
-    style_of,
-    words_of,
-)
+from reports.parts.style import MEASURES, fragments, measures, novel, repeated, style_of
+from stages.posts.text_metrics import words_of
 from stages.settings.prompt import format_post
 
 POST = {

@@ -1,7 +1,6 @@
 """Who compares two summaries of a post.
 
 protocol      what a judge is and what it says
-both_orders   each pair asked twice, and kept
 prompt        the question to an LLM, and what its reply prefers
 offline       judges that are no LLM
 gold          another run's reward model

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
 from eval.rates.length_control import word_count
 from eval.rates.strengths import cohen_over_posts
-from stages.posts.text_metrics import WORD
+from stages.posts.text_metrics import words_of
 
 Pair = Mapping[str, Any]
 """A labelled pair: `post`, `label`, `answer` in [0, 1], and what `measured` says of its texts."""
@@ -26,11 +26,11 @@ def measured(query: str, first: str, second: str) -> dict[str, list[int]]:
 
     Each is a list of two numbers, of the first text and of the second.
     """
-    post = set(WORD.findall(query.lower()))
+    post = set(words_of(query))
     texts = (first, second)
     return {
         "words": [word_count(text) for text in texts],
-        "overlap": [len(set(WORD.findall(text.lower())) & post) for text in texts],
+        "overlap": [len(set(words_of(text)) & post) for text in texts],
     }
 
 

@@ -9,12 +9,11 @@ reached       what rivals spend until they have the same reward
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers
-style         the table of what summaries are like
+style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
-blocks        what pages are made of, as HTML and Markdown
+blocks        what pages are made of, as HTML, Markdown, CSV and JSON
 sample_views  posts and episodes as rows, and the blocks that search them
-numbers       tables as CSV and JSON, and what a page says
 page          blocks, written as Markdown and HTML
 """

@@ -23,7 +23,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.parts import numbers
 from reports.parts.blocks import (
     NUMBERS,
     Block,
@@ -34,8 +33,11 @@ from reports.parts.blocks import (
     Sample,
     Table,
     Text,
+    as_csv,
+    as_record,
     csv_of,
     escape,
+    to_json,
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
@@ -84,10 +86,10 @@ def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block])
         return []
     (folder / f"{stem}-{NUMBERS}").mkdir(exist_ok=True)
     for table, _ in tables:
-        write_text(folder / csv_of(stem, table.name), numbers.as_csv(table))
-    records = [numbers.as_record(table, section) for table, section in tables]
+        write_text(folder / csv_of(stem, table.name), as_csv(table))
+    records = [as_record(table, section) for table, section in tables]
     whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": records, "blocks": numbers.to_json(blocks)})
+    write_json(whole, {"title": title, "tables": records, "blocks": to_json(blocks)})
     return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
 
 

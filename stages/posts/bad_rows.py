@@ -3,7 +3,7 @@
 A bad row is one that only the user's own files could hold: no JSON, a wrong type, a missing field,
 a summary far over its limit, more tokens than the model has positions. What the published data are
 known to hold (empty or equal summaries, a few tokens over a limit) is not bad: it is kept, and
-counted by `published.py`. Standard library only.
+counted by `kept_odd_rows`. Standard library only.
 """
 
 import hashlib

@@ -3,22 +3,43 @@
 Posts have the schema of `tldr_3_filtered` (id, subreddit, title, post, summary), comparisons that
 of `openai/summarize_from_feedback` (info, summaries, choice, worker, batch, split, extra). They
 come from a folder (`sft_train.jsonl`, ... or `.parquet`) or from the hub through `datasets`. A bad
-row is refused with file, line and field, or skipped. Source: Huang et al. 2024, detail 1.
+row is refused with file, line and field, or skipped. Source: Huang et al. 2024, details 1 and 10,
+and the pages of the data sets.
+
+A repository of the hub holds its configurations in one of two ways: its card names them, or, on the
+branch that the hub's bot converts to Parquet, each has a folder of its name and there is no card.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
-from stages.posts.hub import read_hub
 from stages.posts.tables import parse_line, raw_rows
+from stages.running.hub import Fetched, Source, dataset_source, fetch
 from stages.settings.checks import UserError
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
+CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
+# Data set, without its configuration and revision -> split -> rows. The test split of the posts
+# (6,553 rows) is read by no stage.
+KNOWN_ROWS = {
+    "vwxyzjn/summarize_from_feedback_tldr_3_filtered": {
+        "sft_train": 116_722,
+        "sft_validation": 6_447,
+    },
+    "openai/summarize_from_feedback": {
+        "comparisons_train": 92_858,
+        "comparisons_validation": 86_086,
+        "comparisons_validation, TL;DR": 83_802,
+        "comparisons_validation, CNN/DM": 2_284,
+    },
+}
 
 Located = tuple[str, dict[str, Any]]  # "file:line" and the row
 
@@ -69,6 +90,56 @@ def _check(split: str, where: str, row: dict[str, Any]) -> None:
         check_comparison(where, row)
     else:
         check_post(where, row, with_summary=split in POSTS)
+
+
+# -- from the hub ----------------------------------------------------------------------------------
+
+
+def sources_of(data: Data) -> tuple[Source, Source]:
+    """Where the posts and the comparisons come from."""
+    return (
+        dataset_source("data.sft_dataset", data.sft_dataset),
+        dataset_source("data.comparisons_dataset", data.comparisons_dataset),
+    )
+
+
+def fetch_rows(source: Source) -> Fetched:
+    """The files of a data set: of its configuration's folder, if it has one, else all.
+
+    Raises UserError as `fetch` does.
+    """
+    if source.configuration:
+        fetched = fetch(source, (*CARDS, f"{source.configuration}/*"))
+        if (fetched.folder / source.configuration).is_dir():
+            return fetched
+    return fetch(source, (*CARDS, *ROWS))
+
+
+def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of one split (`sft_train`, ...), each with where it stands.
+
+    Raises UserError for a data set that cannot be fetched or has no such configuration or split.
+    """
+    from datasets import disable_progress_bars, load_dataset
+
+    disable_progress_bars()
+    kind, part = split.split("_", 1)
+    source = sources_of(data)[kind != "sft"]
+    fetched = fetch_rows(source)
+    name = source.configuration
+    has_folder = bool(name) and (fetched.folder / name).is_dir()
+    chosen = {"data_dir": name} if has_folder else {"name": name or None}
+    try:
+        loaded = load_dataset(str(fetched.folder), split=part, **chosen)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{source.label}, split {part}, does not load: {reason}") from None
+    text = data.sft_dataset if kind == "sft" else data.comparisons_dataset
+    for number, row in enumerate(loaded, start=1):
+        yield f"{text}[{part}]:{number}", dict(row)
+
+
+# -- what a row must have --------------------------------------------------------------------------
 
 
 def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> None:
@@ -171,6 +242,9 @@ def is_cnndm(row: dict[str, Any]) -> bool:
     return row.get("batch") in CNNDM_BATCHES
 
 
+# -- what is used of them --------------------------------------------------------------------------
+
+
 def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
     """The rows of each split that the settings use, in their order.
 
@@ -190,3 +264,56 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
             places = sorted(random.Random(name).sample(range(len(rows)), count))
             drawn[name] = [rows[place] for place in places]
     return drawn
+
+
+# -- what the published data hold ------------------------------------------------------------------
+
+
+def known_rows(data: Data) -> dict[str, int]:
+    """The known number of rows by split; empty unless published data sets are read from the hub."""
+    known: dict[str, int] = {}
+    if data.source == HUB:
+        for source in (data.sft_dataset, data.comparisons_dataset):
+            known |= KNOWN_ROWS.get(source.partition("@")[0].partition(":")[0], {})
+    return known
+
+
+def beside_known(data: Data, located: Mapping[str, Sequence[Located]]) -> dict[str, Any]:
+    """For each split whose number of rows is known: `rows` read and `known`."""
+    rows = {split: len(located[split]) for split in (*POSTS, *COMPARISONS)}
+    held_out = COMPARISONS[1]
+    articles = sum(is_cnndm(row) for _, row in located[held_out])
+    rows[f"{held_out}, TL;DR"] = rows[held_out] - articles
+    rows[f"{held_out}, CNN/DM"] = articles
+    return {
+        split: {"rows": rows[split], "known": count} for split, count in known_rows(data).items()
+    }
+
+
+def differences(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """One line about splits whose rows are not as many as known; empty if there is none."""
+    odd = [
+        f"{split} has {rows['rows']:,} rows, known are {rows['known']:,}"
+        for split, rows in counts.items()
+        if rows["rows"] != rows["known"]
+    ]
+    return f"the published data have changed, or were cut short: {'; '.join(odd)}" if odd else ""
+
+
+def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many comparisons are odd and kept, by kind.
+
+    `empty_summaries`: a policy wrote nothing. `equal_summaries`: both are the same text.
+    `without_confidence`: in no group by strength. `against_choice`: the labeller's confidence is on
+    the side that was not chosen; never so in the 1,771 published rows that we could read.
+    """
+    odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
+    for row in rows:
+        first, second = (summary["text"].strip() for summary in row["summaries"])
+        confidence = (row.get("extra") or {}).get("confidence")
+        odd["empty_summaries"] += not (first and second)
+        odd["equal_summaries"] += first == second
+        odd["without_confidence"] += confidence is None
+        if confidence not in (None, 5):
+            odd["against_choice"] += (confidence > 5) != (row["choice"] == 1)
+    return dict(odd)

@@ -40,8 +40,8 @@ def copied_title_words(query: str, summary: str) -> float:
     Case and punctuation do not matter. Policies over-optimised on TL;DR copy the title.
     """
     title = TITLE.search(query)
-    words = set(WORD.findall(title[1].lower())) if title else set()
-    return len(words & set(WORD.findall(summary.lower()))) / len(words) if words else 0.0
+    words = set(words_of(title[1])) if title else set()
+    return len(words & set(words_of(summary))) / len(words) if words else 0.0
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
@@ -49,8 +49,15 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
     Source: Li et al. 2016, "A Diversity-Promoting Objective Function" (distinct-1 and -2).
     """
-    grams = []
-    for text in texts:
-        words = WORD.findall(text.lower())
-        grams += [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+    grams = [gram for text in texts for gram in ngrams(words_of(text), n)]
     return len(set(grams)) / len(grams) if grams else 0.0
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    return WORD.findall(text.lower())
+
+
+def ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """All n-grams, in their order."""
+    return list(zip(*(words[start:] for start in range(n)), strict=False))
