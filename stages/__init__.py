@@ -21,7 +21,7 @@ runs        a run's folder: config, metrics, manifest, checkpoints, lock
 rl          what any policy-gradient stage shares
 learning    what every stage that learns shares
 posts       text in, tokens out
-running     files, machine, progress, signals, code, processes of a launch
+running     files, machine, progress, signals, processes of a launch
 driving     what starts stages, many runs, what is replaced, what there is to see
 settings    what may be set, and what is refused
 """

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.running.code import changed_files
 from stages.running.files import file_hash, hash_files, read_record
+from stages.running.machine import changed_files
 from stages.settings import config as settings
+from stages.settings.checks import unknown
 from stages.settings.command_line import make_command
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
 from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
@@ -58,6 +59,16 @@ def gold_folder(config: Config) -> Path:
     folder = Path(config.judge.gold)
     is_run = read_manifest(seed / "normalize") is not None or not folder.is_dir()
     return seed / "normalize" if is_run else folder
+
+
+def names_of_runs() -> list[str]:
+    """The names of all runs that there are."""
+    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+
+
+def no_such_run(name: str) -> UserError:
+    """The error about a name that no run has, with the nearest names."""
+    return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
 
 
 def partial_of(folder: Path) -> Path:

@@ -48,8 +48,8 @@ from stages.finished import (
     stage_folder,
     why_not,
 )
-from stages.running.code import other_code
 from stages.running.launch import add_launch_arguments, launch_words
+from stages.running.machine import other_code
 from stages.running.progress import COLUMNS, folded
 from stages.running.signals import (
     CALLER_SAYS_STOP,

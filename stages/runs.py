@@ -36,11 +36,13 @@ from stages.finished import (
     seal_of,
     stage_folder,
 )
-from stages.running.code import changed_files, code_record, first_of
 from stages.running.files import hash_files, read_json, read_record, sync, write_json
 from stages.running.machine import (
+    changed_files,
+    code_record,
     code_version,
     device_name,
+    first_of,
     library_versions,
     peak_gpu_gib,
     peak_memory_gib,

@@ -8,7 +8,7 @@ from typing import Any
 from reports.parts import paper
 from reports.sections.curves import GRADIENT_GROUPS
 from stages.finished import current_inputs, stage_folder
-from stages.running.code import bytes_of
+from stages.running.machine import bytes_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import JudgeSettings

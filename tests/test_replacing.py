@@ -16,9 +16,9 @@ from stages.driving.grid import Cell, Execution
 from stages.driving.status import status
 from stages.finished import changed_code, partial_of, stage_folder, why_not
 from stages.pipeline import wanted_stages
-from stages.running import code
-from stages.running.code import code_of
+from stages.running import machine as code
 from stages.running.files import read_json
+from stages.running.machine import code_of
 from stages.runs import open_stage
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError

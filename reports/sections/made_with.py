@@ -8,7 +8,7 @@ from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import where
 from reports.parts.sentences import distrust, lead, too_many_unjudged
 from reports.parts.words import MISSING, Row, rate, shown, whole
-from stages.running.code import changed_files, other_code
+from stages.running.machine import changed_files, other_code
 from stages.settings.config import NUMERICS, TOY, Config
 from stages.settings.judge import JudgeSettings
 from stages.settings.presets import PRESETS

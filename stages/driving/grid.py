@@ -87,6 +87,34 @@ def name_failed(cells: Sequence[Cell], codes: Sequence[int]) -> None:
         print(f"error: {len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
 
 
+def make_beside(
+    maker: CellMaker,
+    start: Sequence[Cell],
+    others: Sequence[Cell],
+    what: Callable[[Cell], str],
+    page: Sequence[str],
+) -> int:
+    """Make the runs that others begin from, then these, then the page that compares them.
+
+    A seed whose own run fails has no others; the other seeds go on. The end names what failed.
+    `what` says what a dry run would make of a cell; `page`: its module and its own arguments.
+    """
+    codes = maker.make_all(start)
+    if maker.execution.dry_run:
+        for cell in others:
+            print(f"{cell.label}: would make {what(cell)}")
+        return max(codes)
+    there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
+    todo = [cell for cell in others if cell.config.seed in there]
+    codes += maker.make_all(todo)
+    if maker.stopped:
+        return maker.stopped
+    name_failed([*start, *todo], codes)
+    config, (module, *own) = start[0].config, page
+    words = [sys.executable, "-m", f"reports.{module}", "--name", config.name]
+    return max(*codes, maker.call([*words, "--judge", config.judge.folder, *own]))
+
+
 # -- ablations -------------------------------------------------------------------------------------
 
 
@@ -155,30 +183,17 @@ def _settings_alone(config: Config) -> Config:
 def make_ablations(
     maker: CellMaker, request: Request, seeds: Sequence[int], names: Sequence[str]
 ) -> int:
-    """Make the runs and their ablations, then the page that compares them.
-
-    A seed whose own run fails has no ablations; the others go on. The end names what failed.
-    """
+    """Make the runs and their ablations, then the page that compares them (`make_beside`)."""
     names, lines = distinct_ablations(request, seeds[0], names)
     print("".join(f"{line}\n" for line in lines), end="")
     default, turned = ablation_cells(request, seeds, names)
-    codes = maker.make_all(default)
-    if maker.execution.dry_run:
-        for cell in turned:
-            what = " ".join(cell.request.overrides)
-            first = cell.config.own_from or "ppo"
-            print(f"{cell.label}: would make {first} and what follows, {what}")
-        return max(codes)
-    there = {cell.config.seed for cell, code in zip(default, codes, strict=True) if not code}
-    todo = [cell for cell in turned if cell.config.seed in there]
-    codes += maker.make_all(todo)
-    if maker.stopped:
-        return maker.stopped
-    name_failed([*default, *todo], codes)
-    config = default[0].config
-    page = [sys.executable, "-m", "reports.ablations_page", "--name", config.name]
-    code = maker.call([*page, "--judge", config.judge.folder, "--ablations", *names])
-    return max(*codes, code)
+
+    def what(cell: Cell) -> str:
+        return (
+            f"{cell.config.own_from or 'ppo'} and what follows, {' '.join(cell.request.overrides)}"
+        )
+
+    return make_beside(maker, default, turned, what, ["ablations_page", "--ablations", *names])
 
 
 # -- rivals ----------------------------------------------------------------------------------------
@@ -220,26 +235,10 @@ def rival_cells(
 def make_rivals(
     maker: CellMaker, request: Request, seeds: Sequence[int], kl_coefs: Sequence[str]
 ) -> int:
-    """Make the rivals of a run, then the page that compares them at equal KL.
-
-    A seed without SFT or reward model has no rivals; the others go on. The end names what failed.
-    """
+    """Make the rivals of a run, then the page that compares them at equal KL (`make_beside`)."""
     start, rivals = rival_cells(request, seeds, kl_coefs)
-    codes = maker.make_all(start)
-    if maker.execution.dry_run:
-        for cell in rivals:
-            print(f"{cell.label}: would make {', '.join(cell.goals)}")
-        return max(codes)
-    there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
-    todo = [cell for cell in rivals if cell.config.seed in there]
-    codes += maker.make_all(todo)
-    if maker.stopped:
-        return maker.stopped
-    name_failed([*start, *todo], codes)
-    config = start[0].config
-    page = [sys.executable, "-m", "reports.rivals_page", "--name", config.name]
-    code = maker.call([*page, "--judge", config.judge.folder, "--kl-coefs", *kl_coefs])
-    return max(*codes, code)
+    page = ["rivals_page", "--kl-coefs", *kl_coefs]
+    return make_beside(maker, start, rivals, lambda cell: ", ".join(cell.goals), page)
 
 
 # -- the study -------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
-from stages.running.code import first_of
 from stages.running.files import read_record
+from stages.running.machine import first_of
 from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
 from stages.settings.checks import UserError, unknown, what_to_mend

@@ -2,8 +2,7 @@
 
 files     files that are whole or absent, their hashes, JSON lines that a kill leaves good
 hub       models and data sets of the hub, each at one commit
-machine   what a run was made with
-code      hashes of the code that makes a stage
+machine   what a run was made with: code, libraries, device, memory
 progress  how far, how long it will take, lines of 80 columns
 signals   what is under way is finished first
 launch    a stage in several processes, through accelerate
