@@ -2,7 +2,6 @@
 
 summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
-typed          a post as people type it
 outputs        summaries that exist already, in files
 output_rows    what a row of such a file says
 judge          each summary against the reference, in both orders

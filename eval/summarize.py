@@ -11,9 +11,10 @@ each summary. A held-out post of the run gets the summaries of its evaluation.
 
 import argparse
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,8 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.summaries import longest, setting_of_longest
-from eval.typed import typed_fields, typed_posts
-from stages.finished import check_stage, read_manifest, stage_folder
+from stages.finished import check_stage, names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
@@ -36,7 +36,7 @@ from stages.posts.tokens import fit_query, plain_encoder
 from stages.posts.toy import OPTIONAL, WORDS, facts_of, read_summary, score_summary
 from stages.running.progress import folded
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, is_above_0, say_error, show, unknown
+from stages.settings.checks import in_one_line, is_above_0, say_error, show
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.outputs import Released
@@ -48,6 +48,12 @@ SPLITS = {HELD_OUT: "a held-out post of this run", TRAINING: "a training post of
 ASK = "post (it ends with TL;DR: or two empty lines; Ctrl-D leaves):"
 NO_POST = "no post: add POST='...', FILE=, ID= or INTERACTIVE=1, or write it to standard input"
 MOST_WORTH = 6  # of a summary in the built-in world
+# A post as people type it; each part but the text may be missing.
+TYPED = re.compile(
+    r"(?:(?:SUBREDDIT:\s*)?r/(?P<subreddit>\w+)\s+)?(?:TITLE:[ \t]*(?P<title>[^\n]*)\s*)?"
+    r"(?P<label>POST:\s*)?(?P<post>.*?)\s*(?:TL;DR:)?",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +106,9 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     }
     if there:
         return there
-    names = sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+    names = names_of_runs()
     if names and name not in names and name != preset:
-        raise unknown("run", name, names, "run `make status` to see what there is")
+        raise no_such_run(name)
     named = f" NAME={name}" if name != preset else ""
     command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
     raise UserError(f"{folder} holds no finished policy: run `{command}` first")
@@ -254,14 +260,9 @@ class Finished:
         lines += ["", *folded(f"temperature {temperature:g}{no_score}")]
         for text, score in zip(written, self.scores(post, written), strict=True):
             lines += ["", *folded(heading(text, score)), *folded(f"  {text.text}", "  ")]
-            lines += self._facts(post, text)
+            if post.row is not None and self.config.data.source == TOY:
+                lines += facts_lines(post.row["id"], text.text)
         return lines
-
-    def _facts(self, post: Post, written: Answer) -> list[str]:
-        """Right and wrong facts, where the post is one of the built-in world."""
-        if post.row is None or self.config.data.source != TOY:
-            return []
-        return facts_lines(post.row["id"], written.text)
 
 
 # -- what is printed -------------------------------------------------------------------------------
@@ -306,6 +307,32 @@ def answer_all(run: Finished, temperature: float) -> None:
 
 
 # -- command line ----------------------------------------------------------------------------------
+
+
+def typed_fields(text: str) -> dict[str, str]:
+    """Subreddit, title and post of a text, empty where missing.
+
+    Without labels the first of several lines is the title; a single line is the post.
+    """
+    match = TYPED.fullmatch(text.strip())
+    parts = {key: value or "" for key, value in match.groupdict().items()} if match else {}
+    label, title, post = (parts.get(key, "").strip() for key in ("label", "title", "post"))
+    if not label and not title and "\n" in post:
+        title, _, post = (part.strip() for part in post.partition("\n"))
+    return {"subreddit": parts.get("subreddit", ""), "title": title, "post": post}
+
+
+def typed_posts(lines: Iterable[str]) -> Iterator[str]:
+    """The posts of many lines: one ends with TL;DR:, two empty lines, or the last line."""
+    kept: list[str] = []
+    for line in lines:
+        kept.append(line.rstrip())
+        if kept[-1].endswith("TL;DR:") or kept[-2:] == ["", ""]:
+            text, kept = "\n".join(kept).strip(), []
+            if text:
+                yield text
+    if "".join(kept):
+        yield "\n".join(kept).strip()
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -21,12 +21,12 @@ from eval.judges.protocol import Row
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
-from stages.finished import read_manifest, stage_folder
+from stages.finished import names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, unknown
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, JudgeSettings, UserError
 
@@ -107,9 +107,9 @@ def read_side(text: str) -> Side:
 
 def check_run(name: str) -> None:
     """Raise UserError, with the nearest names, where no run is called so."""
-    names = sorted({folder.parent.name for folder in settings.RUNS.glob("*/seed*")})
+    names = names_of_runs()
     if names and name not in names:
-        raise unknown("run", name, names, "run `make status` to see what there is")
+        raise no_such_run(name)
 
 
 def parts_of(text: str) -> tuple[str, str, str]:

@@ -29,7 +29,7 @@ from reports.parts.paired import over_seeds, picture
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import (
     against,
-    critic_note,
+    critic_notes,
     distrust,
     lead,
     not_judged_alike,
@@ -208,8 +208,7 @@ def seeds_table(default: list[Row], others: list[AblatedRun]) -> Table:
 def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     """What to hold against the comparison."""
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
-    critic = critic_note(rows)
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *([critic] if critic else [])]
+    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows)]
     seeds = {run["seed"] for run in default}
     for ablation in others:
         lacking = sorted(seeds - {run["seed"] for run in ablation.rows})

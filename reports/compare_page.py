@@ -227,9 +227,8 @@ def seeds(pair: Paired) -> str:
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critic = sentences.critic_note([row for entry in entries for row in entry.critics])
-    notes = [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows)]
-    return [*notes, critic] if critic else notes
+    critic = sentences.critic_notes([row for entry in entries for row in entry.critics])
+    return [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows), *critic]
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

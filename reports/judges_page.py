@@ -18,7 +18,6 @@ from eval.judges.openai.budget import cost
 from eval.judges.protocol import VERDICTS
 from eval.rates.simple_judges import NAMES, simple_judges_on
 from reports.parts import page
-from reports.parts.collect import names_of_runs
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import note_sources
 from reports.parts.sentences import checks_of_judge
@@ -35,10 +34,10 @@ from reports.parts.words import (
     told_apart,
     whole,
 )
-from stages.finished import read_manifest
+from stages.finished import names_of_runs, no_such_run, read_manifest
 from stages.running.files import read_lines
 from stages.settings import config as settings
-from stages.settings.checks import UserError, unknown
+from stages.settings.checks import UserError
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, hash_of
 from stages.settings.stages import OUTPUTS
@@ -101,7 +100,7 @@ def find_calibrations(names: Sequence[str] = ()) -> list[Calibrated]:
     """
     for name in names:
         if name not in names_of_runs():
-            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+            raise no_such_run(name)
     calibrations: dict[tuple[str, str], Calibrated] = {}
     for folder in sorted(settings.RUNS.glob("*/seed*/calibration/*")):
         manifest, config = read_manifest(folder), recorded_config(folder)
@@ -253,7 +252,6 @@ def write_page(calibrations: Sequence[Calibrated]) -> Path:
                     "judges": rows_of(group),
                 }
                 for group in groups
-                for own in group[:1]
             ],
         },
     )

@@ -25,7 +25,7 @@ from reports.parts.collect import (
 )
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import checks_of_judge, critic_note, notes_of_systems
+from reports.parts.sentences import checks_of_judge, critic_notes, notes_of_systems
 from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
@@ -219,8 +219,7 @@ def notes(judges: Sequence[JudgedRun]) -> list[str]:
         )
     record = judges[0].record  # all judged the same run
     explained = explained_by_critic(record.folders.get("ppo"))
-    critic = critic_note([{"name": record.name, "explained_by_critic": explained}])
-    return [*lines, critic] if critic else lines
+    return lines + critic_notes([{"name": record.name, "explained_by_critic": explained}])
 
 
 def _panel_without_pairs(panel_of: Sequence[JudgedRun]) -> str:

@@ -6,6 +6,7 @@ is the stage `report` of a run that judges given summaries, and writes what `rep
 writes for the others: the page, headline.txt and numbers.json.
 """
 
+from functools import partial
 from pathlib import Path
 
 from eval.standings import standings
@@ -16,21 +17,13 @@ from reports.parts.page import Block, Heading, Text
 from reports.parts.run_report import Report, hashes
 from reports.parts.words import Row, at_equal_length, judge, posts_of
 from reports.sections import calibration, judging, made_with, samples, systems
+from stages.driving.start import run_stage
 from stages.running.progress import shortened
-from stages.settings.config import Config
 
 
 def main(argv: list[str] | None = None) -> None:
     """Write and print the report."""
-    run_report.print_report(argv, "report summaries that existed already", report)
-
-
-def write_report(config: Config) -> str:
-    """Write the page and the headline; returns the headline.
-
-    Raises UserError, with the make command to run, if a stage is missing or stale.
-    """
-    return run_report.write_report(config, report)
+    print(run_stage("report", write_report, argv, "report summaries that existed already"), end="")
 
 
 def report(record: Record, path: Path) -> Report:
@@ -47,6 +40,9 @@ def report(record: Record, path: Path) -> Report:
         headline=headline(numbers, standing, path),
         without_the_data=True,  # the posts may be others' words
     )
+
+
+write_report = partial(run_report.write_report, make=report)
 
 
 def standing_of(record: Record) -> Row:

@@ -26,7 +26,7 @@ from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import (
     against,
-    critic_note,
+    critic_notes,
     distrust,
     lead,
     not_judged_alike,
@@ -235,8 +235,8 @@ def blocks(
 ) -> list[Block]:
     """The page: the answer, the curves, pairs at equal KL, every point, and what it cost."""
     rows = [numbers_of(record) for record in records]
-    more = filter(None, [*not_judged_alike(rows), critic_note(rows), *left_out])
-    notes, spent = [*notes_of_judges(rows), *more], spent_table(records, Ppo().kl_coef)
+    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows), *left_out]
+    spent = spent_table(records, Ppo().kl_coef)
     return [
         lead(answer(points), distrust(rows)),
         pairs_table(points),

@@ -7,6 +7,7 @@ Markdown page, headline.txt (the result tables for the terminal) and numbers.jso
 `public/` holds the page once more without the texts of real data: `make publish` takes that one.
 """
 
+from functools import partial
 from pathlib import Path
 
 from reports.parts import paper, plots, run_report, sentences
@@ -28,7 +29,7 @@ from reports.parts.words import (
     whole,
 )
 from reports.sections import calibration, curves, judging, made_with, samples, scores
-from stages.settings.config import Config
+from stages.driving.start import run_stage
 
 MOST_GROUPS = 12
 RM_GROUPS = (
@@ -41,15 +42,7 @@ RM_GROUPS = (
 
 def main(argv: list[str] | None = None) -> None:
     """Write and print the report of one finished run."""
-    run_report.print_report(argv, "report one run", report)
-
-
-def write_report(config: Config) -> str:
-    """Write the page and the headline of one finished run; returns the headline.
-
-    Raises UserError, with the make command to run, if a stage is missing or stale.
-    """
-    return run_report.write_report(config, report)
+    print(run_stage("report", write_report, argv, "report one run"), end="")
 
 
 def report(record: Record, path: Path) -> Report:
@@ -61,6 +54,9 @@ def report(record: Record, path: Path) -> Report:
         headline=headline(row_of(record), path),
         without_the_data=record.has_real_texts,
     )
+
+
+write_report = partial(run_report.write_report, make=report)
 
 
 def row_of(record: Record) -> Row:

@@ -118,8 +118,7 @@ def caveats(frame: pd.DataFrame) -> list[str]:
     few = [name for name, seeds in sizes(frame) if len(seeds) < 2]
     if few:
         lines.append(f"One seed only: {', '.join(few)}. How much seeds differ there is unknown.")
-    critic = sentences.critic_note(rows)
-    lines += [critic] if critic else []
+    lines += sentences.critic_notes(rows)
     for row in rows:
         lines += [f"{row['name']} seed {row['seed']}: {line}" for line in sentences.unjudged(row)]
     return lines

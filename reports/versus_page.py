@@ -17,7 +17,7 @@ from reports.parts.collect import explained_by_critic, flags_of_versus
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import prompts
 from reports.parts.sample_views import SampleBrowser, fitting, reference_of, sentences, side_of
-from reports.parts.sentences import against, critic_note, distrust, judge_flags, lead
+from reports.parts.sentences import against, critic_notes, distrust, judge_flags, lead
 from reports.parts.words import (
     MISSING,
     Row,
@@ -61,7 +61,7 @@ def write_page(args: Namespace) -> str:
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
     rows = posts(sides, read_lines(folder / "judgements.jsonl"))
-    made = blocks(results, flags, rows, critic_note([critic_of(side) for side in sides]))
+    made = blocks(results, flags, rows, critic_notes([critic_of(side) for side in sides]))
     made += prompts([vars(config.judge)])
     with open_stage(config, "report") as run:
         run.inputs = {"versus": file_hash(folder / "manifest.json")}
@@ -154,11 +154,11 @@ def verdict(results: Row) -> str:
 
 
 def blocks(
-    results: Row, flags: Sequence[str] = (), rows: Sequence[Row] = (), critic: str | None = None
+    results: Row, flags: Sequence[str] = (), rows: Sequence[Row] = (), critic: Sequence[str] = ()
 ) -> list[Block]:
     """The page: verdict, result, posts, every rate beside the raw one, the judge.
 
-    `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` is the note on PPO's.
+    `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` the notes on PPO's.
     """
     statistics = results["statistics"]
     about = results["judge"] | {"judge": results["judge"]["name"], "judge_flags": flags}
@@ -168,7 +168,7 @@ def blocks(
         lead(verdict(results), distrust([about], "one pair of policies")),
         result(results),
         *picture(results),
-        *against(filter(None, (judge_flags(about), note, critic))),
+        *against(filter(None, (judge_flags(about), note, *critic))),
         *samples(results, rows),
         Heading("Every rate"),
         *rates({results["a"]: given}),

@@ -262,7 +262,7 @@ def test_updates_in_which_the_critic_learned_alone_do_not_count(drawn):
     assert found == {"updates": 2, "below": 1, "low": -0.2, "high": -0.2} | ends
     row = {"name": "x", "explained_by_critic": found}
     expected = "The critic explained less than a constant in 1 of 2 updates (explained variance"
-    assert sentences.critic_note([row]) == f"{expected} -0.2)."
+    assert sentences.critic_notes([row]) == [f"{expected} -0.2)."]
     path = record.folders["ppo"] / "config.json"
     saved = read_json(path)
     del saved["ppo"]["critic_updates"]  # as before there was this setting

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval import summarize
-from eval.summarize import Finished, facts_lines, finished_policies
-from eval.typed import typed_fields, typed_posts
+from eval.summarize import Finished, facts_lines, finished_policies, typed_fields, typed_posts
 from stages.posts.toy import facts_of, make_post
 from stages.released import take_released
 from stages.running.files import read_lines

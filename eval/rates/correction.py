@@ -101,9 +101,7 @@ def shift_of(known: Labelled) -> float:
     return shift
 
 
-def corrected_rate(
-    scores: Floats, known: Labelled, shift: float = SHIFT, seed: int = 0
-) -> Corrected | None:
+def corrected_rate(scores: Floats, known: Labelled, shift: float = SHIFT) -> Corrected | None:
     """The win rate that a judge of known errors points to, kept within [0, 1].
 
     `(p + specificity - 1) / skill`, skill being sensitivity + specificity - 1; p is the mean of
@@ -121,8 +119,8 @@ def corrected_rate(
     if not skill >= max(LEAST_SKILL, 2 * shift):
         return None
     estimate = _rogan_gladen(np.array([scores.mean()]), rows.sum(axis=0, keepdims=True), 0.0)
-    means = resampled_totals(scores[:, None], seed)[:, 0] / len(scores)
-    totals = resampled_totals(rows, seed + 1)
+    means = resampled_totals(scores[:, None])[:, 0] / len(scores)
+    totals = resampled_totals(rows, seed=1)
     # In a resample in which the judge is no better than chance, every rate is possible.
     low = np.nan_to_num(_rogan_gladen(means, totals, -shift), nan=0.0)
     high = np.nan_to_num(_rogan_gladen(means, totals, shift), nan=1.0)

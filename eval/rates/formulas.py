@@ -118,22 +118,20 @@ def mean_with_error(values: Floats) -> Interval:
     return Interval(estimate=mean, low=mean - half, high=mean + half, posts=len(values))
 
 
-def bootstrap(
-    rows: Floats, statistic: Totals, seed: int = 0, resamples: int = RESAMPLES
-) -> tuple[float, float]:
+def bootstrap(rows: Floats, statistic: Totals) -> tuple[float, float]:
     """Percentile bootstrap of a statistic of column sums; `rows` [posts, K] are drawn anew.
 
-    `statistic` takes the sums [resamples, K] and gives [resamples]. Drawing n posts with
+    `statistic` takes the sums [RESAMPLES, K] and gives [RESAMPLES]. Drawing n posts with
     replacement is a multinomial draw of how many fall on each distinct row.
     """
-    low, high = np.nanquantile(statistic(resampled_totals(rows, seed, resamples)), TAILS)
+    low, high = np.nanquantile(statistic(resampled_totals(rows)), TAILS)
     return float(low), float(high)
 
 
-def resampled_totals(rows: Floats, seed: int = 0, resamples: int = RESAMPLES) -> Floats:
-    """Column sums [resamples, K] of posts drawn with replacement from `rows` [posts, K]."""
+def resampled_totals(rows: Floats, seed: int = 0) -> Floats:
+    """Column sums [RESAMPLES, K] of posts drawn with replacement from `rows` [posts, K]."""
     levels, counts = np.unique(rows, axis=0, return_counts=True)
-    draws = np.random.default_rng(seed).multinomial(len(rows), counts / len(rows), size=resamples)
+    draws = np.random.default_rng(seed).multinomial(len(rows), counts / len(rows), size=RESAMPLES)
     return draws @ levels
 
 

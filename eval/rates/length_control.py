@@ -197,7 +197,7 @@ def _with_bounds(coefficient: float, error: float) -> list[float]:
     return [float(coefficient + k * error) for k in (0, -Z, Z)]
 
 
-def rates_by_length(table: VerdictTable, bins: int = BINS) -> list[dict[str, Any]]:
+def rates_by_length(table: VerdictTable) -> list[dict[str, Any]]:
     """The raw rate in each of about equally filled bins of the length ratio, shortest first.
 
     A row has the bin's lowest and highest ratio (policy over the other), the number of
@@ -206,7 +206,7 @@ def rates_by_length(table: VerdictTable, bins: int = BINS) -> list[dict[str, Any
     rows = table.judged()
     if not len(rows.outcomes):
         return []
-    inner = np.unique(np.quantile(rows.log_ratios, np.arange(1, bins) / bins))
+    inner = np.unique(np.quantile(rows.log_ratios, np.arange(1, BINS) / BINS))
     places = np.searchsorted(inner, rows.log_ratios, side="left")
     bins_of_rows = []
     for place in np.unique(places):

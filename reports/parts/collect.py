@@ -5,7 +5,7 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 (`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +14,7 @@ from eval.rates.reward_pairs import with_statistics
 from eval.rates.scores import agreement
 from eval.win_rate import names_of_pair, pair_name
 from reports.parts.words import Row, shown
-from stages.finished import read_manifest, refusal, stage_folder, why_not_shown
+from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -124,8 +124,8 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     Raises UserError if no seed has finished, or if several have judged the run and none is named.
     """
     records, left_out = [], []
-    for folder in sorted((settings.RUNS / name).glob("seed*"), key=lambda path: _seed(path.name)):
-        config = _judged_config(folder, judge)
+    for folder in sorted((settings.RUNS / name).glob("seed*"), key=_seed):
+        config = next((config for _, config in judged(folder, "win_rate", judge)), None)
         if config is None:
             left_out.append(f"{name} {folder.name} is left out: stage win_rate is missing.")
             continue
@@ -139,7 +139,7 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     if not records:
         where = settings.RUNS / name
         if not where.is_dir() and settings.RUNS.is_dir():
-            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+            raise no_such_run(name)
         judges = {path.name for path in where.glob("seed*/win_rate/*") if read_manifest(path)}
         if judge and judges and judge not in judges:
             raise unknown("judge", judge, sorted(judges))
@@ -147,19 +147,20 @@ def find_runs(name: str, judge: str = "") -> tuple[list[Record], list[str]]:
     return records, left_out
 
 
-def names_of_runs() -> list[str]:
-    """The names of all runs that there are."""
-    return sorted({path.parent.name for path in settings.RUNS.glob("*/seed*")})
+def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
+    """The finished folder of a stage by the judge that is meant, and its recorded config.
 
-
-def _judged_config(seed_folder: Path, judge: str) -> Config | None:
-    """The config with which the win rates of a seed were made; None if there are none."""
-    there = [path for path in (seed_folder / "win_rate").glob("*") if read_manifest(path)]
-    judged = sorted(path for path in there if judge in ("", path.name))
-    if len(judged) > 1:
-        names = ", ".join(path.name for path in judged)
-        raise UserError(f"{seed_folder} was judged by {names}: choose one with JUDGE=")
-    return recorded_config(judged[0]) if judged else None
+    Raises UserError where several judges are.
+    """
+    there = sorted(path for path in (seed / stage).glob("*") if read_manifest(path) is not None)
+    chosen = [path for path in there if judge in ("", path.name) and path.suffix != ".partial"]
+    if len(chosen) > 1:
+        names = ", ".join(path.name for path in chosen)
+        raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
+    for folder in chosen:
+        config = recorded_config(folder)
+        if config is not None:
+            yield folder, config
 
 
 def numbers_of(record: Record) -> Row:
@@ -392,6 +393,6 @@ def _part_of_the_run(config: Config) -> dict[str, Path]:
     }
 
 
-def _seed(name: str) -> int:
-    digits = name.removeprefix("seed")
+def _seed(folder: Path) -> int:
+    digits = folder.name.removeprefix("seed")
     return int(digits) if digits.isdigit() else -1

@@ -16,7 +16,6 @@ from reports.parts.collect import Record, load_run
 from reports.parts.page import files_of
 from reports.parts.style import styles
 from reports.parts.words import Row, device_of, shown
-from stages.driving.start import run_stage
 from stages.finished import inputs_now
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.running.machine import code_version
@@ -45,11 +44,6 @@ class Report:
 
 Make = Callable[[Record, Path], Report]
 """Makes the report of a run whose page will have this path."""
-
-
-def print_report(argv: list[str] | None, about: str, make: Make) -> None:
-    """Write and print the report of the run that the arguments name."""
-    print(run_stage("report", lambda config: write_report(config, make), argv, about), end="")
 
 
 def write_report(config: Config, make: Make) -> str:
@@ -136,7 +130,8 @@ def write_about_runs(
             f" {', '.join(names)}: move it away first"
         )
     blocks = [*blocks, *prompts([record.settings["judge"] for record in records])]
-    blocks += [Heading("Code and processors"), *made_by(records)] if records else []
+    if records:
+        blocks += [Heading("Code and processors"), Text(code_line(records)), Text(where(records))]
     path = page.write(page.beside_the_runs(), stem, title, blocks)
     ours = [block.without_the_data() for block in blocks]
     if ours != blocks and any(record.has_real_texts for record in records):
@@ -191,11 +186,6 @@ def prompts(judges: Iterable[Row]) -> list[Block]:
             sent[question.replace("{ending}", ENDINGS[judge.kind])] = None
     title = "The judge's prompt"
     return [Heading(title), *(Quoted(title, question) for question in sent)] if sent else []
-
-
-def made_by(records: Sequence[Record]) -> list[Block]:
-    """The versions of the code behind some runs, and what computed them."""
-    return [Text(code_line(records)), Text(where(records))]
 
 
 def code_line(records: Sequence[Record]) -> str:

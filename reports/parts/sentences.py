@@ -137,7 +137,7 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
-    notes += [*notes_of_systems(_systems(row)), _sft_note(row), critic_note([row])]
+    notes += [*notes_of_systems(_systems(row)), _sft_note(row), *critic_notes([row])]
     notes += _signs(row)
     return [note for note in notes if note]
 
@@ -217,7 +217,7 @@ def not_judged_alike(rows: list[Row]) -> list[str]:
     return ["The runs were not judged alike: judge or number of posts differ."]
 
 
-def critic_note(rows: Sequence[Row]) -> str | None:
+def critic_notes(rows: Sequence[Row]) -> list[str]:
     """A note where PPO's critic explained less of the returns than a constant would.
 
     `name` and `explained_by_critic` of each row are read; several names are told apart.
@@ -235,7 +235,7 @@ def critic_note(rows: Sequence[Row]) -> str | None:
                 f"{whole(sum(seed['below'] for seed in below))} of {whole(updates)} updates{whose}"
                 f" (explained variance {_range(low, high)})"
             )
-    return f"The critic explained less than a constant in {'; '.join(told)}." if told else None
+    return [f"The critic explained less than a constant in {'; '.join(told)}."] if told else []
 
 
 def _range(low: float, high: float) -> str:

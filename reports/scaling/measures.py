@@ -260,15 +260,13 @@ class SizeVerdict:
     called_out: tuple[CalledOut, ...]
 
 
-def pooled(
-    seeds: pd.DataFrame, key: str, low: str, high: str, limits: tuple[float, float] = SHARES
-) -> Pooled | None:
+def pooled(seeds: pd.DataFrame, key: str, low: str, high: str) -> Pooled | None:
     """The mean over the seeds of one size of a column, whose intervals are two other columns."""
     if key not in seeds:
         return None
     rows = seeds.dropna(subset=[key, low, high])
     bounds = list(zip(rows[low].astype(float), rows[high].astype(float), strict=True))
-    return pool([float(value) for value in rows[key]], bounds, limits)
+    return pool([float(value) for value in rows[key]], bounds, SHARES)
 
 
 def verdict_of(interval: Pooled | None) -> str:

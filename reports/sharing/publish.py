@@ -17,15 +17,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reports.parts.collect import load_run, names_of_runs
+from reports.parts.collect import judged, load_run
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
 from reports.parts.words import device_of
 from reports.sharing.index import in_readme, read_published, write_index
-from stages.finished import check_stage, damage, read_manifest, stage_folder
+from stages.finished import (
+    check_stage,
+    damage,
+    names_of_runs,
+    no_such_run,
+    read_manifest,
+    stage_folder,
+)
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line, unknown
-from stages.settings.command_line import recorded_config
 from stages.settings.config import Config, UserError
 from stages.settings.stages import STAGES
 
@@ -85,7 +91,7 @@ def find_pages(
     stages = [stage for stage, kind in KINDS.items() if kind in needed]
     for name in names:
         if name not in names_of_runs():
-            raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+            raise no_such_run(name)
         pages = []
         seeds = (settings.RUNS / name).glob("seed*")
         for seed in sorted(seeds, key=lambda folder: (len(folder.name), folder.name)):
@@ -97,19 +103,6 @@ def find_pages(
             raise UserError(f"run {name} has no page: run `make eval` for it first")
         every_page += pages
     return [*every_page, *versus_pages(names, judge), *several_pages(names, judge)], left_out
-
-
-def judged(seed: Path, stage: str, judge: str) -> Iterator[tuple[Path, Config]]:
-    """The finished folder of a stage by the judge that is meant, and its recorded config."""
-    there = sorted(each for each in (seed / stage).glob("*") if read_manifest(each) is not None)
-    chosen = [each for each in there if judge in ("", each.name) and each.suffix != ".partial"]
-    if len(chosen) > 1:
-        names = ", ".join(folder.name for folder in chosen)
-        raise UserError(f"{seed} was judged by {names}: choose one with JUDGE=")
-    for folder in chosen:
-        config = recorded_config(folder)
-        if config is not None:
-            yield folder, config
 
 
 def pages_of_seed(seed: Path, stage: str, judge: str) -> Iterator[Page]:

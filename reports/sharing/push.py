@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.parts.collect import names_of_runs
 from reports.parts.page import PUBLIC
 from reports.parts.words import at_equal_length, judge, number, rate, whole
 from reports.sharing.cards import POLICIES, LaterResult, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
-from stages.finished import read_manifest
+from stages.finished import names_of_runs, no_such_run, read_manifest
 from stages.running.hub import LOGIN
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, unknown
+from stages.settings.checks import in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, slug
 from stages.settings.stages import CARD, TRAINING_STAGES
@@ -67,7 +66,7 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
     """
     folder = settings.RUNS / name / f"seed{seed}"
     if name not in names_of_runs():
-        raise unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+        raise no_such_run(name)
     configs = finished_configs(folder)
     if not configs.keys() & PUSHED.keys():
         raise UserError(f"{folder} holds no finished model: run `make ppo` for it first")
