@@ -51,6 +51,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     of the strengths, and `head_to_head` has the rate of each system against each other.
     """
     posts = set.intersection(*(set(of_posts) for of_posts in texts.values()))
+    any_system = next(iter(texts.values()))
     if not posts:
         raise UserError("no post was summarised by all systems: a leaderboard needs the same posts")
     rows = [row for row in judgements if row["id"] in posts]
@@ -61,7 +62,12 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     }
     placed = strengths(_games({(name, BASE): scores[name] for name in scores} | direct), BASE)
     systems = {
-        name: _system(name, scores[name], rows, texts[name]) | {"strength": placed.get(name)}
+        name: describe(scores[name])
+        | {
+            "statistics": statistics_of(name, rows, texts[name]),
+            "words": _mean_words(texts[name][post][0] for post in scores[name]),
+            "strength": placed.get(name),
+        }
         for name in scores
     }
     if pairs:
@@ -83,7 +89,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         if pairs
         else differences({name: scores[name] for name in given}),
         "head_to_head": head_to_head(order, direct),
-        "reference_words": _mean_words(pair[1] for pair in _texts_on(texts, posts)),
+        "reference_words": _mean_words(any_system[post][1] for post in any_system if post in posts),
     }
 
 
@@ -127,18 +133,6 @@ def of_strengths(order: Sequence[str], placed: Mapping[str, Row]) -> list[dict[s
 def _given(system: Row) -> bool:
     """Whether so few posts are unjudged that a rate may be given."""
     return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
-
-
-def _system(
-    name: str, scores: Scores, rows: Sequence[Row], texts: Mapping[str, tuple[str, str]]
-) -> dict[str, Any]:
-    words = _mean_words(texts[post][0] for post in scores)
-    return describe(scores) | {"statistics": statistics_of(name, rows, texts), "words": words}
-
-
-def _texts_on(texts: Texts, posts: set[str]) -> list[tuple[str, str]]:
-    first = next(iter(texts.values()))
-    return [pair for post, pair in first.items() if post in posts]
 
 
 def _mean_words(texts: Iterable[str]) -> float:

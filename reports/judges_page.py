@@ -155,11 +155,11 @@ def rows_of(group: Sequence[Calibrated]) -> list[Row]:
         )
     for name, simple in simple_judges_on(group[0].pairs).items():
         rows.append({"judge": NAMES[name], "simple": True, **simple})
-    return sorted(rows, key=_agreement, reverse=True)
-
-
-def _agreement(row: Row) -> float:
-    return float(row["agreement"]["estimate"]) if row["agreement"] else -1.0
+    return sorted(
+        rows,
+        key=lambda row: row["agreement"]["estimate"] if row["agreement"] else -1.0,
+        reverse=True,
+    )
 
 
 def source_of(calibrated: Calibrated) -> str:

@@ -32,7 +32,8 @@ def report(record: Record, path: Path) -> Report:
     summaries = record.results("summaries")  # where the file had such systems
     numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
     numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
-    standing = standing_of(record)
+    judgements = record.rows("judge", "judgements.jsonl")
+    standing = standings(judgements, summary_texts(record.folders["summaries"]))
     return Report(
         title=f"Judged: {record.name}",
         blocks=blocks(record, numbers, standing),
@@ -43,12 +44,6 @@ def report(record: Record, path: Path) -> Report:
 
 
 write_report = partial(run_report.write_report, make=report)
-
-
-def standing_of(record: Record) -> Row:
-    """The systems of a run by its judge."""
-    judgements = record.rows("judge", "judgements.jsonl")
-    return standings(judgements, summary_texts(record.folders["summaries"]))
 
 
 def blocks(record: Record, numbers: Row, standing: Row) -> list[Block]:
@@ -83,11 +78,6 @@ def caveats(numbers: Row) -> list[str]:
     return [place, *sentences.judged_caveats(numbers)]
 
 
-def _in_its_place(numbers: Row) -> str:
-    system = numbers.get("reference_system")
-    return f" which is the system {system}," if system else ""
-
-
 def _given_names(numbers: Row) -> list[Block]:
     """What a file calls the systems whose names no file of ours can have."""
     names = numbers.get("given_names") or {}
@@ -99,9 +89,11 @@ def answer(numbers: Row, standing: Row) -> str:
     """Who leads, and what was judged."""
     count = len(standing["systems"])
     many = f"{count} systems'" if count > 1 else "one system's"
+    system = numbers.get("reference_system")
+    which = f" which is the system {system}," if system else ""
     return (
         f"{systems.leads(standing)} We judged {many} summaries of {_posts(standing)} as they are:"
-        f" no run here wrote them. Each was compared with the reference,{_in_its_place(numbers)} in"
+        f" no run here wrote them. Each was compared with the reference,{which} in"
         " both orders."
     )
 

@@ -177,19 +177,15 @@ def oddities(error: str, about: Mapping[str, str], run: Record, default: Record)
     differing = differing_settings([default, run], free=MEMORY_KNOBS)
     notes = [f"{error}, seed {run.seed}, has other settings: {', '.join(differing)}."]
     notes = notes if differing else []
-    before = [stage for stage in run.manifests if stage in _before(about["stage"])]
-    other = [stage for stage in before if _content(run, stage) != _content(default, stage)]
+    before = list(STAGES)[: list(STAGES).index(about["stage"])]
+    other = [
+        stage
+        for stage, manifest in run.manifests.items()
+        if stage in before and manifest["content"] != default.manifests[stage]["content"]
+    ]
     if other:
         notes.append(f"{error}, seed {run.seed}: stage {other[0]} is not the default's.")
     return notes
-
-
-def _before(stage: str) -> tuple[str, ...]:
-    return tuple(STAGES)[: tuple(STAGES).index(stage)]
-
-
-def _content(run: Record, stage: str) -> Any:
-    return run.manifests[stage]["content"]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -263,16 +259,14 @@ def errors_table(planted: Sequence[PlantedRun]) -> Table:
     header = ("error", "what it is", "in", "verdict", "win rate", "over seeds", "each seed")
     rows = []
     for wrong in planted:
-        first = _first(wrong.betrayals[0]) if wrong.betrayals else MISSING
+        first = MISSING
+        if wrong.betrayals:
+            name, when, value, usual = _betrayal_cells(wrong.betrayals[0])
+            first = f"{name} {when}: {value}, default's {usual}"
         cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
         rows.append([*cells, first])
     caption = "Win rate: PPO's - the default run's, in points, paired over seeds."
     return Table((*header, "first number"), rows, caption, strong=True)
-
-
-def _first(seen: Betrayal) -> str:
-    name, when, value, default = _betrayal_cells(seen)
-    return f"{name} {when}: {value}, default's {default}"
 
 
 def _betrayal_cells(seen: Betrayal) -> list[str]:

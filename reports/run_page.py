@@ -111,11 +111,8 @@ def headline(numbers: Row, path: Path) -> str:
         caveats = sentences.caveats(numbers)
         pairs = f"{percent(numbers['accuracy'])} of {whole(numbers['pairs'])} held-out pairs right"
         told = f"{sentences.beats_sft(numbers)}. Reward model: {pairs}."
-    return run_report.headline(title, _tables(numbers), told, caveats, path)
-
-
-def _tables(numbers: Row) -> list[list[str]]:
-    return [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
+    tables = [text_table(*result_rows(numbers)), text_table(*judging.short_rows(numbers))]
+    return run_report.headline(title, tables, told, caveats, path)
 
 
 def result_rows(numbers: Row) -> tuple[list[str], list[list[str]]]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from eval.judges.offline import higher
-from eval.judges.protocol import About, Comparison, Judge, Reply, Row
+from eval.judges.protocol import About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import accuracy_interval
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
@@ -264,20 +264,11 @@ class GoldJudge(Judge):
 
         A text that is too long for the model has None.
         """
-        rows = [(name, row) for name in policies for row in policies[name]]
-        self.score(
-            {(row["query"], row[key]) for _, row in rows for key in ("summary", "reference")}
-        )
-        return [
-            {
-                "policy": name,
-                "id": row["id"],
-                "score": self._known(row["query"], row["summary"]),
-                "reference_score": self._known(row["query"], row["reference"]),
-            }
-            for name, row in rows
-        ]
+        rows = [row for of_policy in policies.values() for row in of_policy]
+        self.score({(row["query"], row[key]) for row in rows for key in ("summary", "reference")})
 
-    def _known(self, query: str, summary: str) -> float | None:
-        score = self.scores[query, summary]
-        return None if isnan(score) else score
+        def known(row: Row, text: str) -> float | None:
+            score = self.scores[row["query"], text]
+            return None if isnan(score) else score
+
+        return scored_rows(policies, known)

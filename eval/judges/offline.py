@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
+from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row, scored_rows
 from stages.posts.toy import facts_of, score_summary
 from stages.settings.checks import UserError
 
@@ -37,16 +37,7 @@ class FactsJudge(Judge):
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """The rule's score of each policy's summary and of the reference, one row a summary."""
-        return [
-            {
-                "policy": name,
-                "id": row["id"],
-                "score": score_summary(row["summary"], facts_of(row["id"])),
-                "reference_score": score_summary(row["reference"], facts_of(row["id"])),
-            }
-            for name, rows in policies.items()
-            for row in rows
-        ]
+        return scored_rows(policies, lambda row, text: score_summary(text, facts_of(row["id"])))
 
 
 class RewardModelJudge(Judge):

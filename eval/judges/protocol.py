@@ -6,7 +6,7 @@ coin flip and never a loss (the code of Huang et al. 2024 has both, section E.1)
 """
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +114,22 @@ class Judge:
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
         return []
+
+
+def scored_rows(
+    policies: Mapping[str, Sequence[Row]], score: Callable[[Row, str], float | None]
+) -> list[Row]:
+    """The score of each policy's `summary` and of the `reference`, one row a summary."""
+    return [
+        {
+            "policy": name,
+            "id": row["id"],
+            "score": score(row, row["summary"]),
+            "reference_score": score(row, row["reference"]),
+        }
+        for name, rows in policies.items()
+        for row in rows
+    ]
 
 
 def judge_pair(judge: Judge, comparison: Comparison) -> Reply:

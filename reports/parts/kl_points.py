@@ -120,14 +120,10 @@ def points_of_runs(records: Sequence[Record]) -> list[KlPoint]:
         if sizes:
             strength = f"{plots.count(record.results('base')['parameters'])}, {strength}"
         start = {(point.strength, point.seed) for point in points if point.kl == 0}
-        made = curve_of(record, strength) if is_curve(record) else ends_of(record, strength)
+        unbound = record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
+        made = curve_of(record, strength) if unbound else ends_of(record, strength)
         points += [x for x in made if x.kl > 0 or (x.strength, x.seed) not in start]
     return points
-
-
-def is_curve(record: Record) -> bool:
-    """Whether a run gives its training curve: no KL penalty, and texts that the rule can score."""
-    return record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
 
 
 def ends_of(record: Record, strength: str) -> list[KlPoint]:

@@ -231,16 +231,12 @@ def critic_notes(rows: Sequence[Row]) -> list[str]:
             updates = sum(seed["updates"] for seed in seeds if seed)
             low, high = min(seed["low"] for seed in below), max(seed["high"] for seed in below)
             whose = f" of {name}" if len(names) > 1 else ""
+            ends = " to ".join(dict.fromkeys(f"{value:.2g}" for value in (low, high)))
             told.append(
                 f"{whole(sum(seed['below'] for seed in below))} of {whole(updates)} updates{whose}"
-                f" (explained variance {_range(low, high)})"
+                f" (explained variance {ends})"
             )
     return [f"The critic explained less than a constant in {'; '.join(told)}."] if told else []
-
-
-def _range(low: float, high: float) -> str:
-    ends = dict.fromkeys(f"{value:.2g}" for value in (low, high))
-    return " to ".join(ends)
 
 
 def too_many_unjudged(row: Row) -> bool:
@@ -250,19 +246,15 @@ def too_many_unjudged(row: Row) -> bool:
 
 def unjudged(row: Row) -> list[str]:
     """A line for each policy that has posts without a verdict, with the worst-case bound."""
+    no_rate = f" That is more than {percent(MOST_UNJUDGED)}, so no win rate is given."
     return [
         f"{named(policy, row['policies'])}: {percent(row[f'{policy}/unjudged'])} of the posts have"
         f" no verdict. Had they all gone one way, its win rate would lie between"
         f" {percent(row[f'{policy}/worst_low'])} and {percent(row[f'{policy}/worst_high'])}."
-        f"{_no_headline(row[f'{policy}/unjudged'])}"
+        f"{no_rate if row[f'{policy}/unjudged'] > MOST_UNJUDGED else ''}"
         for policy in row["policies"]
         if row[f"{policy}/unjudged"]
     ]
-
-
-def _no_headline(unjudged_posts: float) -> str:
-    more = f" That is more than {percent(MOST_UNJUDGED)}, so no win rate is given."
-    return more if unjudged_posts > MOST_UNJUDGED else ""
 
 
 def _systems(row: Row) -> dict[str, Row]:

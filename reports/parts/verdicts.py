@@ -177,16 +177,13 @@ def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
         UNKNOWN: ("is inconclusive", "are inconclusive"),
         NONE: ("has no verdict", "have no verdict"),
     }
+    most = len(others) if most is None else most
     parts = [
         f"{len(sorted_in)} {several if len(sorted_in) > 1 else single}"
-        + (f" ({', '.join(sorted_in)})" if kind == MATTERS or _few(sorted_in, most) else "")
+        + (f" ({', '.join(sorted_in)})" if kind == MATTERS or len(sorted_in) <= most else "")
         for kind, (single, several) in groups.items()
         if (sorted_in := names.get(kind))
     ]
     if MATTERS not in names:
         parts.insert(0, "none is shown to matter")
     return f"Of {len(others)} switch{'es' if len(others) > 1 else ''}, {'; '.join(parts)}."
-
-
-def _few(names: Sequence[str], most: int | None) -> bool:
-    return most is None or len(names) <= most

@@ -161,7 +161,7 @@ def spreads_table(frame: pd.DataFrame) -> Table:
                     policy.upper(),
                     str(len(rates)),
                     percent(rates.mean()),
-                    _within_limits(bounds) if bounds else MISSING,
+                    words.interval(max(0.0, bounds[0]), min(1.0, bounds[1])) if bounds else MISSING,
                     percent(rates.std()),
                     percent(halves.mean()),
                 ]
@@ -172,10 +172,6 @@ def spreads_table(frame: pd.DataFrame) -> Table:
         " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
     )
     return Table(header.split("|"), rows, caption, name="seeds-and-posts")
-
-
-def _within_limits(bounds: tuple[float, float]) -> str:
-    return words.interval(max(0.0, bounds[0]), min(1.0, bounds[1]))
 
 
 def seeds_table(frame: pd.DataFrame) -> Table:

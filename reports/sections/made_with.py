@@ -119,7 +119,8 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
             set_by_hand = value != usual and name not in ASKED_APART
             if set_by_hand:
                 own.append(f"{name}={shown(name, value)}")
-            differs = value != default and _matters(settings, section)
+            matters = section != "world" or settings["data"]["source"] == TOY
+            differs = value != default and matters and section != "memory"
             if name in NUMERIC_SETTINGS or set_by_hand or differs:
                 changed.append(cells)
             else:
@@ -138,10 +139,6 @@ def settings_tables(settings: dict[str, Row], preset: str) -> list[Block]:
         Table(header, changed, caption),
         Details("All other settings", [Table(header[:2], alike, name="all-other-settings")]),
     ]
-
-
-def _matters(settings: dict[str, Row], section: str) -> bool:
-    return section != "memory" and (section != "world" or settings["data"]["source"] == TOY)
 
 
 def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:

@@ -66,7 +66,10 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
     for where, row in raw:
         with bad.of(split):
             checked = parse_line(where, row) if isinstance(row, bytes) else row
-            _check(split, where, checked)
+            if split in COMPARISONS:
+                check_comparison(where, checked)
+            else:
+                check_post(where, checked, with_summary=split in POSTS)
             located.append((where, checked))
     if not located:
         raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
@@ -83,13 +86,6 @@ def _read_file(folder: Path, split: str) -> Iterator[tuple[str, Any]]:
     if path is None:
         raise UserError(f"{jsonl} is missing (or {split}.parquet): add it, or correct DATA=")
     yield from raw_rows(path)
-
-
-def _check(split: str, where: str, row: dict[str, Any]) -> None:
-    if split in COMPARISONS:
-        check_comparison(where, row)
-    else:
-        check_post(where, row, with_summary=split in POSTS)
 
 
 # -- from the hub ----------------------------------------------------------------------------------
