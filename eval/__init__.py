@@ -5,7 +5,7 @@ summarize      what each policy writes about one post that is typed
 outputs        summaries that exist already, in files
 output_rows    what a row of such a file says
 judge          each summary against the reference, in both orders
-win_rate       win rates against the reference, with intervals
+win_rate       win rates against the reference, with intervals; proxy and gold scores
 control_texts  texts whose worth is known from how they were made
 controls       these texts, judged by the same judge
 calibration    the judge beside labelled comparisons

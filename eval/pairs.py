@@ -50,19 +50,15 @@ def judge_pairs(config: Config) -> dict[str, Any]:
 
 def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     """For all pairs of systems the first one's rows, with the other's summary as the reference."""
+    by_post = {name: {row["id"]: row for row in rows} for name, rows in policies.items()}
     return {
         pair_name(a, b): [
             {**row, "reference": other["summary"], "reference_score": other["score"]}
-            for row, other in same_posts(policies[a], policies[b])
+            for post, row in by_post[a].items()
+            if (other := by_post[b].get(post))
         ]
         for a, b in combinations(policies, 2)
     }
-
-
-def same_posts(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """The rows about the posts that both have."""
-    of_post = {row["id"]: row for row in b}
-    return [(row, of_post[row["id"]]) for row in a if row["id"] in of_post]
 
 
 def main(argv: list[str] | None = None) -> None:

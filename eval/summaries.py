@@ -62,16 +62,17 @@ def sample_summaries(
 ) -> list[list[int]]:
     """A policy's response to every post, each cut after its EOS; from all processes."""
     config = run.config
+    length, setting = longest(config, name)
     policy = load_policy(run.require(name) / "model").to(accelerator.device).eval()
     sampling = Sampling(
         seed=config.seed,
         purpose=f"{name} summaries",
-        length=longest(config, name),
+        length=length,
         temperature=config.eval.temperature,
         forward_batch_size=config.memory.forward_batch_size,
     )
     queries = posts.columns["queries"]
-    require_room(policy, int(queries.lengths().max()), sampling.length, setting_of_longest(name))
+    require_room(policy, int(queries.lengths().max()), length, setting)
     share = respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     return gather_rows(accelerator, share)
 
@@ -93,7 +94,7 @@ def sample_best(
     sampling = Sampling(
         seed=config.seed,
         purpose=f"best of {most}",
-        length=longest(config, "sft"),
+        length=longest(config, "sft")[0],
         temperature=config.ppo.temperature,
         forward_batch_size=config.memory.forward_batch_size,
         samples=most,
@@ -145,14 +146,14 @@ def policies_of(config: Config) -> list[str]:
     return [stage for stage in POLICY_STAGES if stage in {*row.inputs, *made}]
 
 
-def longest(config: Config, name: str) -> int:
-    """Most tokens of a policy's summary; Huang et al. 2024 lets DPO's be longer than PPO's."""
-    return config.eval.dpo_summary_tokens if name == "dpo" else config.data.max_summary_tokens
+def longest(config: Config, name: str) -> tuple[int, str]:
+    """Most tokens of a policy's summary, and the setting that says so.
 
-
-def setting_of_longest(name: str) -> str:
-    """The setting that `longest` reads."""
-    return "eval.dpo_summary_tokens" if name == "dpo" else "data.max_summary_tokens"
+    Huang et al. 2024 lets DPO's be longer than PPO's.
+    """
+    if name == "dpo":
+        return config.eval.dpo_summary_tokens, "eval.dpo_summary_tokens"
+    return config.data.max_summary_tokens, "data.max_summary_tokens"
 
 
 def held_out(run: Run, count: int) -> TokenizedSplit:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from eval.summaries import longest, setting_of_longest
+from eval.summaries import longest
 from stages.finished import check_stage, names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.learning.loop import make_accelerator
@@ -221,8 +221,8 @@ class Finished:
     def summary(self, stage: str, post: Post, temperature: float) -> Answer:
         """A policy's summary, drawn with the random numbers that the evaluation gives its place."""
         config, policy = self.configs[stage], self.policy(stage)
-        length, pad_id = longest(config, stage), self.tokenizer.pad_token_id
-        require_room(policy, len(post.tokens), length, setting_of_longest(stage))
+        (length, setting), pad_id = longest(config, stage), self.tokenizer.pad_token_id
+        require_room(policy, len(post.tokens), length, setting)
         split = self.split(HELD_OUT)
         rows = config.eval.posts or (len(split) if split else 1)
         at = post.place if post.place is not None and post.place < rows else 0

@@ -10,7 +10,7 @@ Posts are what was sampled, so posts are resampled: both orders of a post, and a
 stay together (Miller 2411.00640). Differences between policies are paired by post.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,8 +19,14 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import VERDICTS
-from eval.rates.formulas import Interval, mean_of_posts, sign_flip_p_value
-from eval.rates.scores import proxy_and_gold
+from eval.rates.formulas import (
+    Interval,
+    as_plain,
+    clustered_share,
+    mean_of_posts,
+    mean_with_error,
+    sign_flip_p_value,
+)
 from eval.rates.table import POINTS, analyse, verdict_table
 from stages.driving.start import run_stage
 from stages.finished import read_manifest
@@ -32,6 +38,11 @@ from stages.settings.judge import MOST_UNJUDGED
 
 Scores = Mapping[str, float | None]
 """Post id to score in [0, 1], None where unjudged."""
+ScoredRows = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Policy -> rows with `id`, `score` and `reference_score`, None where there is no score."""
+Scored = dict[str, dict[str, float]]
+REFERENCE = "reference"
+START = "sft"  # the policy that the others started from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +222,71 @@ def paired_difference(a: Scores, b: Scores) -> PairedInterval:
     interval = mean_of_posts(differences, (-1.0, 1.0))
     p_value = sign_flip_p_value(differences)
     return PairedInterval(**asdict(interval), p_value=p_value)
+
+
+def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
+    """Means of PPO's own reward model, the proxy, and a gold one, with 95% intervals over posts.
+
+    If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
+    2210.10760). Each has its own unit; in both, references of training posts average 0.
+
+    `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
+    `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is
+    left out; a mean without any score is None.
+    """
+    scorers = {"proxy": by_name(proxy), "gold": by_name(gold)}
+    gains = {
+        name: {scorer: gain(scores, name) for scorer, scores in scorers.items()}
+        for name in gold
+        if name != START and START in gold
+    }
+    means = {
+        scorer: {name: interval(list(posts.values())) for name, posts in scores.items()}
+        for scorer, scores in scorers.items()
+    }
+    return {**means, "gains": gains}
+
+
+def agreement(
+    written: Sequence[Mapping[str, Any]], judged: Mapping[str, float | None]
+) -> dict[str, Any] | None:
+    """How often a scorer prefers what the judge prefers, summary or reference, with 95% interval.
+
+    `written`: rows of one policy with `id`, `score` and `reference_score`; `judged`: post to score
+    in [0, 1]. Posts count that the judge decided and on which the two scores differ; None where
+    there is none. Wilson's interval.
+    Source: Huang et al. 2024, detail 17 (agreement of the reward model with its judge).
+    """
+    right = []
+    for row in written:
+        ours, theirs, points = row["score"], row["reference_score"], judged.get(row["id"])
+        if ours is None or theirs is None or points is None or points == 0.5 or ours == theirs:
+            continue
+        right.append((ours > theirs) == (points > 0.5))
+    share = clustered_share(np.array(right, dtype=float), np.arange(len(right)))
+    return as_plain(share)
+
+
+def by_name(rows: ScoredRows) -> Scored:
+    """Name -> post -> score; the references of all policies are one more name."""
+    scores: Scored = {name: {} for name in (REFERENCE, *rows)}
+    for policy, of_policy in rows.items():
+        for row in of_policy:
+            for name, key in ((policy, "score"), (REFERENCE, "reference_score")):
+                if row.get(key) is not None:
+                    scores[name][row["id"]] = row[key]
+    return scores
+
+
+def gain(scores: Scored, policy: str) -> dict[str, Any] | None:
+    """The mean of a policy's score minus SFT's, over the posts on which both have one."""
+    ours, start = scores.get(policy, {}), scores.get(START, {})
+    return interval([ours[post] - start[post] for post in ours if post in start])
+
+
+def interval(values: Sequence[float]) -> dict[str, Any] | None:
+    """A mean with its interval, as plain data; None where there is no value."""
+    return asdict(mean_with_error(np.array(values, dtype=float))) if values else None
 
 
 def print_summary(results: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ as text. Beside that, the page's own policy lets no script run but its own, and 
 """
 
 import argparse
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,40 +25,12 @@ from stages.settings.checks import UserError, in_one_line
 from stages.settings.config import hash_of
 
 FILE = "annotate.html"
+HTML = Path(__file__).with_name(FILE)
 SCRIPT = Path(__file__).with_name("annotate.js")
 OWN_STYLE = Path(__file__).with_name("annotate.css")
-TITLE = "Which summary is better?"
-BODY = """\
-<h1>{title}</h1>
-<form id="start">
-<p>You will see <span id="count"></span> posts with two summaries each. Say which one is better: it
-is accurate (it claims nothing that the post does not say), covers what matters most, and can be
-understood without the post. Nothing is sent anywhere: this browser keeps what you say, and you save
-it as a file.</p>
-<p><label>Your name: <input id="name" autocomplete="off" required></label>
-<button>Begin (Enter)</button></p>
-</form>
-<div id="work" hidden>
-<p class="soft"><span id="progress"></span> <b id="kept"></b></p>
-<div id="pair">
-<h2 id="title"></h2>
-<p class="soft" id="subreddit"></p>
-<div id="post" tabindex="0"></div>
-<div class="sides">
-<div class="side"><h3>A</h3><p id="first"></p></div>
-<div class="side"><h3>B</h3><p id="second"></p></div>
-</div>
-<p><kbd>1</kbd> A is far better ... <kbd>4</kbd> slightly better &nbsp; <kbd>6</kbd> B is slightly
-better ... <kbd>9</kbd> far better</p>
-<p>Without saying how much: <button data-key="a">A (key a)</button>
-<button data-key="b">B (key b)</button> &nbsp; <button data-key="s">skip (s)</button></p>
-</div>
-<p id="done" hidden class="lead">That was the last pair. Save your verdicts with the key d.</p>
-<p><button data-key="u">one back (u)</button> <button data-key="d">save the file (d)</button></p>
-</div>"""
 
 
-def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
+def to_html(pairs: Sequence[dict[str, Any]]) -> str:
     """The whole page; `pairs` have `info` and `summaries` in the schema of `comparisons`."""
     script = SCRIPT.read_text(encoding="utf-8")
     style = STYLE.read_text(encoding="utf-8") + OWN_STYLE.read_text(encoding="utf-8")
@@ -68,16 +39,8 @@ def to_html(pairs: Sequence[dict[str, Any]], title: str = TITLE) -> str:
         " base-uri 'none'; form-action 'none'"
     )
     data = {"key": hash_of(pairs), "split": SPLIT, "pairs": [_needed(pair) for pair in pairs]}
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
-        f"{BODY.format(title=html.escape(title))}\n</main>\n"
-        f'<script type="application/json" id="pairs">{as_data(data)}</script>\n'
-        f"<script>{script}</script>\n</body>\n</html>\n"
-    )
+    shown = {"policy": policy, "style": style, "script": script, "pairs": as_data(data)}
+    return HTML.read_text(encoding="utf-8").format(**shown)
 
 
 def _needed(pair: dict[str, Any]) -> dict[str, Any]:

@@ -200,6 +200,8 @@ def blocks(
     notes += [note for wrong in planted for note in wrong.notes]
     each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
+    seen = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
+    header = ("error", "number", "seen", "value", "default's")
     return [
         lead(summary(planted), distrust(rows, f"{len(default)} seeds at most")),
         errors_table(planted),
@@ -207,7 +209,7 @@ def blocks(
         *against([whose(default), *notes]),
         *(stopped if any(wrong.refused for wrong in planted) else []),
         Heading("Every number that betrays"),
-        betrayals_table(planted),
+        Table(header, seen or [[MISSING] * len(header)]),
         Heading("The rule"),
         *(Text(text) for text in (COLUMNS, rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
@@ -282,12 +284,6 @@ def refusals_table(planted: Sequence[PlantedRun]) -> Table:
         for seed, message in wrong.refused.items()
     ]
     return Table(("error", "seed", "what the check said"), rows)
-
-
-def betrayals_table(planted: Sequence[PlantedRun]) -> Table:
-    """A row for each number that an error moves out of the default's range."""
-    rows = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
-    return Table(("error", "number", "seen", "value", "default's"), rows or [[MISSING] * 5])
 
 
 def alarms(default: Sequence[Record], planted: Sequence[PlantedRun]) -> str:

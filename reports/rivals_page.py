@@ -32,7 +32,7 @@ from reports.parts.sentences import (
     not_judged_alike,
     notes_of_judges,
 )
-from reports.parts.words import MISSING, named, number
+from reports.parts.words import MISSING, named, number, seeds_mean
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
@@ -135,7 +135,7 @@ class Matched:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % t interval of the mean over seeds; None for fewer than two."""
-        return mean_of_seeds(self.each) if len(self.each) > 1 else None
+        return mean_of_seeds(self.each)
 
     @property
     def is_clear(self) -> bool:
@@ -220,11 +220,7 @@ def told(pair: Matched, measure: str) -> str:
     _, digits, factor = MEASURES[measure]
     if not pair.each:
         return MISSING
-    mean = f"{factor * fmean(pair.each):+.{digits}f}"
-    if pair.interval is None:
-        return mean
-    low, high = (f"{factor * bound:+.{digits}f}" for bound in pair.interval)
-    return f"{mean} [{low}, {high}]"
+    return seeds_mean(pair.each, lambda value: f"{factor * value:+.{digits}f}")
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -328,9 +324,7 @@ def _mean(values: Sequence[float | None], measure: str) -> str:
     _, digits, factor = MEASURES[measure]
     if not known:
         return MISSING
-    bounds = mean_of_seeds(known) if len(known) > 1 else None
-    mean = f"{factor * fmean(known):.{digits}f}"
-    return f"{mean} [{', '.join(f'{factor * x:.{digits}f}' for x in bounds)}]" if bounds else mean
+    return seeds_mean(known, lambda value: f"{factor * value:.{digits}f}")
 
 
 def figure(points: Sequence[Point]) -> Block:

@@ -16,9 +16,8 @@ from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison
-from eval.rates.scores import proxy_and_gold
 from eval.versus import judge_sides
-from eval.win_rate import measure_win_rates
+from eval.win_rate import measure_win_rates, proxy_and_gold
 from reports.run_page import write_report
 from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft

@@ -42,7 +42,7 @@ def started(before_ppo):
     eos_id, pad_id = before_ppo.eos_id, before_ppo.pad_id
     queries = pad_left([torch.tensor([5, 6, 7]), torch.tensor([8, 9])], pad_id)
     rows = [torch.tensor([4, 3, eos_id]), torch.tensor([5, eos_id])]
-    responses = pad_right(rows, pad_id, length=5)
+    responses = torch.nn.functional.pad(pad_right(rows, pad_id), (0, 2), value=pad_id)
     learner = learner_of(before_ppo, make_config("tiny"))
     unknown = torch.zeros(responses.shape)
     sampled = Sampled(queries=queries, responses=responses, sampled_logprobs=unknown)

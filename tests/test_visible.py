@@ -90,7 +90,7 @@ def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, monkeypatch, cap
 
 def test_the_page_for_people_is_free_of_it():
     pairs = [pair(1, texts=(WHOLE, "second"), post=WHOLE)]
-    assert not hidden_in(visible(annotate_page.to_html(pairs, WHOLE)))
+    assert not hidden_in(visible(annotate_page.to_html(pairs)))
     assert "red" in page.as_data([HOSTILE])
 
 

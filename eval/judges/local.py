@@ -16,6 +16,7 @@ from eval.judges.prompt import LETTER, make_question
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
+from stages.posts.ragged import pad_left
 from stages.running.progress import progress
 from stages.settings.checks import UserError, first_line, is_out_of_memory
 
@@ -111,13 +112,8 @@ class LocalJudge(Judge):
     @torch.no_grad()
     def _letter_shares(self, prompts: Sequence[list[int]]) -> list[tuple[float, float]]:
         """The probabilities of "A" and of "B" as the first token of the answer to each prompt."""
-        longest = max(map(len, prompts))
-        tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-        mask = torch.zeros(len(prompts), longest, dtype=torch.bool)
-        for row, prompt in enumerate(prompts):
-            tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = True
-        inputs = model_inputs(tokens.to(self.device), mask.to(self.device))
+        tokens = pad_left([torch.tensor(prompt) for prompt in prompts], -1).to(self.device)
+        inputs = model_inputs(tokens.clamp(min=0), tokens != -1)
         logits: Tensor = self.model(**inputs, logits_to_keep=1, use_cache=False).logits[:, -1]
         shares = logits.float().softmax(dim=-1).cpu()
         a, b = (shares[:, ids].sum(dim=-1).tolist() for ids in self.letter_ids)

@@ -6,7 +6,6 @@ correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length
 simple_judges   a judge beside the longest text, the majority label and the most overlap
 strengths       several systems and several judges
-scores          mean scores of a proxy and a gold reward model
 overoptimisation  gold score over KL: the law of Gao et al. 2022
 table           every rate of a table of verdicts, with its interval
 """

@@ -7,7 +7,7 @@ policies on it, stay together (Miller 2411.00640). Outcomes are 1, 1/2 (a tie co
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil, comb, floor, sqrt
+from math import ceil, floor, sqrt
 from statistics import NormalDist
 from typing import Any
 
@@ -270,15 +270,13 @@ def needed_to_show(rate: float, bound: float) -> int:
 def fisher_exact(failed: tuple[int, int], tried: tuple[int, int]) -> float:
     """Two-sided p-value of two groups having one rate of failure, given their numbers together.
 
-    All tables with these margins that are no likelier than the one seen, counted in whole numbers.
+    By scipy: all tables with these margins that are no likelier than the one seen.
     Source: Fisher's exact test (Fisher 1934).
     """
-    total = sum(failed)
-    ways = {
-        first: comb(tried[0], first) * comb(tried[1], total - first) for first in range(total + 1)
-    }
-    rare = sum(count for count in ways.values() if count <= ways[failed[0]])
-    return rare / comb(sum(tried), total)
+    from scipy.stats import fisher_exact as exact_test
+
+    table = [[bad, count - bad] for bad, count in zip(failed, tried, strict=True)]
+    return float(exact_test(table).pvalue)
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:

@@ -11,8 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from eval.rates.reward_pairs import with_statistics
-from eval.rates.scores import agreement
-from eval.win_rate import names_of_pair, pair_name
+from eval.win_rate import agreement, names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from eval.rates.formulas import mean_of_seeds
 from reports.parts.collect import Record
 from reports.parts.page import Table
-from reports.parts.words import Row, named, number
+from reports.parts.words import Row, named, number, seeds_mean, whole
 
 GAIN = 0.9
 """Share of the smallest rival's gain in reward that all are timed to."""
@@ -72,9 +71,9 @@ def spent_table(records: Sequence[Record], kl_coef: float) -> Table | None:
     rows = [
         [
             named(name),
-            _mean([x.updates for x in seeds], 0),
-            _mean([x.tokens / 1000 for x in seeds], 0),
-            _mean([x.seconds for x in seeds], 0),
+            seeds_mean([x.updates for x in seeds], whole),
+            seeds_mean([x.tokens / 1000 for x in seeds], whole),
+            seeds_mean([x.seconds for x in seeds], whole),
             number(max(memory[name])),
             str(len(seeds)),
         ]
@@ -88,9 +87,3 @@ def spent_table(records: Sequence[Record], kl_coef: float) -> Table | None:
         " compare only where nothing else ran."
     )
     return Table(header, rows, caption)
-
-
-def _mean(values: Sequence[float], digits: int) -> str:
-    bounds = mean_of_seeds(values)
-    mean = number(fmean(values), digits)
-    return f"{mean} [{', '.join(number(x, digits) for x in bounds)}]" if bounds else mean

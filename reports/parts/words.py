@@ -1,11 +1,12 @@
 """Numbers in plain words: how every page writes a rate, a difference, a name and a setting."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
+from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import Interval, wilson
+from eval.rates.formulas import Interval, mean_of_seeds, wilson
 from stages.settings.config import public_value
 from stages.settings.judge import READ_BY, JudgeSettings
 from stages.settings.stages import POLICY_STAGES
@@ -131,6 +132,12 @@ def kappa(value: Row | None) -> str:
     if value is not None and value["low"] == value["high"]:
         return number(value["estimate"])
     return plain(value)
+
+
+def seeds_mean(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none."""
+    bounds, mean = mean_of_seeds(values), form(fmean(values))
+    return f"{mean} [{', '.join(map(form, bounds))}]" if bounds else mean
 
 
 def p_value(value: float | None) -> str:

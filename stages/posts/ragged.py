@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from stages.running.files import read_lines
 
@@ -81,19 +82,11 @@ def load_split(folder: Path, name: str) -> TokenizedSplit:
     return TokenizedSplit(columns=columns, rows=read_lines(folder / f"{name}.jsonl"))
 
 
-def pad_left(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
-    """Stack sequences so that they end together: [B, longest], or [B, length] if that is more."""
-    longest = max(length, *(len(sequence) for sequence in sequences))
-    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[longest - len(sequence) :] = sequence
-    return padded
+def pad_left(sequences: list[Tensor], pad_id: int) -> Tensor:
+    """Stack sequences so that they end together: [B, longest]."""
+    return pad_sequence(sequences, batch_first=True, padding_value=pad_id, padding_side="left")
 
 
-def pad_right(sequences: list[Tensor], pad_id: int, length: int = 0) -> Tensor:
-    """Stack sequences so that they begin together: [B, longest], or [B, length] if that is more."""
-    longest = max(length, *(len(sequence) for sequence in sequences))
-    padded = torch.full((len(sequences), longest), pad_id, dtype=torch.long)
-    for row, sequence in zip(padded, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return padded
+def pad_right(sequences: list[Tensor], pad_id: int) -> Tensor:
+    """Stack sequences so that they begin together: [B, longest]."""
+    return pad_sequence(sequences, batch_first=True, padding_value=pad_id)

@@ -238,9 +238,6 @@ def is_cnndm(row: dict[str, Any]) -> bool:
     return row.get("batch") in CNNDM_BATCHES
 
 
-# -- what is used of them --------------------------------------------------------------------------
-
-
 def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[Located]]:
     """The rows of each split that the settings use, in their order.
 
