@@ -189,9 +189,7 @@ def picture(entries: Sequence[Entry]) -> list[Block]:
         for entry in by_rate(entries)
         if entry.rate
     ]
-    caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-    panel, high = plots.win_rates(drawn), plots.tall(drawn)
-    return [plots.figure("win-rate", caption, [panel], 1.75, high)] if drawn else []
+    return [*plots.win_rate_figure(drawn)]
 
 
 def conclusion(pair: Paired) -> str:

@@ -181,7 +181,8 @@ class Maker:
         replacement = self._replacement(cell, stages, own)
         steps = plan(config, own, replacement.stages)
         if self.execution.dry_run:
-            _say_plan(cell, steps)
+            lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
+            print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
         if any("judge" in STAGES[stage].sections for stage, _ in steps):
             check_asking(config.judge, bool(self.execution.max_cost))
@@ -330,11 +331,6 @@ def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None
     parts += [f"{code}: REPLACE=1 makes them anew"] if code else []
     if parts:
         print(f"{cell.label}: {'; '.join(parts)}")
-
-
-def _say_plan(cell: Cell, steps: Sequence[tuple[str, str]]) -> None:
-    lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
-    print("\n".join(f"{cell.label}: {line}" for line in lines))
 
 
 # -- command line ----------------------------------------------------------------------------------

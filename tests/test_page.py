@@ -120,11 +120,11 @@ def test_a_page_that_is_written_again_leaves_no_file_of_the_earlier_one(tmp_path
     ],
 )
 def test_a_cell_becomes_its_numbers(cells, header, expected):
-    found = columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
-    assert list(found.header) == ["", *header]
-    assert found.rows[0][1:] == expected
+    titles, rows = columns_of(Table(("", "rate [95%]"), [["x", cell] for cell in cells]))
+    assert titles == ["", *header]
+    assert rows[0][1:] == expected
     if cells == ["63.0% [60.0, 66.0]", "–"]:
-        assert found.rows[1][1:] == [None, None, None]
+        assert rows[1][1:] == [None, None, None]
 
 
 def test_no_text_of_a_csv_is_a_formula_in_a_spreadsheet():

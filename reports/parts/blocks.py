@@ -260,16 +260,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 # -- for programs ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Columns:
-    """A table as programs read it."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-
-def columns_of(table: Table) -> Columns:
-    """The table with a column for each number."""
+def columns_of(table: Table) -> tuple[list[str], list[list[Cell]]]:
+    """Header and rows of the table with a column for each number, as programs read it."""
     parts = [
         _column(title, [row[index] for row in table.rows])
         for index, title in enumerate(table.header)
@@ -278,29 +270,24 @@ def columns_of(table: Table) -> Columns:
     rows = [
         [cell for _, cells in parts for cell in cells[number]] for number in range(len(table.rows))
     ]
-    return Columns(header, rows)
+    return header, rows
 
 
 def as_csv(table: Table) -> str:
     """The table as CSV, comma and LF; a text that begins like a formula gets an apostrophe."""
-    columns = columns_of(table)
+    header, rows = columns_of(table)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_no_formula(title) for title in columns.header])
-    writer.writerows([_no_formula(cell) for cell in row] for row in columns.rows)
+    lines: list[Sequence[Cell]] = [header, *rows]
+    writer.writerows([_no_formula(cell) for cell in line] for line in lines)
     return text.getvalue()
 
 
 def as_record(table: Table, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
-    columns = columns_of(table)
-    return {
-        "name": table.name,
-        "section": section,
-        "caption": table.caption,
-        "columns": list(columns.header),
-        "rows": [list(row) for row in columns.rows],
-    }
+    header, rows = columns_of(table)
+    about = {"name": table.name, "section": section, "caption": table.caption}
+    return about | {"columns": header, "rows": rows}
 
 
 def _column(title: str, cells: Sequence[str]) -> tuple[list[str], list[list[Cell]]]:

@@ -150,11 +150,7 @@ def figure(standing: Row, name: str = "win-rate") -> list[Block]:
         for system, values in standing["systems"].items()
         if has_rate(values)
     ]
-    if not drawn:
-        return []
-    panel, high = plots.win_rates(drawn), plots.tall(drawn)
-    caption = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
-    return [plots.figure(name, caption, [panel], 1.75, high)]
+    return [*plots.win_rate_figure(drawn, name)]
 
 
 def leads(standing: Row) -> str:

@@ -114,7 +114,8 @@ def signals_handled(command: str) -> Iterator[None]:
 
     def handle(number: int, frame: Any) -> None:
         if not ask_to_stop(number):
-            end_at_once(number, command)
+            say_how_to_go_on(number, command)
+            os._exit(128 + number)  # what was saved before stays good
 
     forget_signals()
     before = {number: signal.signal(number, handle) for number in handled_signals()}
@@ -143,12 +144,6 @@ def say_how_to_go_on(number: int, command: str) -> None:
     if os.environ.get("RANK", "0") == "0" and CALLER_SAYS_STOP not in os.environ:
         name = signal.Signals(number).name
         print(f"stopped by {name}: `{command}` goes on from here", file=sys.stderr, flush=True)
-
-
-def end_at_once(number: int, command: str) -> NoReturn:
-    """End the process without finishing anything; what was saved before stays good."""
-    say_how_to_go_on(number, command)
-    os._exit(128 + number)
 
 
 def is_about_another_process(error: Exception) -> bool:
