@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.judges.protocol import Row
 from eval.output_rows import Output, check_texts, flattened, outputs_of
-from eval.rates.length_control import word_count
+from eval.rates.length_control import mean_words
 from eval.rates.simple_judges import measured
 from stages.driving.start import run_stage
 from stages.finished import OUTPUT_FILES, output_files
@@ -47,7 +47,7 @@ def take_outputs(config: Config) -> None:
                 "posts": len(references),
                 "policies": {name: describe(rows) for name, rows in systems.items()},
                 "reference_tokens": None,
-                "reference_words": _mean_words(list(references.values())),
+                "reference_words": mean_words(references.values()),
                 **given_names(outputs),
                 **reference_system(outputs, config.outputs),
             }
@@ -289,12 +289,8 @@ def describe(rows: Sequence[Row]) -> dict[str, float | None]:
     unknown: dict[str, float | None] = dict.fromkeys(
         ("tokens", "score", "reference_score", "eos_rate")
     )
-    words = {"words": _mean_words([row["summary"] for row in rows]), "posts": len(rows)}
+    words = {"words": mean_words(row["summary"] for row in rows), "posts": len(rows)}
     return unknown | words | text_measures(rows)
-
-
-def _mean_words(texts: Sequence[str]) -> float:
-    return sum(word_count(text) for text in texts) / len(texts)
 
 
 def main(argv: list[str] | None = None) -> None:

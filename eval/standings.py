@@ -4,7 +4,7 @@ What is counted here, `make leaderboard` and the page of given summaries show. E
 from rows of `judgements.jsonl`; a system is what those rows call a policy.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from math import copysign, inf
@@ -14,7 +14,7 @@ import numpy as np
 
 from eval.judges.protocol import Row
 from eval.rates.formulas import as_plain, clustered_share, mean_of_posts, post_numbers, two_sided
-from eval.rates.length_control import word_count
+from eval.rates.length_control import mean_words
 from eval.rates.strengths import (
     Game,
     cohen_over_posts,
@@ -65,7 +65,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         name: describe(scores[name])
         | {
             "statistics": statistics_of(name, rows, texts[name]),
-            "words": _mean_words(texts[name][post][0] for post in scores[name]),
+            "words": mean_words(texts[name][post][0] for post in scores[name]),
             "strength": placed.get(name),
         }
         for name in scores
@@ -89,7 +89,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         if pairs
         else differences({name: scores[name] for name in given}),
         "head_to_head": head_to_head(order, direct),
-        "reference_words": _mean_words(any_system[post][1] for post in any_system if post in posts),
+        "reference_words": mean_words(any_system[post][1] for post in any_system if post in posts),
     }
 
 
@@ -133,10 +133,6 @@ def of_strengths(order: Sequence[str], placed: Mapping[str, Row]) -> list[dict[s
 def _given(system: Row) -> bool:
     """Whether so few posts are unjudged that a rate may be given."""
     return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
-
-
-def _mean_words(texts: Iterable[str]) -> float:
-    return float(np.mean([word_count(text) for text in texts]))
 
 
 def _games(scores: Mapping[tuple[str, str], Scores]) -> list[Game]:

@@ -46,7 +46,6 @@ from stages.settings.stages import POLICY_GRADIENT_STAGES
 
 MOST_CHANGED, MOST_OTHERS = 200, 100  # posts on the page
 SHOWN = 4  # changed posts that stand where no script runs
-COLORS = (plots.SFT, plots.PPO, plots.RM, plots.PAPER, plots.OTHER)
 CHANGES = {
     BETTER: "better",
     WORSE: "worse",
@@ -178,7 +177,7 @@ def at_length(entry: Entry) -> str:
 def colors_of(entries: Sequence[Entry]) -> list[str]:
     """A colour for each entry: that of its policy where all policies differ."""
     named = [plots.color_of(entry.policy) for entry in entries]
-    return named if len(set(named)) == len(named) else [*islice(cycle(COLORS), len(named))]
+    return named if len(set(named)) == len(named) else [*islice(cycle(plots.COLORS), len(named))]
 
 
 def picture(entries: Sequence[Entry]) -> list[Block]:

@@ -43,7 +43,6 @@ UNTESTED = "not shown: no point beyond a peak"
 STRENGTHS, KLS = 4, 6  # with fewer the page says that they are few
 GRID = 60  # places at which a line is drawn
 PROXY = {"accuracy": "Proxy accuracy on the policy's samples", "proxy": "Proxy score"}
-COLORS = (plots.SFT, plots.PPO, plots.RM, plots.PAPER, plots.OTHER)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -276,7 +275,7 @@ def _about(curves: Sequence[Law]) -> str:
 
 def _draw(axes: Axes, curves: Sequence[Law]) -> None:
     for place, curve in enumerate(curves):
-        color = COLORS[place % len(COLORS)]
+        color = plots.COLORS[place % len(plots.COLORS)]
         _dots(axes, curve, color)
         _law(axes, curve, color)
     axes.set_xlabel("square root of KL, nats")
@@ -347,7 +346,7 @@ def _panel(curves: Sequence[Law], title: str, measure: str) -> plots.Panel:
         for seed in seeds_of(curve.points):
             known = [(x.root, getattr(x, measure)) for x in of(curve.points, seed=seed)]
             line = sorted((root, value) for root, value in known if value is not None)
-            lines.append((curve.strength, COLORS[place % len(COLORS)], line))
+            lines.append((curve.strength, plots.COLORS[place % len(plots.COLORS)], line))
 
     def draw(axes: Axes) -> None:
         named = set()

@@ -7,6 +7,7 @@ has no effect the two agree. That also takes off what a summary gains by telling
 shown. Length is counted in words.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,6 +57,12 @@ class VerdictTable:
 def word_count(text: str) -> int:
     """Words of a summary, at least 1, because 0 has no logarithm."""
     return max(1, len(text.split()))
+
+
+def mean_words(texts: Iterable[str]) -> float:
+    """Mean `word_count` of some summaries."""
+    counts = [word_count(text) for text in texts]
+    return sum(counts) / len(counts)
 
 
 def length_controlled(table: VerdictTable) -> dict[str, Any]:

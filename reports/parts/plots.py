@@ -22,6 +22,7 @@ from reports.parts import blocks
 
 SFT, PPO, RM, PAPER = "#2f7fc1", "#e0702b", "#2c9a6b", "#9a6bc1"
 OTHER = "#8a8f3c"
+COLORS = (SFT, PPO, RM, PAPER, OTHER)  # of what has no colour of its own
 POLICY_COLORS = {"sft": SFT, "ppo": PPO, "dpo": PAPER, "rloo": RM}
 # Stand-ins for ink, grid and ground: the HTML page puts its own (light or dark) in their place.
 INK, GRID, GROUND = "#48515b", "#dfe3e8", "#fefefe"
@@ -123,11 +124,6 @@ def lines(title: str, curves: Sequence[Curve], x: str = "update", share: bool = 
     about = " ".join(_course(curve, share) for curve in curves if curve.label)
     plain = [curve for curve in curves if not (curve.faint or curve.dots)]
     return Panel(title, draw, about, any(len(curve.steps) > MOST_POINTS for curve in plain))
-
-
-def is_constant(curves: Sequence[Curve]) -> bool:
-    """Whether all points of some curves have one value, so that a plot would say no more."""
-    return len({value for curve in curves for value in curve.values}) <= 1
 
 
 def legend(axes: Axes) -> None:
@@ -391,15 +387,14 @@ def _draw_line(axes: Axes, line: Curve) -> None:
 def smoothed(line: Curve, most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
     """Steps and values of a curve, as means of neighbours: at most so many points."""
     groups = _groups(len(line.steps), most)
-    steps, values = line.steps, line.values
-    return [_mean(steps[group]) for group in groups], [_mean(values[group]) for group in groups]
+    steps, values = (
+        [sum(part[group]) / len(part[group]) for group in groups]
+        for part in (line.steps, line.values)
+    )
+    return steps, values
 
 
 def _groups(length: int, most: int = MOST_POINTS) -> list[slice]:
     """At most so many runs of neighbours that cover all points."""
     size = max(1, math.ceil(length / most))
     return [slice(start, start + size) for start in range(0, length, size)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

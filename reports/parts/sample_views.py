@@ -165,15 +165,14 @@ class SampleBrowser(Block):
         """The policies' own words: no post, no reference, and no judge who may quote them."""
         return replace(
             self,
-            posts=[own_words(row) for row in self.posts],
+            posts=[
+                row
+                | {"post": None, "reference": None}
+                | {"sides": [side | {"said": []} for side in row["sides"]]}
+                for row in self.posts
+            ],
             few=[sample.without_the_data() for sample in self.few],
         )
-
-
-def own_words(row: Row) -> Row:
-    """A row without what others wrote."""
-    sides = [side | {"said": []} for side in row["sides"]]
-    return row | {"post": None, "reference": None, "sides": sides}
 
 
 def fitting(rows: Iterable[Row], most: int = MOST_SAMPLES, size: int = MOST_BYTES) -> list[Row]:

@@ -228,8 +228,8 @@ def _panels(
         for key, own in zip(logged, (color, SECOND), strict=False):
             label = WORDS.get(key, title)
             lines += [*_faint(others, key, own), plots.curve(rows, key, label, own)]
-        if lines and plots.is_constant(lines):
-            values = [value for line in lines for value in line.values]
+        values = [value for line in lines for value in line.values]
+        if lines and len(set(values)) <= 1:  # a plot would say no more
             plain = title if title[:2].isupper() else f"{title[0].lower()}{title[1:]}"
             constant += [f"{plain} {values[0]:g}" for _ in values[:1]]
         elif lines:
