@@ -5,7 +5,7 @@ other words in it make nothing stale. Its head is the one that the Hugging Face 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,10 +118,10 @@ def card(
         optimised=STAGES[stage].policy_gradient,
         licence=licence(config),
         base=base_id(config),
-        base_licence=base_licence(config),
+        base_licence=_known(MODEL_LICENCES, config.base.checkpoint),
         start=public_value("base.checkpoint", config.base.checkpoint),
         names=datasets(config),
-        terms=_terms,
+        terms=partial(_known, DATA_LICENCES),
         source=public_value("data.source", config.data.source),
         place=place,
         here="  # the folder of this file" if place == HERE else "",
@@ -162,21 +162,12 @@ def licence(config: Config) -> str:
     known_data = config.data.source == TOY or all(
         name.startswith(tuple(DATA_LICENCES)) for name in datasets(config) or [UNKNOWN]
     )
-    return base_licence(config) if known_data else UNKNOWN
+    return _known(MODEL_LICENCES, config.base.checkpoint) if known_data else UNKNOWN
 
 
-def base_licence(config: Config) -> str:
-    """The licence of the checkpoint that the run began with."""
-    checkpoint = config.base.checkpoint
-    return next(
-        (licence_id for k, licence_id in MODEL_LICENCES.items() if checkpoint.startswith(k)),
-        UNKNOWN,
-    )
-
-
-def _terms(name: str) -> str:
-    """The licence of a data set."""
-    return next((terms for key, terms in DATA_LICENCES.items() if name.startswith(key)), UNKNOWN)
+def _known(licences: Mapping[str, str], name: str) -> str:
+    """The licence of a checkpoint or a data set, by how its name begins."""
+    return next((terms for key, terms in licences.items() if name.startswith(key)), UNKNOWN)
 
 
 def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
