@@ -269,13 +269,13 @@ ABLATIONS = {
     "critic-reward-model": Ablation(
         "ppo.critic_init=reward_model", "critic from the reward model, its head too (detail 22)"
     ),
-    "critic-paper": Ablation(
-        "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95",
-        "critic and lambda as in the paper (details 20 and 22)",
-    ),
     "no-critic-updates": Ablation(
         "ppo.critic_updates=0",
         "the critic does not learn before the policy does (beside detail 22)",
+    ),
+    "critic-paper": Ablation(
+        "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95",
+        "critic and lambda as in the paper (details 20 and 22)",
     ),
     "critic-zero-alone": Ablation(
         "ppo.critic_init=zero ppo.critic_updates=0",
