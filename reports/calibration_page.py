@@ -11,7 +11,7 @@ from reports.parts import page
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
 from reports.parts.page import Block, Heading, Text
 from reports.parts.sentences import checks_of_judge
-from reports.parts.words import Row
+from reports.parts.words import Row, estimate, in_points
 from reports.sections.calibration import calibration, corrected_rates
 from stages.driving.mirror import open_mirrors
 from stages.finished import MISSING, inputs_now, mend, refusal, stage_folder, why_not
@@ -57,6 +57,7 @@ def blocks(config: Config, results: Row) -> list[Block]:
     undecided = [results["undecided"]] if results.get("undecided") else []
     verdict = checks_of_judge(f"The judge {name}", flags_of(controls, results), undecided)
     verdict = verdict or f"The judge {name} passed every check against the labels."
+    verdict = " ".join(filter(None, [beside_the_longer(results), verdict]))
     evaluated = results_of(stage_folder(config, "win_rate")) is not None
     corrected = corrected_rates(load_run(config)) if evaluated else {}
     return [
@@ -65,6 +66,19 @@ def blocks(config: Config, results: Row) -> list[Block]:
         *calibration(results, corrected),
         *([] if corrected else [Text("No run was evaluated with it yet: nothing to correct.")]),
     ]
+
+
+def beside_the_longer(results: Row) -> str:
+    """How often it agrees with the labels, and whether taking the longer text does as well."""
+    if results["agreement"] is None or "longest" not in results["simple"]:
+        return ""
+    gap = results["simple"]["longest"]["difference"]
+    told = "reliably more often" if gap["low"] > 0 else "NOT reliably more often"
+    told = "LESS often" if gap["high"] < 0 else told
+    return (
+        f"It agrees with the labels on {estimate(results['agreement'])} of the pairs, {told} than"
+        f" the longer text does ({in_points(gap)})."
+    )
 
 
 if __name__ == "__main__":

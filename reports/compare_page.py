@@ -13,7 +13,7 @@ from dataclasses import astuple
 from itertools import cycle, islice
 from pathlib import Path
 
-from reports.parts import page, plots, sentences, words
+from reports.parts import gained, page, plots, sentences, words
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
@@ -118,13 +118,16 @@ def blocks(
     seeds = "" if any(pair.is_clear for pair in pairs) else "seeds could explain it"
     single = "one pair of policies" if all(len(pair.each) == 1 for pair in pairs) else seeds
     return [
-        sentences.lead(answer(entries, pairs), sentences.distrust(rows, single)),
+        sentences.lead(
+            answer(entries, pairs), gained.sentence(entries), sentences.distrust(rows, single)
+        ),
         results(entries, pairs),
         *picture(entries),
         *sentences.against([*caveats(entries), *left_out]),
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
         Text(METHOD),
+        *filter(None, [gained.table(entries)]),
         summaries(entries, pairs),
         each_seed(entries),
         Heading("Changed posts"),

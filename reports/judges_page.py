@@ -170,6 +170,22 @@ def source_of(calibrated: Calibrated) -> str:
     return "the built-in world" if source == TOY else shown("data.source", source)
 
 
+def answer(group: Sequence[Calibrated]) -> str:
+    """Which judges of one group are worth asking: those that reliably beat the longer text."""
+    judges = [row for row in rows_of(group) if row.get("more_than_longest")]
+    above = [row["judge"] for row in judges if row["more_than_longest"]["low"] > 0]
+    pairs = f"On {whole(len(group[0].pairs))} labelled pairs of {source_of(group[0])}"
+    if not judges:
+        return f"{pairs} no judge was compared with taking the longer text."
+    if not above:
+        none = "the judge does not" if len(judges) == 1 else f"none of the {len(judges)} judges can"
+        return f"{pairs} {none} reliably beat taking the longer text."
+    rest = len(judges) - len(above)
+    others = f"; {rest} of {len(judges)} judges cannot" if rest else ""
+    verb = "beats" if len(above) == 1 else "beat"
+    return f"{pairs} {', '.join(above)} reliably {verb} taking the longer text{others}."
+
+
 def section(group: Sequence[Calibrated]) -> list[Block]:
     """The table of one group, and why judges are flagged."""
     rows = rows_of(group)
@@ -230,12 +246,7 @@ def _shortened(name: str) -> str:
 def write_page(calibrations: Sequence[Calibrated]) -> Path:
     """Write the page, and its numbers with what it was made from; returns the HTML's path."""
     groups = by_pairs(calibrations)
-    lead = Text(
-        f"{len(calibrations)} calibrations of judges, on {len(groups)} sets of labelled pairs. A"
-        " judge is worth its price where it clearly agrees with the labels more often than the"
-        " longest text does.",
-        lead=True,
-    )
+    lead = Text(" ".join(map(answer, groups)), lead=True)
     blocks = [lead, *(block for group in groups for block in section(group))]
     path = page.write(page.beside_the_runs(), STEM, "Judges beside the same labels", blocks)
     note_sources(

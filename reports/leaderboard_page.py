@@ -23,9 +23,9 @@ from reports.parts.collect import (
     judge_undecided,
     load_run,
 )
-from reports.parts.page import Block, Heading, Note, Table, Text
+from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import checks_of_judge, critic_notes, notes_of_systems
+from reports.parts.sentences import against, checks_of_judge, critic_notes, notes_of_systems
 from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
@@ -167,19 +167,23 @@ def blocks(
         f" orders. By {f'the {PANEL}' if by_panel else briefly(judges[0].label)}:"
         f" {systems.leads(by_panel or first)}{_none_passed(judges)}"
     )
+    main = PANEL if by_panel else next(iter(standings))
+    others = [name for name in standings if name != main]
+    beside = [*systems.left_out(first), *systems.differences(standings[main])]
+    beside += [systems.side_by_side(standings)] if others else []
     return [
         Text(lead, lead=True),
-        *(Note(note) for note in notes(judges)),
-        *(Text(line) for line in left_out),
-        *systems.left_out(first),
-        *([systems.side_by_side(standings)] if len(standings) > 1 else []),
+        systems.table(standings[main]),
+        *systems.figure(standings[main]),
+        *against([*notes(judges), *left_out]),
+        *([Heading("Systems beside each other"), *beside] if beside else []),
         Heading("The judges"),
         _judges_table(judges),
         *(_agreement(judges) if len(members(judges)) > 1 else []),
         *(
             block
-            for name, standing in standings.items()
-            for block in _standing(name, standing, standing is first)
+            for place, name in enumerate(others, start=1)
+            for block in _standing(name, standings[name], f"win-rate-{place}")
         ),
     ]
 
@@ -234,13 +238,13 @@ def _panel_without_pairs(panel_of: Sequence[JudgedRun]) -> str:
     )
 
 
-def _standing(name: str, standing: Row, explained: bool) -> list[Block]:
-    slug = "".join(letter if letter.isalnum() else "-" for letter in name).strip("-")
+def _standing(name: str, standing: Row, figure: str) -> list[Block]:
+    """The systems by one more judge; `figure` names the plot."""
     return [
         Heading(f"By {name}"),
-        systems.table(standing, explained),
-        *systems.figure(standing, f"win-rate-{slug}"),
-        *systems.differences(standing, explained),
+        systems.table(standing, False),
+        *systems.figure(standing, figure),
+        *systems.differences(standing, False),
     ]
 
 

@@ -35,22 +35,24 @@ from stages.running.files import read_lines, write_json
 from stages.runs import RECORDS, holder_of
 
 ROOT = Path(__file__).parents[1]
-GOALS = ("sft", "rm", "ppo", "dpo", "eval")
+GOALS = ("sft", "rm", "ppo", "rloo", "dpo", "eval")
 SMALL = """
     base.hidden_size=32 base.num_layers=2 world.train_posts=320 world.validation_posts=10
     world.train_comparisons=96 world.validation_comparisons=20
     ppo.total_episodes=96 ppo.batch_size=16 ppo.critic_updates=1
+    rloo.total_episodes=96 rloo.batch_size=16
     memory.cpu_threads=1 checks.control_posts=3
 """.split()
 # How many of every 30 kills fall into each stage, and how many of these into a save.
 SHARES = {
     "base": (2, 0),
-    "sft": (6, 3),
+    "sft": (5, 2),
     "rm": (5, 2),
     "normalize": (2, 0),
-    "ppo": (7, 3),
-    "dpo": (3, 1),
-    "summaries": (3, 0),
+    "ppo": (6, 3),
+    "rloo": (4, 2),
+    "dpo": (2, 1),
+    "summaries": (2, 0),
     "judge": (1, 0),
     "report": (1, 0),
 }

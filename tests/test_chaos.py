@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from stages.finished import seal_of
 from tests import chaos
 from tests.chaos import SHARES, SMALL, Kill, Study, differences, plan
 
@@ -62,7 +63,8 @@ def test_a_difference_in_weights_metrics_or_results_is_found(killed, tmp_path):
     manifest = json.loads((other / "sft/manifest.json").read_text())
     manifest["outputs"]["model/model.safetensors"] = "other"
     manifest["results"]["rougeL"] = 0.0
-    (other / "sft/manifest.json").write_text(json.dumps(manifest))
+    sealed = manifest | {"seal": seal_of(manifest)}
+    (other / "sft/manifest.json").write_text(json.dumps(sealed))
     assert {"sft: results", "sft: model/model.safetensors"} <= set(differences(calm, other))
 
 
@@ -73,7 +75,7 @@ def test_thirty_kills_reach_every_stage_that_takes_its_time_and_a_third_of_them_
     }
     kills = [fault for fault in faults if fault.fault == "kill"]
     assert {one.stage for one in kills} == set(SHARES)
-    assert sum(one.during_save for one in kills) == 9
+    assert sum(one.during_save for one in kills) == 10
     assert [one.stage for one in faults] == sorted(
         (one.stage for one in faults), key=list(SHARES).index
     )

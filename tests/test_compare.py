@@ -7,6 +7,7 @@ import pytest
 from eval.versus import parts_of
 from reports import compare_page
 from reports.compare_page import changed_posts, some_of_each
+from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import beside, read_entries, settings_apart
 from reports.parts.sample_views import change
@@ -73,6 +74,32 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
     reverse = beside(entries[0], entries[1])
     assert reverse.each == pytest.approx([-8 / 9, -8 / 9, -7 / 9])
     assert "less often than b:ppo" in compare_page.conclusion(reverse)
+
+
+def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(runs):
+    spans = {  # by seed: proxy, then gold, each as estimate, low, high over posts
+        1: ((0.2, 0.1, 0.3), (0.1, -0.1, 0.3)),
+        2: ((0.4, 0.2, 0.6), (-0.3, -0.4, -0.2)),
+        3: ((0.3, 0.2, 0.4), (0.2, 0.1, 0.3)),
+    }
+    for name in ("tiny", "b"):
+        finish(name, A, *spans)
+    entries, _ = read_entries(["tiny:sft", "tiny:ppo", "b:ppo"])
+    for run in entries[1].runs:
+        both = zip(("proxy", "gold"), spans[run.seed], strict=True)
+        own = {scorer: dict(zip(("estimate", "low", "high"), x, strict=True)) for scorer, x in both}
+        run.results("win_rate")["scores"] = {"gains": {"ppo": own}}
+    table = gained.table(entries)
+    assert table is not None
+    # Three seeds: 0.3 and 0 on average; t(0.975, 2) is 4.303, and the spreads are 0.1 and 0.2646.
+    row = ["tiny:ppo", "+0.30 [+0.05, +0.55]", "0.20 (+), 0.40 (+), 0.30 (+)"]
+    assert table.rows == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
+    assert gained.sentence(entries) == (
+        "Against SFT: tiny:ppo raises the proxy in 3 of 3 seeds and raises the gold score in 1 of 3"
+        " seeds, lowers it in 1."
+    )
+    assert gained.table(entries[2:]) is None
+    assert gained.sentence(entries[2:]) == ""
 
 
 def test_one_pair_of_policies_says_nothing_about_seeds(runs):

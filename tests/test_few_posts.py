@@ -88,3 +88,9 @@ def test_three_posts_decide_nothing_and_every_page_says_so(pages, rule):
     for name in ("calibration", "judges"):
         assert "neither passed nor failed" in found[name]
         assert "of 125 needed)" in found[name]
+    lead = found["calibration"].split("\n\n")[1]
+    assert lead.startswith("It agrees with the labels on ")
+    assert "than the longer text does (" in lead
+    beats = "NOT reliably more often" not in lead and "LESS often" not in lead
+    none = "6 labelled pairs of three.jsonl the judge does not reliably beat taking the longer text"
+    assert (none in found["judges"]) is not beats

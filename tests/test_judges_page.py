@@ -83,6 +83,9 @@ def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_
     assert "72% to 77%" in said
     assert max(map(len, said.splitlines()[:-1])) <= 80
     text = (two_judges / "reports" / "judges.md").read_text()
+    rule = "facts (offline rule, not an LLM) reliably beats taking the longer text"
+    told = [f"On 60 labelled pairs of the built-in world {rule}"]
+    assert text.split("\n\n")[1] == f"{told[0]}; 1 of 2 judges cannot. {told[0]}."
     assert "people with each other | – | 72 to 77% |" in text
     assert text.count("| the label that most pairs have |") == 2
     assert "another has neither passed nor failed its calibration, too few pairs (60" in text

@@ -135,3 +135,11 @@ def test_processes_that_do_not_meet_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="2 processes were started, but each of them is alone"):
         make_accelerator(make_config("tiny"))
+
+
+def test_an_interpreter_without_the_packages_is_named_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("stages.settings.checks.find_spec", lambda name: None)
+    with pytest.raises(UserError) as error:
+        launch_words(1, 1, "ddp", "")
+    expected = f"{sys.executable} has no torch: `make install VENV=.venv` brings it"
+    assert str(error.value) == expected

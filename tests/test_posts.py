@@ -12,7 +12,7 @@ import torch
 
 from stages.learning.models import load_tokenizer
 from stages.posts.ragged import load_split, make_ragged, pad_left, pad_right, save_split
-from stages.posts.readers import SPLITS, Located, check_comparison, is_cnndm, read_source
+from stages.posts.readers import SPLITS, Located, check_comparison, is_cnndm, read_source, subsample
 from stages.posts.tokens import (
     CNNDM_LIMITS,
     Limits,
@@ -97,6 +97,31 @@ def test_jsonl_rows_come_with_file_and_line(tmp_path):
     ]
     assert found["sft_train"][0][1] == POST
     assert found["comparisons_validation"] == [(f"{folder}/comparisons_validation.jsonl:1", PAIR)]
+
+
+def test_longer_posts_are_left_out_before_the_draw_and_pairs_are_kept(tmp_path):
+    posts = [POST | {"id": f"a{size}", "post": "x" * size} for size in (9, 10, 11, 12)]
+    long_pair = edited(PAIR, "info.post", "x" * 99)
+    folder = write_folder(
+        tmp_path, sft_train=posts, sft_validation=posts[:1], comparisons_train=[long_pair]
+    )
+    source = str(folder)
+
+    def used(**settings: Any) -> dict[str, list[str]]:
+        kept = subsample(Data(source=source, **settings), read_all(folder))
+        return {name: [where for where, _ in rows] for name, rows in kept.items()}
+
+    everything, short = used(), used(max_post_characters=10)
+    assert len(everything["sft_train"]) == 4
+    assert short["sft_train"] == everything["sft_train"][:2]
+    assert short["comparisons_train"] == everything["comparisons_train"]
+    assert used(max_post_characters=10, train_posts=1)["sft_train"][0] in short["sft_train"]
+    with pytest.raises(UserError) as error:
+        used(max_post_characters=10, train_posts=3)
+    assert one_line(error.value) == "data.*: 3 rows of sft_train are asked for, there are 2"
+    with pytest.raises(UserError) as error:
+        used(max_post_characters=2)
+    assert "no post of sft_" in one_line(error.value)
 
 
 def test_parquet_rows_are_those_of_jsonl(tmp_path):

@@ -3,6 +3,7 @@
 collect       a finished run as one row of numbers
 paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
+gained        what training changed of the proxy and the gold score, by seed
 verdicts      whether a switch matters
 kl_points     points of KL and gold score, from a file or from runs
 reached       what rivals spend until they have the same reward

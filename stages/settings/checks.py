@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.util import find_spec
 from typing import Any, NoReturn, TextIO
 
 RESTORE = "restore it, or make anew (REPLACE=) what has written it"
@@ -187,6 +188,13 @@ def print_nowhere(stream: TextIO) -> None:
 
 
 # -- checks ----------------------------------------------------------------------------------------
+
+
+def require_packages() -> None:
+    """Raise UserError if this interpreter lacks a package that the stages run on."""
+    for name in ("torch", "transformers", "accelerate", "datasets"):
+        if find_spec(name) is None:
+            raise UserError(f"{sys.executable} has no {name}: `make install VENV=.venv` brings it")
 
 
 def require(condition: bool, key: str, what: str) -> None:

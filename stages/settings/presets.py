@@ -266,9 +266,16 @@ ABLATIONS = {
     "critic-zero": Ablation(
         "ppo.critic_init=zero", "critic from the reward model, head of zeros (detail 22)"
     ),
+    "critic-reward-model": Ablation(
+        "ppo.critic_init=reward_model", "critic from the reward model, its head too (detail 22)"
+    ),
     "no-critic-updates": Ablation(
         "ppo.critic_updates=0",
         "the critic does not learn before the policy does (beside detail 22)",
+    ),
+    "critic-paper": Ablation(
+        "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95",
+        "critic and lambda as in the paper (details 20 and 22)",
     ),
     "critic-zero-alone": Ablation(
         "ppo.critic_init=zero ppo.critic_updates=0",
@@ -278,6 +285,7 @@ ABLATIONS = {
         "ppo.critic_init=sft ppo.critic_updates=0",
         "critic from the SFT model, no updates before the policy's (detail 22)",
     ),
+    "lambda-0.95": Ablation("ppo.lam=0.95", "advantages with the paper's lambda (GAE, detail 20)"),
     "lambda-1": Ablation("ppo.lam=1", "advantages are whole returns less values (GAE, detail 20)"),
     "no-centering": Ablation(
         "rm.center=0", "each post's scores keep a constant of their own (beside detail 10)"
@@ -293,7 +301,10 @@ ABLATIONS = {
         "whitening, means and logprobs as in the paper's code (details 20 and 25)",
     ),
 }
-OF_CRITIC = "critic-sft critic-zero no-critic-updates critic-sft-alone critic-zero-alone lambda-1"
+OF_CRITIC = """
+    critic-sft critic-zero critic-reward-model no-critic-updates critic-paper critic-sft-alone
+    critic-zero-alone lambda-0.95 lambda-1
+"""
 GROUPS = {"critic": tuple(OF_CRITIC.split())}
 """Ablations that answer one question together, on a page of their own."""
 
