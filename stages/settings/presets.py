@@ -172,6 +172,7 @@ def smollm2() -> Config:
             num_ppo_epochs=2,
             critic_init="zero",
             lam=1.0,
+            eos_trick="subtract",  # half of what ends scores below -1, so not to end would pay
             samples_every=2,
         ),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
