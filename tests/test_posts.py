@@ -101,11 +101,8 @@ def test_jsonl_rows_come_with_file_and_line(tmp_path):
 
 def test_longer_posts_are_left_out_before_the_draw_and_pairs_are_kept(tmp_path):
     posts = [POST | {"id": f"a{size}", "post": "x" * size} for size in (9, 10, 11, 12)]
-    splits = {
-        "sft_validation": posts[:1],
-        "comparisons_train": [edited(PAIR, "info.post", "x" * 99)],
-    }
-    folder = write_folder(tmp_path, sft_train=posts, **splits)
+    folder = write_folder(tmp_path, sft_train=posts, sft_validation=posts[:1])
+    assert len(PAIR["info"]["post"]) > 10
 
     def used(**settings: Any) -> dict[str, list[str]]:
         kept = subsample(Data(source=str(folder), **settings), read_all(folder))
