@@ -367,10 +367,10 @@ def numbers_of(record):
 def numbers_of_linked_tables(text):
     """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
-    names = {"ablations": "means-over-seeds-switch", "planted": "page-error", "rivals": "*"}
+    names = {"ablations": "means-over-seeds-switch", "planted": "page-error", "rivals|smollm2": ""}
     linked = rf"\(reports/generated/(({'|'.join(names)})-[\w-]+)\.md\)"
     for stem, kind in re.findall(linked, text):
-        files = (ROOT / GENERATED / f"{stem}-numbers").glob(f"{names[kind]}.csv")
+        files = (ROOT / GENERATED / f"{stem}-numbers").glob(f"{names.get(kind, '*')}.csv")
         cells = "".join(file.read_text(encoding="utf-8") for file in files)
         found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
