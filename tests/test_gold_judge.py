@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison
 from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates, proxy_and_gold
+from reports.parts.page import Table
 from reports.run_page import write_report
-from reports.sections.scores import _reading
+from reports.sections import scores as scores_section
+from reports.sections.scores import _question_table, _reading, question_notes
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores
@@ -312,6 +315,40 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
     text = _reading("ppo", gains)
     assert text.startswith(f"PPO against SFT: {said}")
     assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
+
+
+def test_a_gain_that_lies_in_closing_questions_is_named():
+    """Four posts: PPO adds a question to two of them, and only there does the gold score rise."""
+
+    class Run:
+        def rows(self, stage, file):
+            theirs, ours = ("So.", "Am I?", "So.", "So."), ("Is it?", "Am I?", 'Why?"', "No.")
+            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, 0.5, 1.2, -0.5)}
+            if stage == "judge":
+                return [
+                    {"policy": name, "id": str(post), "score": score}
+                    for name, scores in golds.items()
+                    for post, score in enumerate(scores)
+                ]
+            texts = {"sft.jsonl": theirs, "ppo.jsonl": ours}[file]
+            proxy = 2.0 * (file == "ppo.jsonl")
+            return [{"id": str(n), "summary": x, "score": proxy} for n, x in enumerate(texts)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scores_section, "policies_of", lambda record: ["sft", "ppo"])
+        run: Any = Run()
+        (table,) = _question_table(run)
+        notes = question_notes(run)
+    assert isinstance(table, Table)
+    (row,) = table.rows
+    assert row[:3] == ["PPO", "2", "2.00 [2.00, 2.00]"]
+    assert row[3].startswith("1.10 [")  # (1.0 + 1.2) / 2
+    assert row[4:6] == ["2", "2.00 [2.00, 2.00]"]
+    assert row[6].startswith("0.00 [")
+    assert notes == [
+        f"PPO's gold score rose only where it ends with a question and SFT does not (2 posts:"
+        f" {row[3]}); elsewhere it did not reliably move (2 posts: {row[6]})."
+    ]
 
 
 def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):

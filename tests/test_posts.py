@@ -114,7 +114,7 @@ def test_longer_posts_are_left_out_before_the_draw_and_pairs_are_kept(tmp_path):
     assert used(max_post_characters=10, train_posts=1)["sft_train"][0] in short["sft_train"]
     with pytest.raises(UserError, match="3 rows of sft_train are asked for, there are 2"):
         used(max_post_characters=10, train_posts=3)
-    with pytest.raises(UserError, match="no post of sft_"):
+    with pytest.raises(UserError, match="raise 2, no post of sft_train is left"):
         used(max_post_characters=2)
 
 

@@ -95,8 +95,13 @@ def measures(query: str, summary: str, prompt: str = PROMPT) -> dict[str, Any]:
         "novel_2": novel(post, words, 2),
         "repeated_3": repeated(words, 3),
         "copied_title": copied_title_words(query, summary),
-        "closing_questions": float(summary.rstrip(" \n\t\"'”’)").endswith("?")),
+        "closing_questions": float(asks(summary)),
     }
+
+
+def asks(summary: str) -> bool:
+    """Whether a summary ends with a question."""
+    return summary.rstrip(" \n\t\"'”’)").endswith("?")
 
 
 def fragments(post: Words, summary: Words) -> list[int]:

@@ -245,10 +245,10 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
     Raises UserError if a split has fewer rows than are asked for, or none.
     """
     drawn, longest = dict(located), data.max_post_characters
-    for name in {*POSTS, PPO_TRAIN} & drawn.keys() if longest else ():
+    for name in [name for name in (*POSTS, PPO_TRAIN) if longest and name in drawn]:
         drawn[name] = [row for row in drawn[name] if len(row[1]["post"]) <= longest]
         if not drawn[name]:
-            raise UserError(f"data.max_post_characters: no post of {name} has at most {longest}")
+            raise UserError(f"data.max_post_characters: raise {longest}, no post of {name} is left")
     for name, count in data.rows.items():
         rows = drawn.get(name, [])
         if count > len(rows):

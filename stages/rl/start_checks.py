@@ -176,7 +176,8 @@ def say_if_score_has_not_risen(
     before, after = fmean(scores[: waits + 1]), fmean(scores[waits + 1 :])
     if after <= before:
         line = f"after a quarter the score has not risen ({before:.2f}, {after:.2f}): see"
-        print(line, "learning_rate, critic", file=sys.stderr, flush=True)
+        ways = "learning_rate, critic" if isinstance(settings, Ppo) else "learning_rate"
+        print(line, ways, file=sys.stderr, flush=True)
 
 
 def say_if_not_ending_pays(
