@@ -111,6 +111,8 @@ def config_of(request: Request, upstream: Config | None = None) -> Config:
         elif value:
             config = with_changes(config, changes_of([f"{key}={value}"]))
     changes = changes_of(texts)
+    if changes.get("released", {}).get("policy"):  # a preset's best-of-n is of the SFT it trains
+        changes.setdefault("eval", {}).setdefault("best_of", "")
     config = _without_training(with_changes(config, changes), request, changes)
     for field in changes.get("ppo", {}).keys() & config.ppo.quirks:
         raise UserError(f"ppo.{field} has no effect: ppo.compat={config.ppo.compat} sets it")

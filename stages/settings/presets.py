@@ -176,7 +176,7 @@ def smollm2() -> Config:
             samples_every=2,
         ),
         dpo=Dpo(learning_rate=2e-4, batch_size=16),
-        eval=Eval(dpo_summary_tokens=53),
+        eval=Eval(dpo_summary_tokens=53, best_of="4"),
         judge=JudgeSettings(kind="reward_model"),
         memory=Memory(microbatch_size=8, forward_batch_size=32, cpu_threads=2),
     )
