@@ -87,10 +87,15 @@ class Browser:
             self.seen.append(self._next())
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until its scripts have run."""
+        """Load a file and wait until its scripts have run and its first frames are drawn.
+
+        Before the first frame the browser drops keys without a word.
+        """
         self.seen = [one for one in self.seen if one.get("method") != "Page.loadEventFired"]
         self.call("Page.navigate", url=path.as_uri())
         self.wait_for("Page.loadEventFired")
+        drawn = "new Promise((then) => requestAnimationFrame(() => requestAnimationFrame(then)))"
+        self.call("Runtime.evaluate", expression=drawn, awaitPromise=True)
 
     def press(self, *keys: str) -> None:
         """Press and release keys, each a character or a name such as Enter."""
