@@ -1,6 +1,7 @@
 """Every switch of PPO that acts before the update: its formula by hand, and that it is obeyed."""
 
 import math
+import statistics
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from stages.posts.text_metrics import copied_title_words, distinct
 from stages.rl import credit
 from stages.rl import rollout as rollout_module
 from stages.rl.episodes import Episodes, Rollout
-from stages.rl.metrics import describe
+from stages.rl.metrics import describe, describe_advantages
 from stages.rl.networks import parameter_groups
 from stages.rl.update import check_episodes, set_rate, steer_kl
 from stages.settings.command_line import make_config
@@ -262,6 +263,31 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
         assert found["objective/non_score_reward"] == pytest.approx(-0.5 * found["objective/kl"])
     in_loss = replace(settings, kl_in="loss")
     assert describe(DESCRIBED, rollout, in_loss, 0.5)["objective/non_score_reward"] == 0
+
+
+def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_the_query():
+    rollout = credited(Ppo(batch_size=3))
+    steps = [(row, place) for row, length in enumerate(LENGTHS) for place in range(length)]
+    advantages = [rollout.advantages[step].item() for step in steps]
+    scores = rollout.scores.tolist()
+    left_out = [(3 * score - sum(scores)) / 2 for score in scores]
+    expected = statistics.correlation(advantages, [left_out[row] for row, _ in steps])
+    found = describe(DESCRIBED, rollout, Ppo(batch_size=3), 0.05)
+    assert found["val/advantage_score_correlation"] == pytest.approx(expected, abs=1e-6)
+    at_eos = (rollout.advantages[0, 2] + rollout.advantages[2, 0]).item() / 2
+    assert found["policy/advantage_at_eos"] == pytest.approx(at_eos, abs=1e-6)
+
+    twice = [torch.cat([column, column]) for column in (rollout.advantages, rollout.scores)]
+    twice[1][3:] += 7  # another query, whose scores are all higher: no part of what is followed
+    mask, responses = rollout.response_mask.repeat(2, 1), RESPONSES.repeat(2, 1)
+    both: Any = SimpleNamespace(
+        advantages=twice[0], scores=twice[1], response_mask=mask, responses=responses
+    )
+    grouped = describe_advantages(DESCRIBED, both, 3)
+    assert grouped["val/advantage_score_correlation"] == pytest.approx(expected, abs=1e-6)
+
+    unended = replace(rollout, responses=torch.full_like(RESPONSES, 5))
+    assert "policy/advantage_at_eos" not in describe_advantages(DESCRIBED, unended, 1)
 
 
 def test_an_adaptive_coefficient_is_the_next_updates_and_a_fixed_one_stays():

@@ -65,6 +65,8 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
         {
             "Value loss": ("loss/value_avg",),
             "Explained variance": ("val/explained_variance",),
+            "Advantages' correlation with scores": ("val/advantage_score_correlation",),
+            "Mean advantage at EOS": ("policy/advantage_at_eos",),
             "Clipped values": ("val/clipfrac_avg",),
             "Gradient norm of the critic": ("critic/grad_norm",),
         },

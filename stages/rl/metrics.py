@@ -65,6 +65,31 @@ def describe(
         everything = (rollout.values, rollout.returns, rollout.value_mask)
         explained = functional.explained_variance(*(accelerator.gather(x) for x in everything))
         means["val/explained_variance"] = explained.item()
+        means |= describe_advantages(learner, rollout, settings.samples_per_query)
+    return means
+
+
+def describe_advantages(learner: PolicyLearner, rollout: Rollout, group: int) -> dict[str, float]:
+    """Whether a critic's advantages follow the scores, and what they say of ending.
+
+    `val/advantage_score_correlation`: Pearson's, over response tokens, between the advantage and
+    the episode's score less the mean of its query's `group` samples (of the batch, where a query
+    has one sample); 1 - 1/group times the leave-one-out score, so its correlation is that one's.
+    `policy/advantage_at_eos`: the mean at sampled EOS tokens, after whitening; without any, absent.
+    Source: diagnostics of our own, not in Huang et al. 2024.
+    """
+    everything = (rollout.advantages, rollout.scores, rollout.response_mask, rollout.responses)
+    gathered = (learner.accelerator.gather(x) for x in everything)
+    advantages, scores, mask, responses = gathered
+    of_query = scores.view(-1, group if group > 1 else len(scores))
+    above = (of_query - of_query.mean(dim=1, keepdim=True)).view(-1, 1).expand_as(advantages)
+    pairs = torch.stack([advantages[mask], above[mask]]).double()
+    means = {}
+    if (pairs.std(dim=1) > 0).all():
+        means["val/advantage_score_correlation"] = torch.corrcoef(pairs)[0, 1].item()
+    at_eos = advantages[mask & (responses == learner.networks.eos_id)]
+    if len(at_eos):
+        means["policy/advantage_at_eos"] = at_eos.mean().item()
     return means
 
 
