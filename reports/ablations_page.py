@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from reports.parts import page, words
+from reports.parts import gained, page, words
 from reports.parts.ablated import (
     POLICY,
     AblatedRun,
@@ -25,7 +25,7 @@ from reports.parts.ablated import (
 )
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import over_seeds, picture
+from reports.parts.paired import Entry, over_seeds, picture
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import (
     against,
@@ -48,6 +48,7 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
+ADVANTAGES_TOLD = ("advantages follow scores", "advantage at EOS")
 MOST_NAMES, MOST_FAILING = 6, 2  # of switches that are named on the first screen
 
 
@@ -77,6 +78,12 @@ def compared(default: SeedsOfRun, others: list[AblatedRun]) -> list[Record]:
     return [*default.runs, *turned]
 
 
+def entries_of(default: SeedsOfRun, others: list[AblatedRun]) -> list[Entry]:
+    """SFT's successors by switch, as `gained` reads them."""
+    runs = {DEFAULT: default.runs} | {x.name: x.pair.runs for x in others if x.pair}
+    return [Entry(name=name, policy=POLICY, runs=each) for name, each in runs.items()]
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 
@@ -95,6 +102,7 @@ def blocks(
         *(Text(sentence(ablation)) for ablation in others),
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
+        *filter(None, [gained.table(entries_of(default, others))]),
         Heading("The critic"),
         critic_table(default, others),
         Heading("Each seed"),
@@ -159,20 +167,31 @@ def _failed(seeds: SeedsOfRun) -> str:
 def critic_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
     """A row a switch: how much of the returns the critic explained while the policy learned."""
     runs = [(DEFAULT, default.rows), *((ablation.name, ablation.rows) for ablation in others)]
-    rows = []
-    for name, seeds in runs:
-        critics = critics_of(seeds)
-        ends = [MISSING] * 3
-        if critics:
-            ends = [number(fmean(critic[key] for critic in critics)) for key in ("first", "last")]
-            ends.append(f"{sum(critic['below'] > 0 for critic in critics)} of {len(critics)}")
-        rows.append([name, *ends])
+    critics = {name: critics_of(seeds) for name, seeds in runs}
     caption = (
         "Explained variance of the returns (1: all, below 0: less than a constant), mean over"
         " seeds; updates in which the critic learned alone do not count."
     )
     header = ["switch", "policy's first update", "last update", "seeds ever below 0"]
+    keys = ["first", "last"]
+    if any("follows" in critic for seeds in critics.values() for critic in seeds):
+        header, keys = [*header, *ADVANTAGES_TOLD], [*keys, "follows", "at_eos"]
+        caption += (
+            " Means over updates and seeds, where they were logged: the correlation of a token's"
+            " advantage with its episode's score less that of its query's others, and the"
+            " advantage of EOS, in standard deviations where advantages are whitened."
+        )
+    rows = []
+    for name, seeds in critics.items():
+        below = f"{sum(critic['below'] > 0 for critic in seeds)} of {len(seeds)}"
+        first, last, *more = (_mean_of(seeds, key) for key in keys)
+        rows.append([name, first, last, below if seeds else MISSING, *more])
     return Table(header, rows, caption)
+
+
+def _mean_of(critics: Sequence[Row], key: str) -> str:
+    values = [critic[key] for critic in critics if key in critic]
+    return number(fmean(values)) if values else MISSING
 
 
 def _means(rows: list[Row]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 
 from eval.rates.reward_pairs import with_statistics
 from eval.win_rate import agreement, names_of_pair, pair_name
@@ -32,6 +33,7 @@ MEMORY_KNOBS = tuple(
     f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
 )
 EXPLAINED = "val/explained_variance"
+ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
 DIFFERENCE = {
@@ -302,21 +304,22 @@ def explained_by_critic(ppo: Path | None) -> Row | None:
 
     `updates`: the policy's; `below`: those of them in which the critic explained less than a
     constant, and `low` and `high`: the explained variance in these; `first` and `last`: that of the
-    first and last of the updates. `ppo` is the stage's folder.
+    first and last of the updates. `follows`, `at_eos`: means over updates of what was logged of the
+    advantages (`stages.rl.metrics`), if it was. `ppo` is the stage's folder.
     """
-    path = ppo / "metrics.jsonl" if ppo else None
-    if ppo is None or path is None or not path.exists():
+    if ppo is None or not (path := ppo / "metrics.jsonl").exists():
         return None
-    settings_made = (read_record(ppo / "config.json") or {}).get("ppo", {})
-    alone = settings_made.get("critic_updates", 0)  # runs from before this setting have none
-    rows = [row for row in read_lines(path) if row["step"] > alone]
-    values = [row[EXPLAINED] for row in rows if row.get(EXPLAINED) is not None]
+    alone = read_record(ppo / "config.json")["ppo"]["critic_updates"]
+    rows = [row for row in read_lines(path) if row["step"] > alone and EXPLAINED in row]
+    values = [row[EXPLAINED] for row in rows]
     below = [value for value in values if value < 0]
     if not values:
         return None
-    bounds = {"low": min(below, default=None), "high": max(below, default=None)}
-    ends = {"first": values[0], "last": values[-1]}
-    return {"updates": len(values), "below": len(below)} | bounds | ends
+    ends = {"low": min(below, default=None), "high": max(below, default=None)}
+    ends |= {"first": values[0], "last": values[-1]}
+    logged = {name: [row[key] for row in rows if key in row] for name, key in ADVANTAGES.items()}
+    means = {name: fmean(each) for name, each in logged.items() if each}
+    return {"updates": len(values), "below": len(below)} | ends | means
 
 
 def _rm_agrees(record: Record, policy: str) -> dict[str, float | None]:
