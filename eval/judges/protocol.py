@@ -150,9 +150,16 @@ def judge_all(
 
     The first error ends it: calls under way are waited for, pending ones are cancelled. A signal,
     or closing the iterator, waits for calls under way for `SECONDS_TO_FINISH` and leaves them.
-    `beside` is what was asked before under the same cap on the cost.
+    `beside` is what was asked before under the same cap on the cost. The judge is prepared at once,
+    so the clock of whoever counts replies begins after that.
     """
     judge.prepare([pair for pair in comparisons if not pair.is_identical], beside)
+    return _replies(judge, comparisons, concurrency)
+
+
+def _replies(
+    judge: Judge, comparisons: Sequence[Comparison], concurrency: int
+) -> Generator[Reply, None, None]:
     calls = Calls(judge, comparisons, concurrency)
     patience = 0.0
     try:
