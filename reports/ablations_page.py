@@ -102,7 +102,7 @@ def blocks(
         *(Text(sentence(ablation)) for ablation in others),
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
-        *filter(None, [gained.table(entries_of(default, others))]),
+        *gained.tables(entries_of(default, others)),
         Heading("The critic"),
         critic_table(default, others),
         Heading("Each seed"),

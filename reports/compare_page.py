@@ -9,7 +9,7 @@ asked here. `reports.versus_page` shows two policies that were judged against ea
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -97,16 +97,21 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     Raises UserError where they cannot be pairs.
     """
     entries, left_out = read_entries(texts, judge)
+    sides = [entry.side for entry in entries]
+    about, heading = sides, ""
+    if len({entry.run for entry in entries}) == 1:
+        entries = [replace(entry, of_one_run=True) for entry in entries]
+        about, heading = [entries[0].run, *(x.policy for x in entries)], f"{entries[0].run}: "
     first, *others = entries
     pairs = [beside(entry, first) for entry in others]
-    labels = [entry.label for entry in entries]
-    title = f"{first.label} beside {', '.join(labels[1:])}"
+    title = f"{heading}{first.label} beside {', '.join(entry.label for entry in others)}"
     made = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
-    command = f'make compare RUNS="{" ".join(labels)}"'
-    stem = stem_about("compare", labels)
-    path = write_about_runs(stem, title, made, names, records, {"command": command})
+    command = f'make compare RUNS="{" ".join(sides)}"'
+    path = write_about_runs(
+        stem_about("compare", about), title, made, names, records, {"command": command}
+    )
     return path, [conclusion(pair) for pair in pairs]
 
 
@@ -127,7 +132,7 @@ def blocks(
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
         Text(METHOD),
-        *filter(None, [gained.table(entries)]),
+        *gained.tables(entries),
         summaries(entries, pairs),
         each_seed(entries),
         Heading("Changed posts"),

@@ -158,6 +158,12 @@ def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsy
 def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
     finish("pythia-1b", A, 1, preset="pythia-1b", texts=TEXTS)
     path, _ = compare_page.write_page(["pythia-1b/1:ppo", "pythia-1b/1:sft"])
+    assert path.name == "compare-pythia-1b-1-ppo-sft.html"
+    markdown = path.with_suffix(".md").read_text()
+    assert markdown.startswith("# pythia-1b/1: PPO beside SFT\n")
+    assert 'RUNS="pythia-1b/1:ppo pythia-1b/1:sft"' in path.with_suffix(
+        ".json"
+    ).read_text().replace("\\", "")
     public = path.parent / PUBLIC / path.name
     for theirs in ("SUBREDDIT: r/", "the aunt | lamp"):
         assert theirs in path.read_text()

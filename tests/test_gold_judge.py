@@ -19,9 +19,10 @@ from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison
 from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates, proxy_and_gold
+from reports.parts import gained
 from reports.parts.page import Table
+from reports.parts.paired import Entry
 from reports.run_page import write_report
-from reports.sections import scores as scores_section
 from reports.sections.scores import _question_table, _reading, question_notes
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
@@ -335,10 +336,14 @@ def test_a_gain_that_lies_in_closing_questions_is_named():
             return [{"id": str(n), "summary": x, "score": proxy} for n, x in enumerate(texts)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scores_section, "policies_of", lambda record: ["sft", "ppo"])
+        patch.setattr(gained, "policies_of", lambda record: ["sft", "ppo"])
         run: Any = Run()
         (table,) = _question_table(run)
         notes = question_notes(run)
+        entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
+        beside = gained.question_table(entries)
+    assert beside is not None
+    assert beside.rows == [["x:ppo", "2, 2", "1.10 (+), 1.10 (+)", "2, 2", "0.00, 0.00"]]
     assert isinstance(table, Table)
     (row,) = table.rows
     assert row[:3] == ["PPO", "2", "2.00 [2.00, 2.00]"]

@@ -18,7 +18,10 @@ from stages.settings import stages
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, write_rows
 
-OF_A_CRITIC = ("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm")
+OF_A_CRITIC = (
+    *("loss/value_avg", "val/explained_variance", "val/clipfrac_avg", "critic/grad_norm"),
+    *("val/advantage_score_correlation", "policy/advantage_at_eos"),
+)
 EPISODE = {"step": 1, "query": "TL;DR:", "response": " sold", "score": 1.0, "kl": 0.5}
 EPISODE |= {"tokens": [" sold"], "log_ratios": [0.5], "advantages": [1.5], "rewards": [-0.1]}
 

@@ -6,10 +6,15 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from eval.rates.formulas import mean_of_seeds
+from eval.win_rate import START, interval, rows_by_policy
+from reports.parts.collect import Record, policies_of
 from reports.parts.page import Table
 from reports.parts.paired import Entry
+from reports.parts.sample_views import by_id
+from reports.parts.style import asks
 from reports.parts.words import MISSING, Row
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
@@ -22,8 +27,12 @@ def gains(entry: Entry, scorer: str) -> list[Row]:
     """
     results = [run.results("win_rate").get("scores") or {} for run in entry.runs]
     each = [(scores.get("gains", {}).get(entry.policy) or {}).get(scorer) for scores in results]
-    known = [gain for gain in each if gain is not None]
-    return known if len(known) == len(each) else []
+    return [gain for gain in each if gain is not None] if None not in each else []
+
+
+def tables(entries: Sequence[Entry]) -> list[Table]:
+    """The tables of what training changed; none for entries without gains."""
+    return [x for x in (table(entries), question_table(entries)) if x is not None]
 
 
 def table(entries: Sequence[Entry]) -> Table | None:
@@ -74,3 +83,68 @@ def _seeds(scorer: str, each: Sequence[Row]) -> str:
     rose, fell = (sum(_sign(gain) == sign for gain in each) for sign in (" (+)", " (-)"))
     fallen = f", lowers it in {fell}" if fell else ""
     return f"raises the {SCORERS[scorer]} in {rose} of {len(each)} seeds{fallen}"
+
+
+# -- closing questions -----------------------------------------------------------------------------
+
+
+class Gains(NamedTuple):
+    """Mean differences from SFT on some posts."""
+
+    posts: int
+    proxy: Row | None
+    gold: Row | None
+
+
+def question_table(entries: Sequence[Entry]) -> Table | None:
+    """The gold score's gain by seed, where a summary adds a closing question and elsewhere."""
+    rows = []
+    for entry in entries:
+        parts = [by_question(run).get(entry.policy) for run in entry.runs]
+        seeds = [both for both in parts if both is not None]
+        if seeds and len(seeds) == len(parts):
+            added, rest = zip(*seeds, strict=True)
+            cells = (cell for each in (added, rest) for cell in _where(each))
+            rows.append([entry.label, *cells])
+    header = ["", "adds a question to", "gold score - SFT", "other posts", "gold score - SFT"]
+    caption = (
+        "By seed, as above: posts on which the summary ends with a question and SFT's does not,"
+        " then all others. The policy chose where to ask, so this shows where the gain lies, not"
+        " what would be left without the question."
+    )
+    return Table(header, rows, caption, name="closing-questions") if rows else None
+
+
+def _where(each: Sequence[Gains]) -> list[str]:
+    gold = [gain.gold for gain in each]
+    told = ("–" if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}" for gain in gold)
+    return [", ".join(str(gain.posts) for gain in each), ", ".join(told)]
+
+
+def by_question(record: Record) -> dict[str, tuple[Gains, Gains]]:
+    """The gains of each policy that added closing questions: where it did, and on other posts.
+
+    A closing question is a habit that a reward model may pay for, whatever the post says.
+    """
+    texts = {name: by_id(record.rows("summaries", f"{name}.jsonl")) for name in policies_of(record)}
+    scored = {
+        name: by_id(rows)
+        for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
+    }
+    gains = {}
+    for name in [name for name in texts if name in scored and START in scored]:
+        asking = {post: asks(row["summary"]) for post, row in texts[name].items()}
+        added = [post for post in asking if asking[post] > asks(texts[START][post]["summary"])]
+        rest = [post for post in asking if post not in {*added}]
+        if added:
+            gains[name] = (
+                Gains(len(added), *(_gain(x[name], x[START], added) for x in (texts, scored))),
+                Gains(len(rest), *(_gain(x[name], x[START], rest) for x in (texts, scored))),
+            )
+    return gains
+
+
+def _gain(ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str]) -> Row | None:
+    """The mean difference of two policies' scores on some posts."""
+    pairs = [(ours[post]["score"], start[post]["score"]) for post in posts if post in start]
+    return interval([score - before for score, before in pairs if None not in (score, before)])

@@ -17,7 +17,7 @@ from reports.parts import plots
 from reports.parts.blocks import Block
 from reports.parts.collect import Record, explained_by_critic, find_runs, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
-from reports.parts.words import MISSING, Row, shown
+from reports.parts.words import MISSING, Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 
@@ -33,11 +33,23 @@ class Entry:
     """The one that was named; empty: all."""
     policy: str
     runs: list[Record]
+    of_one_run: bool = False
+    """Whether all entries of the page are policies of one run, which the title names."""
+
+    @property
+    def run(self) -> str:
+        """The run, and the seed if one was named."""
+        return f"{self.name}{'/' if self.seed else ''}{self.seed}"
+
+    @property
+    def side(self) -> str:
+        """How commands name it."""
+        return f"{self.run}:{self.policy}"
 
     @property
     def label(self) -> str:
-        """How pages and commands name it."""
-        return f"{self.name}{'/' if self.seed else ''}{self.seed}:{self.policy}"
+        """How pages name it."""
+        return named(self.policy) if self.of_one_run else self.side
 
     @property
     def seeds(self) -> list[int]:
@@ -172,7 +184,7 @@ def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], li
     left_out: list[str] = []
     for text in dict.fromkeys(texts):
         entry, lines = read_entry(text, judge)
-        entries.setdefault(entry.label, entry)
+        entries.setdefault(entry.side, entry)
         left_out += lines
     if len(entries) < 2:
         raise UserError(

@@ -1,19 +1,17 @@
 """Scores of summaries: proxy and gold, beside length, and how they are spread over the posts."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from eval.win_rate import REFERENCE, START, interval, rows_by_policy
+from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
+from reports.parts.gained import Gains, by_question
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
-from reports.parts.sample_views import by_id
-from reports.parts.style import asks
 from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
 
 SCORERS = ("proxy", "gold")
@@ -78,18 +76,10 @@ def _reading(name: str, gains: Row) -> str:
     return f"{text}."
 
 
-class Gains(NamedTuple):
-    """Mean differences from SFT on some posts."""
-
-    posts: int
-    proxy: Row | None
-    gold: Row | None
-
-
 def question_notes(record: Record) -> list[str]:
     """Policies whose gold score rose only where they end with a question and SFT does not."""
     notes = []
-    for name, (added, rest) in _by_question(record).items():
+    for name, (added, rest) in by_question(record).items():
         if _direction(added.gold) == "rose" and _direction(rest.gold) != "rose":
             notes.append(
                 f"{named(name)}'s gold score rose only where it ends with a question and SFT does"
@@ -102,7 +92,7 @@ def question_notes(record: Record) -> list[str]:
 def _question_table(record: Record) -> list[Block]:
     rows = [
         [named(name), *(cell for part in both for cell in _cells(part))]
-        for name, both in _by_question(record).items()
+        for name, both in by_question(record).items()
     ]
     gains = ("proxy - SFT", "gold - SFT")
     caption = (
@@ -116,35 +106,6 @@ def _question_table(record: Record) -> list[Block]:
 
 def _cells(gains: Gains) -> list[str]:
     return [whole(gains.posts), plain(gains.proxy), plain(gains.gold)]
-
-
-def _by_question(record: Record) -> dict[str, tuple[Gains, Gains]]:
-    """The gains of each policy that added closing questions: where it did, and on other posts.
-
-    A closing question is a habit that a reward model may pay for, whatever the post says.
-    """
-    texts = {name: by_id(record.rows("summaries", f"{name}.jsonl")) for name in policies_of(record)}
-    scored = {
-        name: by_id(rows)
-        for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
-    }
-    gains = {}
-    for name in [name for name in texts if name in scored and START in scored]:
-        asking = {post: asks(row["summary"]) for post, row in texts[name].items()}
-        added = [post for post in asking if asking[post] > asks(texts[START][post]["summary"])]
-        rest = [post for post in asking if post not in {*added}]
-        if added:
-            gains[name] = (
-                Gains(len(added), *(_gain(x[name], x[START], added) for x in (texts, scored))),
-                Gains(len(rest), *(_gain(x[name], x[START], rest) for x in (texts, scored))),
-            )
-    return gains
-
-
-def _gain(ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str]) -> Row | None:
-    """The mean difference of two policies' scores on some posts."""
-    pairs = [(ours[post]["score"], start[post]["score"]) for post in posts if post in start]
-    return interval([score - before for score, before in pairs if None not in (score, before)])
 
 
 def _direction(gain: Row | None) -> str:
