@@ -95,8 +95,7 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
     row = ["tiny:ppo", "+0.30 [+0.05, +0.55]", "0.20 (+), 0.40 (+), 0.30 (+)"]
     assert table.rows == [[*row, "+0.00 [-0.66, +0.66]", "0.10, -0.30 (-), 0.20 (+)"]]
     assert gained.sentence(entries) == (
-        "Against SFT: tiny:ppo raises the proxy in 3 of 3 seeds and raises the gold score in 1 of 3"
-        " seeds, lowers it in 1."
+        "Seeds above SFT by proxy and by gold score: tiny:ppo 3 and 1 (1 below) of 3."
     )
     assert gained.table(entries[2:]) is None
     assert gained.sentence(entries[2:]) == ""

@@ -71,18 +71,15 @@ def sentence(entries: Sequence[Entry]) -> str:
     """In how many seeds each policy's scores rose or fell; empty where no policy has gains."""
     told = []
     for entry in entries:
-        parts = [_seeds(scorer, gains(entry, scorer)) for scorer in SCORERS]
-        if all(parts):
-            told.append(f"{entry.label} {' and '.join(parts)}")
-    return f"Against SFT: {'; '.join(told)}." if told else ""
+        proxy, gold = (gains(entry, scorer) for scorer in SCORERS)
+        if proxy and gold:
+            told.append(f"{entry.label} {_seeds(proxy)} and {_seeds(gold)} of {len(gold)}")
+    return f"Seeds above SFT by proxy and by gold score: {'; '.join(told)}." if told else ""
 
 
-def _seeds(scorer: str, each: Sequence[Row]) -> str:
-    if not each:
-        return ""
+def _seeds(each: Sequence[Row]) -> str:
     rose, fell = (sum(_sign(gain) == sign for gain in each) for sign in (" (+)", " (-)"))
-    fallen = f", lowers it in {fell}" if fell else ""
-    return f"raises the {SCORERS[scorer]} in {rose} of {len(each)} seeds{fallen}"
+    return f"{rose} ({fell} below)" if fell else str(rose)
 
 
 # -- closing questions -----------------------------------------------------------------------------
