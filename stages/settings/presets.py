@@ -43,16 +43,14 @@ def paper(size: str, microbatch_size: int, forward_batch_size: int) -> Config:
     return Config(preset=name, name=name, base=base, memory=memory)
 
 
-def rivals(grouped_rate: float = 0.0, **settings: Any) -> dict[str, Any]:
+def rivals(grouped: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     """The sections of PPO and of its rivals, alike where they have the same settings.
 
-    Each keeps its own number of passes over a batch, and PPO its critic's settings. `grouped_rate`
-    is the learning rate of RLOO and Dr.GRPO where they have another than PPO.
+    PPO keeps its critic's settings, and the number of passes over a batch is each one's own.
+    `grouped` are the settings of RLOO and Dr.GRPO that differ from PPO's.
     """
     shared = {field.name for field in fields(Rloo)} - {"num_ppo_epochs"}
-    alike = {name: value for name, value in settings.items() if name in shared}
-    if grouped_rate:
-        alike["learning_rate"] = grouped_rate
+    alike = {name: value for name, value in settings.items() if name in shared} | (grouped or {})
     return {"ppo": Ppo(**settings), "rloo": Rloo(**alike), "grpo": Grpo(**alike)}
 
 
@@ -99,7 +97,7 @@ def tiny(name: str, hidden_size: int, num_layers: int) -> Config:
         # The critic learns alone, and faster, until it explains what it can of the returns.
         **rivals(
             learning_rate=2e-4,
-            grouped_rate=8e-4,  # RLOO makes one pass over a batch
+            grouped={"learning_rate": 8e-4},  # RLOO makes one pass over a batch
             critic_learning_rate=1e-3,
             critic_updates=16,
             total_episodes=3584,
@@ -165,8 +163,8 @@ def smollm2() -> Config:
         normalize=Normalize(posts=256),  # the mean is known to 0.06 of the scores' deviation
         **rivals(
             learning_rate=3e-4,
-            grouped_rate=6e-4,  # RLOO makes one pass over a batch
-            total_episodes=320,
+            grouped={"num_ppo_epochs": 2},  # as PPO
+            total_episodes=640,  # with 320 PPO's gain was not sure in one of three seeds
             batch_size=32,
             samples_per_query=4,
             num_ppo_epochs=2,
