@@ -8,7 +8,7 @@ from typing import Any
 from reports import scaling_page
 from reports.parts.blocks import NUMBERS, Text, to_json
 from reports.sharing import publish
-from reports.sharing.index import listed_page, write_index
+from reports.sharing.index import KINDS_IN_ORDER, listed_page, reading_order, write_index
 from reports.sharing.publish import GENERATED, RECORD
 from stages.running.files import file_hash
 from tests.test_publish import ROOT, finished, place
@@ -79,9 +79,25 @@ def test_a_page_of_other_runs_and_one_without_its_json_are_listed(tmp_path):
     assert r"[T \| \*t\*](bench.md)" in (tmp_path / "index.md").read_text()
 
 
+def test_findings_stand_before_runs_and_the_readmes_run_before_others():
+    """By hand: kind by kind, and a kind that nobody placed comes last."""
+    entries = {
+        "bench": ("bench", ["a:1"]),
+        "a-seed1": ("run", ["a"]),
+        "tiny-seed1": ("run", ["tiny"]),
+        "new": ("new", ["tiny"]),
+        "planted-tiny": ("planted", ["tiny"]),
+        "scaling-tiny": ("scaling", ["tiny"]),
+    }
+    pages = {stem: {"kind": kind, "about": about} for stem, (kind, about) in entries.items()}
+    placed = sorted(pages, key=lambda stem: reading_order(stem, pages[stem]))
+    assert placed == ["scaling-tiny", "planted-tiny", "tiny-seed1", "a-seed1", "bench", "new"]
+
+
 def test_the_committed_index_is_that_of_the_committed_record(tmp_path):
     record = record_below(ROOT)
     for stem in record["pages"]:
         kept = tmp_path / f"{stem}-{NUMBERS}"
         kept.symlink_to(ROOT / GENERATED / kept.name)
     assert write_index(tmp_path, record["pages"]) == record["index"]
+    assert {entry["kind"] for entry in record["pages"].values()} <= {*KINDS_IN_ORDER}

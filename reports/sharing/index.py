@@ -30,6 +30,11 @@ ENTRY = {
     **{"files": dict, "manifests": dict, "numbers": dict},
 }
 HEADER = ("page", "what it says", "made from")
+# A reader looks for findings over seeds first, then for single runs, judges and speed.
+KINDS_IN_ORDER = (
+    *("scaling", "compare", "rivals", "ablations", "planted"),
+    *("run", "versus", "judges", "calibration", "leaderboard", "bench"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +76,17 @@ def write_index(folder: Path, pages: Mapping[str, Mapping[str, Any]]) -> dict[st
         for entry in pages.values()
         if entry["kind"] == "run"
     }
-    listed = tuple(listed_page(folder, stem, pages[stem], presets) for stem in sorted(pages))
+    stems = sorted(pages, key=lambda stem: reading_order(stem, pages[stem]))
+    listed = tuple(listed_page(folder, stem, pages[stem], presets) for stem in stems)
     page.write(folder, STEM, TITLE, [Text(LEAD, lead=True), PageList(listed)])
     return {path.name: file_hash(path) for path in page.files_of(folder, STEM)}
+
+
+def reading_order(stem: str, entry: Mapping[str, Any]) -> tuple[int, bool, str]:
+    """A page's place in the index: by kind, the README's run first, then by name."""
+    kind, last = entry["kind"], len(KINDS_IN_ORDER)
+    place = KINDS_IN_ORDER.index(kind) if kind in KINDS_IN_ORDER else last
+    return place, README_RUN not in entry["about"], stem
 
 
 def read_published(path: Path) -> dict[str, Any]:
