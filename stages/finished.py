@@ -1,9 +1,9 @@
-"""Where a stage of a run lies, and whether a finished one is still what a config asks for.
+"""Where a stage of a run lies, which lead to a goal, and whether a finished one is still as asked.
 
 Content decides: hashes of the settings, of the inputs and of the outputs that a manifest records.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from stages.running.files import file_hash, hash_files, read_record
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
-from stages.settings.command_line import make_command
+from stages.settings.command_line import GIVEN_BY, make_command
 from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.settings.stages import OUTPUTS, STAGES, is_part, row_of
+from stages.settings.stages import NO_PART, OUTPUTS, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
 DATA_FILES = ("*.jsonl", "*.parquet")
@@ -36,6 +36,8 @@ class Problem(NamedTuple):
         return self.text
 
 
+BESIDE = ("versus", "leaderboard")  # other commands
+GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))
 MISSING = Problem("is missing")
 
 
@@ -111,6 +113,46 @@ def is_manifest(value: Any) -> bool:
 def seal_of(manifest: Mapping[str, Any]) -> str:
     """A hash of all that a manifest says, itself left out: its `seal`."""
     return hash_of({key: value for key, value in manifest.items() if key != "seal"})
+
+
+# -- which stages lead to a goal -------------------------------------------------------------------
+
+
+def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
+    """The stages that some goals name.
+
+    Raises UserError for an unknown goal, and for training where nothing is trained.
+    """
+    wanted, left_out = set(), set(NO_PART[config.kind])
+    for goal in goals:
+        named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
+        if not named:
+            raise unknown("goal", goal, (*GOALS, *STAGES))
+        if named & left_out and goal != "eval":
+            raise UserError(no_part(goal, config.kind))
+        wanted |= named - left_out
+    if config.outputs.label and "report" in wanted:  # the judge is tried on the file's own labels
+        wanted |= {"calibration"}
+    return wanted
+
+
+def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
+    """The stages that lead to some goals, in order; an optional one joins if it was made before.
+
+    Raises UserError as `stages_of` does.
+    """
+    needed = with_inputs(stages_of(config, goals), config.kind)
+    joined = {name for stage in needed for name in STAGES[stage].joined_by}
+    there = {name for name in joined if read_manifest(stage_folder(config, name)) is not None}
+    return with_inputs({*needed, *there.difference(NO_PART[config.kind])}, config.kind)
+
+
+def no_part(goal: str, kind: str) -> str:
+    """Why a goal has no part in a run of this kind, with the mend."""
+    if kind == TRAINED:
+        return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
+    given = GIVEN_BY[kind]
+    return f"{goal} trains, and {given} is judged without training: leave out one of the two"
 
 
 # -- whether a finished stage still holds ----------------------------------------------------------

@@ -40,12 +40,16 @@ from stages.driving.replacing import Replacement, forget_if_done
 from stages.driving.status import help_lines, kept, settings_lines, status
 from stages.driving.warm import Warm, can_be_forked
 from stages.finished import (
+    GOALS,
     MISSING,
     changed_code,
     lock_of,
+    no_part,
     partial_of,
     read_manifest,
     stage_folder,
+    stages_of,
+    wanted_stages,
     why_not,
 )
 from stages.running.launch import add_launch_arguments, launch_words
@@ -59,16 +63,14 @@ from stages.running.signals import (
     say_if_killed,
 )
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import in_one_line, say_error, show, unknown, what_to_mend
-from stages.settings.command_line import GIVEN_BY, Request, add_arguments, config_of, request_of
+from stages.settings.checks import in_one_line, say_error, show, what_to_mend
+from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
 from stages.settings.presets import ABLATIONS, ablations_named
-from stages.settings.stages import NO_PART, STAGES, TRAINED, row_of, with_inputs
+from stages.settings.stages import STAGES, TRAINED, row_of
 
 START = (sys.executable, "-m", "stages.driving.start")
-BESIDE = ("versus", "leaderboard")  # other commands
-GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))
 # Goals that only look -> the lines that they print.
 LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "status": lambda request: status(request.name),
@@ -78,42 +80,6 @@ LOOKS: dict[str, Callable[[Request], list[str]]] = {
 
 
 # -- what a run needs ------------------------------------------------------------------------------
-
-
-def stages_of(config: Config, goals: Sequence[str]) -> set[str]:
-    """The stages that some goals name.
-
-    Raises UserError for an unknown goal, and for training where nothing is trained.
-    """
-    wanted, no_part = set(), set(NO_PART[config.kind])
-    for goal in goals:
-        named = {name for name, row in STAGES.items() if goal in (name, row.goal)}
-        if not named:
-            raise unknown("goal", goal, (*GOALS, *STAGES))
-        if named & no_part and goal != "eval":
-            raise UserError(_no_part(goal, config.kind))
-        wanted |= named - no_part
-    if config.outputs.label and "report" in wanted:  # the judge is tried on the file's own labels
-        wanted |= {"calibration"}
-    return wanted
-
-
-def wanted_stages(config: Config, goals: Sequence[str]) -> list[str]:
-    """The stages that lead to some goals, in order; an optional one joins if it was made before.
-
-    Raises UserError as `stages_of` does.
-    """
-    needed = with_inputs(stages_of(config, goals), config.kind)
-    joined = {name for stage in needed for name in STAGES[stage].joined_by}
-    there = {name for name in joined if read_manifest(stage_folder(config, name)) is not None}
-    return with_inputs({*needed, *there.difference(NO_PART[config.kind])}, config.kind)
-
-
-def _no_part(goal: str, kind: str) -> str:
-    if kind == TRAINED:
-        return f"{goal} needs a released policy: add POLICY= (SET=released.policy=...)"
-    given = GIVEN_BY[kind]
-    return f"{goal} trains, and {given} is judged without training: leave out one of the two"
 
 
 def plan(
@@ -384,7 +350,7 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
             )
         if "ablations" in args.goals:
             if (kind := config_of(request).kind) != TRAINED:
-                raise UserError(_no_part("ablations", kind))
+                raise UserError(no_part("ablations", kind))
             return make_ablations(maker, request, args.seeds, ablations_named(args.ablations))
         if "rivals" in args.goals:
             return make_rivals(maker, request, args.seeds, args.kl_coefs)

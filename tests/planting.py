@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from stages.driving.grid import SEEDS, Cell, CellMaker, Execution, name_failed
-from stages.finished import current_inputs, read_manifest, stage_folder, why_not
-from stages.pipeline import Maker, wanted_stages
+from stages.finished import current_inputs, read_manifest, stage_folder, wanted_stages, why_not
+from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line, unknown

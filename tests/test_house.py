@@ -165,6 +165,8 @@ def test_a_module_imports_only_downwards_and_every_rank_has_a_module():
             arrow = f"{name} imports {imported}"
             assert RANKS.index(its_place) <= RANKS.index(place), f"{arrow}: upwards"
             assert place != its_place or place not in SIBLINGS, f"{arrow}: a sibling"
+            folder = name.rpartition(".")[0]
+            assert folder != MARKED.get(imported), f"{arrow}: up, out of its folder"
 
 
 def test_imports_form_no_circle():

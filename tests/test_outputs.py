@@ -18,8 +18,7 @@ from eval.judge import judge_summaries
 from eval.outputs import read_outputs, take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair, pair_name
 from reports.outputs_page import write_report
-from stages.finished import read_manifest, stage_folder, why_not
-from stages.pipeline import wanted_stages
+from stages.finished import read_manifest, stage_folder, wanted_stages, why_not
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError

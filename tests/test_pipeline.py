@@ -13,8 +13,8 @@ import pytest
 from stages import pipeline
 from stages.driving.grid import Cell, Execution
 from stages.driving.status import LABEL, help_lines, status
-from stages.finished import check_stage, lock_of, partial_of, stage_folder, why_not
-from stages.pipeline import Maker, wanted_stages
+from stages.finished import check_stage, lock_of, partial_of, stage_folder, wanted_stages, why_not
+from stages.pipeline import Maker
 from stages.running.files import write_json
 from stages.runs import open_stage
 from stages.settings import config as settings

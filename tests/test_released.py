@@ -19,10 +19,9 @@ from eval.judge import judge_summaries
 from eval.summaries import write_summaries
 from eval.win_rate import measure_win_rates
 from reports.run_page import write_report
-from stages.finished import read_manifest, stage_folder
+from stages.finished import read_manifest, stage_folder, wanted_stages
 from stages.learning.models import load_released_reward_model, load_reward_model, read_weights
 from stages.learning.passes import score_responses
-from stages.pipeline import wanted_stages
 from stages.released import take_released
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config

@@ -14,8 +14,7 @@ from reports.sections import made_with
 from stages import runs as runs_module
 from stages.driving.grid import Cell, Execution
 from stages.driving.status import status
-from stages.finished import changed_code, partial_of, stage_folder, why_not
-from stages.pipeline import wanted_stages
+from stages.finished import changed_code, partial_of, stage_folder, wanted_stages, why_not
 from stages.running import machine as code
 from stages.running.files import read_json
 from stages.running.machine import code_of

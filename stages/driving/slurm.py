@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stages.driving.grid import SEEDS, Cell, Execution, study_cells, study_command
-from stages.pipeline import wanted_stages
+from stages.finished import wanted_stages
 from stages.running.files import write_text
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
