@@ -312,7 +312,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
-    parser.add_argument("--replace", default="", help="1 or a stage: what is made anew")
+    parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))

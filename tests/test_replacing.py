@@ -187,6 +187,14 @@ def test_replace_of_a_stage_makes_it_and_what_follows_anew(runs):
     assert make(TINY, "eval", replace="win_rate") == ["win_rate", "report"]
 
 
+def test_replace_takes_several_stages_and_what_follows_from_any(runs):
+    make(TINY, *ALL_GOALS, "rloo")
+    after = [stage for stage in AFTER_PPO if stage != "ppo"]
+    assert make(TINY, *ALL_GOALS, "rloo", replace="rloo ppo") == ["ppo", "rloo", *after]
+    with pytest.raises(UserError, match="unknown stage 'poo'"):
+        make(TINY, *ALL_GOALS, replace="ppo poo")
+
+
 def test_replace_of_a_stage_that_is_not_made_here_is_refused_with_the_nearest_name(runs):
     make(TINY, "ppo")
     for goals, replace, message in (

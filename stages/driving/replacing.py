@@ -2,7 +2,7 @@
 
 REPLACE=1 makes anew the stages of the goals that were asked for, and of the stages that they need
 those made with other settings or other code. REPLACE=ppo makes that stage anew and what follows
-from it. What an upstream supplies stays as it is.
+from it; REPLACE="ppo rloo" does so for both. What an upstream supplies stays as it is.
 
 The old stages move to `aside/` first. Then `replacing.json`, beside the stages, names them. As long
 as one of them is not made again, the same REPLACE goes on: it keeps what has been made since then,
@@ -46,11 +46,11 @@ class Replacement:
         """`own`: the stages that the run makes itself. `of_goals`: those that the goals name.
 
         `renewed`: the folders that this command has replaced already, for another judge.
-        Raises UserError if `replace` is no stage that the run makes.
+        Raises UserError if `replace` names no stage that the run makes.
         """
         self.config, self.own, self.renewed = config, own, renewed
         self.note = settings.RUNS / config.name / f"seed{config.seed}" / "replacing.json"
-        candidates = own if replace in ("", ALL) else _following(config, replace, own)
+        candidates = own if replace in ("", ALL) else _following(config, replace.split(), own)
         always = of_goals.intersection(own) if replace == ALL else {*candidates}
         self.request = {"replace": replace, "stages": sorted(always)}
         self.stages = [
@@ -121,17 +121,20 @@ def _name(folder: Path) -> str:
     return str(folder.relative_to(seed))
 
 
-def _following(config: Config, stage: str, own: Sequence[str]) -> list[str]:
-    """A stage of the run and those made from it, directly or not."""
-    if stage not in STAGES:
-        raise unknown("stage", stage, STAGES)
-    if config.is_upstreams(stage):
-        raise UserError(f"REPLACE={stage}: it belongs to {config.upstream}: leave out UPSTREAM=")
-    if stage not in own:
-        raise UserError(f"REPLACE={stage}: no goal here needs it: add {STAGES[stage].goal}")
-    following = [stage]
-    for name in own:  # in the order in which they run
+def _following(config: Config, named: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Stages of the run and those made from them, directly or not, in the order of the run."""
+    for stage in named:
+        if stage not in STAGES:
+            raise unknown("stage", stage, STAGES)
+        if config.is_upstreams(stage):
+            raise UserError(
+                f"REPLACE={stage}: it belongs to {config.upstream}: leave out UPSTREAM="
+            )
+        if stage not in own:
+            raise UserError(f"REPLACE={stage}: no goal here needs it: add {STAGES[stage].goal}")
+    following: list[str] = []
+    for name in own:
         row = row_of(name, config.kind)
-        if {*row.inputs, *row.joined_by}.intersection(following):
+        if name in named or {*row.inputs, *row.joined_by}.intersection(following):
             following.append(name)
     return following
