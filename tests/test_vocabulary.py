@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stages.functional import entropy, token_logprobs
+from stages.learning import vocabulary
 from stages.learning.models import load_policy
 from stages.learning.passes import response_statistics
 from stages.learning.vocabulary import (
@@ -27,8 +28,9 @@ POSITIONS, VOCABULARY, WIDTH = 7, 11, 5
 
 @pytest.fixture(params=[1, 3, POSITIONS])
 def few_positions(request, monkeypatch):
-    """Chunks of one position, of three, and of all."""
+    """Chunks of one position, of three, and of all, each read two positions at a time."""
     monkeypatch.setitem(CHUNK, "cpu", request.param * VOCABULARY)
+    monkeypatch.setattr(vocabulary, "CACHED", 2 * VOCABULARY)
 
 
 def inputs_of() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,6 +46,19 @@ def test_statistics_are_those_of_whole_logits(few_positions):
     logits = (hidden @ weight.T).unsqueeze(0)
     close(logprobs, token_logprobs(logits, targets.unsqueeze(0), 0.7)[0].detach(), 1e-12)
     close(entropies, entropy(logits / 0.7)[0].detach(), 1e-12)
+
+
+def test_what_is_read_at_a_time_changes_no_bit(monkeypatch):
+    """So the size of a processor's cache is no part of a result."""
+    outcomes = []
+    for positions in (1, 2, POSITIONS):
+        monkeypatch.setattr(vocabulary, "CACHED", positions * VOCABULARY)
+        hidden, weight, targets = inputs_of()
+        read = TokenStatistics.apply(hidden, weight, targets, 0.7, True)
+        torch.stack(read).sum().backward()
+        outcomes.append((*(x.detach() for x in read), hidden.grad, weight.grad))
+    for others in outcomes[1:]:
+        assert all(map(torch.equal, outcomes[0], others))
 
 
 def test_gradients_are_those_of_finite_differences(few_positions):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.functional import paper_token_logprobs, token_logprobs
-from stages.settings.families import CHUNK, PLAIN_HEAD
+from stages.settings.families import CACHED, CHUNK, PLAIN_HEAD
 
 MEASURED, LEARNED = "measured", "learned"
 
@@ -109,13 +109,15 @@ class TokenStatistics(torch.autograd.Function):
         lse = torch.empty_like(logprobs)
         first = logprobs.new_empty(0)
         for rows in _chunks(len(hidden), len(weight), hidden.device.type):
-            z = _scaled(hidden[rows], weight, temperature)
-            lse[rows] = z.logsumexp(dim=-1)
-            z -= lse[rows].unsqueeze(-1)
-            logprobs[rows] = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            if entropy:
-                entropies[rows] = -z.exp().mul_(z).sum(dim=-1)
+            z = _logits(hidden[rows], weight)
             first = z if rows.start == 0 else first
+            for part, place in _blocks(rows, len(weight), hidden.device.type):
+                some = z[part].div_(temperature)
+                lse[place] = some.logsumexp(dim=-1)
+                some -= lse[place].unsqueeze(-1)
+                logprobs[place] = some.gather(-1, targets[place].unsqueeze(-1)).squeeze(-1)
+                if entropy:
+                    entropies[place] = -some.exp().mul_(some).sum(dim=-1)
         ctx.save_for_backward(hidden, weight, targets, lse, entropies, first)
         ctx.temperature, ctx.entropy = temperature, entropy
         ctx.set_materialize_grads(False)
@@ -134,17 +136,21 @@ class TokenStatistics(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             for_weight = torch.zeros(weight.shape, dtype=lse.dtype, device=weight.device)
         for rows in _chunks(len(hidden), len(weight), hidden.device.type):
-            if rows.start == 0:
-                z = first
-            else:
-                z = _scaled(hidden[rows], weight, ctx.temperature).sub_(lse[rows].unsqueeze(-1))
-            factor = by_logprob[rows].unsqueeze(-1)
-            if learned:
-                surprise = z + entropies[rows].unsqueeze(-1)
-                factor = factor + by_entropy[rows].unsqueeze(-1) * surprise
-            change = z.exp().mul_(-factor)
-            change.scatter_add_(-1, targets[rows].unsqueeze(-1), by_logprob[rows].unsqueeze(-1))
-            narrow = change.div_(ctx.temperature).to(hidden.dtype)
+            again = rows.start > 0
+            z = _logits(hidden[rows], weight) if again else first
+            change = z if again else torch.empty_like(z)
+            for part, place in _blocks(rows, len(weight), hidden.device.type):
+                some, by_token = z[part], by_logprob[place].unsqueeze(-1)
+                if again:
+                    some.div_(ctx.temperature).sub_(lse[place].unsqueeze(-1))
+                factor = by_token
+                if learned:
+                    surprise = some + entropies[place].unsqueeze(-1)
+                    factor = factor + by_entropy[place].unsqueeze(-1) * surprise
+                own = torch.exp(some, out=change[part]).mul_(-factor)
+                own.scatter_add_(-1, targets[place].unsqueeze(-1), by_token)
+                own.div_(ctx.temperature)
+            narrow = change.to(hidden.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = narrow @ weight
             if for_weight is not None:
@@ -156,10 +162,20 @@ class TokenStatistics(torch.autograd.Function):
 
 def _chunks(positions: int, vocabulary: int, device: str) -> Iterator[slice]:
     size = max(1, CHUNK.get(device, CHUNK["cuda"]) // vocabulary)
-    return (slice(start, start + size) for start in range(0, positions, size))
+    return (slice(start, min(start + size, positions)) for start in range(0, positions, size))
 
 
-def _scaled(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """Logits over the temperature, in float32 or wider: a tensor that may be changed in place."""
+def _blocks(rows: slice, vocabulary: int, device: str) -> Iterator[tuple[slice, slice]]:
+    """Parts of a chunk, which are small enough for a processor's cache: where each stands in the
+    chunk, and among all positions. On any other device a chunk is one part.
+    """
+    size = max(1, CACHED // vocabulary) if device == "cpu" else rows.stop - rows.start
+    for start in range(rows.start, rows.stop, size):
+        place = slice(start, min(start + size, rows.stop))
+        yield slice(place.start - rows.start, place.stop - rows.start), place
+
+
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """In float32 or wider: a tensor that may be changed in place."""
     logits = hidden @ weight.T
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

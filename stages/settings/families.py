@@ -11,6 +11,8 @@ PLAIN_HEAD = frozenset({"gpt_neox", "gpt2", "llama", "qwen2", "gemma"})
 
 # Logits of one chunk. A GPU needs more to be busy.
 CHUNK = {"cpu": 2**24, "cuda": 2**27}
+# Logits that a processor reads several times over before it goes on: 2 MB of float32.
+CACHED = 2**19
 
 # References on which `normalize` checks the saved model. A wrong shift, or padding that is read,
 # moves the score of every row, so some rows show it.
