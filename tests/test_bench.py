@@ -358,6 +358,14 @@ def test_a_shape_is_typed_as_preset_batch_and_microbatch():
         speed.case_of("tiny-s:7:2")
 
 
+def test_a_preset_of_adapters_and_real_posts_is_measured_with_all_weights_and_drawn_queries():
+    """A peer has no adapters, and no post is read."""
+    case = speed.case_of("smollm2:8:4:rloo")
+    config = config_of(speed.BenchRequest(cases=(case,), runs=1).request(case))
+    assert config.lora.rank == 0
+    assert config.rloo.batch_size == 8
+
+
 def test_a_wrong_setting_is_refused_before_anything_is_made(runs):
     order = speed.BenchRequest(cases=(CASE,), runs=1, overrides=("ppo.klcoef=1",))
     with pytest.raises(UserError, match=r"ppo\.klcoef"):

@@ -21,6 +21,7 @@ from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import Request, config_of
 from stages.settings.config import Config, UserError
+from stages.settings.presets import PRESETS
 
 NAME = "bench"
 OURS, PEER = "ours", "trl"
@@ -33,6 +34,7 @@ PPO = "ppo"
 # Policy-gradient stage -> what the page calls it.
 LABELS = {PPO: "PPO", "rloo": "RLOO", "grpo": "Dr.GRPO"}
 SHAPE = ("preset", "batch", "microbatch")
+NO_POSTS = "."  # queries are drawn, so no file of the folder is read
 GROUP, RIVAL_EPOCHS = 4, 2  # RLOO and Dr.GRPO: samples of a query, passes over a batch
 
 
@@ -76,10 +78,13 @@ class BenchRequest:
             f"memory.microbatch_size={case.microbatch}",
             f"memory.forward_batch_size={case.batch}",
             "memory.mixed_precision=no",
+            "lora.rank=0",  # a peer learns all weights
         )
+        known = PRESETS.get(case.preset)
         return Request(
             preset=case.preset,
             name="speed",  # its folder is no run's
+            data="" if known is None or known().data.source else NO_POSTS,
             overrides=(*fixed, *self.overrides),
         )
 
