@@ -78,7 +78,7 @@ def write_page(path: str, names: Sequence[str], judge: str = "") -> str:
     more = {"command": f"make overoptimisation {command}"}
     title = f"Over-optimisation: {', '.join(about)}"
     written = write_about_runs(stem, title, made, about, records, more)
-    return page.for_terminal([answer(curves)], written)
+    return page.for_terminal([turned(curves) + answer(curves)], written)
 
 
 # -- in words --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def answer(curves: Sequence[Law]) -> str:
     tested = [curve for curve in curves if curve.reaches_beyond]
     forecasts = [forecast for curve in curves for forecast in curve.forecasts]
     inside = sum(forecast.inside for forecast in forecasts)
-    counted = f"{inside} of {len(forecasts)} points left out lie in their 95% prediction intervals"
+    counted = f"{inside} of {len(forecasts)} points left out are where it predicts them (95%)"
     if wrong:
         where_not = _at(wrong, curves)
         return f"The law {LAW} does NOT hold here{where_not}: fitted to smaller KL, {counted}."
@@ -108,8 +108,18 @@ def answer(curves: Sequence[Law]) -> str:
     peaks = " and ".join(f"{told(x.peak)}{_named(x)}" for x in [tested[0], *tested[1:][-1:]])
     return (
         f"The law {LAW} holds here{_at(tested, curves)}: fitted to smaller KL, {counted}. The gold"
-        f" score peaks at a KL of {peaks}."
+        f" score peaks at KL {peaks}."
     )
+
+
+def turned(curves: Sequence[Law]) -> str:
+    """In how many runs the proxy's score rose and the gold one fell; empty where points lack it."""
+    gold = [x for curve in curves for x in curve.gained(lambda point: point.gold)]
+    proxy = [x for curve in curves for x in curve.gained(lambda point: point.proxy)]
+    if not gold or len(gold) != len(proxy):
+        return ""
+    both = sum(lost < 0 < won for lost, won in zip(gold, proxy, strict=True))
+    return f"In {both} of {len(gold)} runs the gold score ends below its start, the proxy's above. "
 
 
 def _at(some: Sequence[Law], curves: Sequence[Law]) -> str:
@@ -175,7 +185,7 @@ def blocks(
     method = [*METHOD, *(RUNS if records else ())]
     listed = Table(COLUMNS, [as_cells(point) for point in points], "Every point.", name="points")
     return [
-        lead(answer(curves), distrust(rows)),
+        lead(turned(curves) + answer(curves), distrust(rows)),
         laws(curves),
         figure(curves),
         *against([*caveats(curves), *notes_of_judges(rows), *left_out]),
@@ -222,14 +232,15 @@ def laws(curves: Sequence[Law]) -> Table:
             told(curve.over_seeds(lambda fit: fit.beta)),
             _at_peak(curve),
             told(curve.top),
+            told(over_seeds(ends)) if (ends := curve.gained(lambda point: point.gold)) else MISSING,
         ]
         for curve in curves
     ]
     caption = (
         "Means over seeds with 95% intervals over seeds, from all points; gold score - that at"
-        " KL 0."
+        " KL 0. The last column is of the points of the largest KL alone, without a law."
     )
-    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
+    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there", "gold at the end"]
     return Table(header, rows, caption, strong=True, name="law")
 
 

@@ -19,7 +19,7 @@ from eval.rates.overoptimisation import (
     predicted,
     ranked_alike,
 )
-from reports.overoptimisation_page import answer, blocks, main, write_page
+from reports.overoptimisation_page import answer, blocks, laws, main, turned, write_page
 from reports.parts.collect import find_runs
 from reports.parts.kl_points import EOS, points_of_runs
 from stages.finished import stage_folder
@@ -181,7 +181,8 @@ def test_the_page_says_that_the_law_holds_and_where_the_gold_score_peaks(runs, t
     printed = capsys.readouterr().out
     made = (runs / "reports/overoptimisation-points.md").read_text()
     first = made.split("\n\n")[1]
-    assert first.startswith("The law R(d) = d (alpha - beta log d) holds here")
+    assert first.startswith("In ")
+    assert " above. The law R(d) = d (alpha - beta log d) holds here" in first
     assert "(750 pairs) and" in first
     assert len(first.split()) <= 60
     assert " ".join(printed.split()).startswith(first[:200])
@@ -206,15 +207,31 @@ def test_the_table_of_points_makes_the_page_again(runs, tmp_path, no_drawing):
     assert page.read_text() == first
 
 
-def test_the_page_says_first_that_the_law_does_not_hold(runs, tmp_path, no_drawing):
+def test_the_first_paragraph_says_that_the_law_does_not_hold(runs, tmp_path, no_drawing):
     path = write_csv(tmp_path / "points.csv", four_strengths(broken=(1500,)))
     write_page(str(path), [])
     made = (runs / "reports/overoptimisation-points.md").read_text()
     first = made.split("\n\n")[1]
-    assert first.startswith("The law R(d) = d (alpha - beta log d) does NOT hold here")
+    assert "The law R(d) = d (alpha - beta log d) does NOT hold here" in first
     assert "at 1 of 4 strengths" in first
     held = re.findall(r"^\| (\d+) pairs .* (yes|no) \|$", made, re.MULTILINE)
     assert held == [("750", "yes"), ("1500", "no"), ("3000", "yes"), ("6000", "yes")]
+
+
+def test_runs_whose_gold_score_fell_while_the_proxy_rose_are_counted():
+    """By hand: seed 1 goes from 3 and 5 (mean 4) to 1, seed 2 from 4 to 4.5; the proxy rises."""
+    first = zip([0, 0, 1, 2, 3, 9], [3, 5, 6, 5, 4, 1], strict=True)
+    second = zip([0, 1, 2, 3, 9], [4, 6, 5, 5, 4.5], strict=True)
+    points = [
+        KlPoint(seed=seed, kl=kl, gold=gold, proxy=kl / 10)
+        for seed, own in (("1", first), ("2", second))
+        for kl, gold in own
+    ]
+    curves = fit_curves(points)
+    assert curves[0].gained(lambda point: point.gold) == [-3.0, 0.5]
+    assert turned(curves).startswith("In 1 of 2 runs the gold score ends below its start")
+    assert laws(curves).rows[0][-1].startswith("-1.25 [")
+    assert turned(fit_curves(curve(2.5, 0.6))) == ""  # no point at KL 0, no proxy
 
 
 def test_few_strengths_kls_and_seeds_are_said(no_drawing):

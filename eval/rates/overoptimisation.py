@@ -153,6 +153,17 @@ class Law:
         largest = [max(x.kl for x in of(self.points, seed=seed)) for seed in self.fits]
         return float(np.mean(largest))
 
+    def gained(self, score: Callable[[KlPoint], float | None]) -> list[float]:
+        """Of each seed a score at its largest KL less that at KL 0, without any law.
+
+        Empty where a seed's points do not say the score.
+        """
+        return [
+            value
+            for seed in self.fits
+            if (value := _gained(of(self.points, seed=seed), score)) is not None
+        ]
+
     @property
     def reaches_beyond(self) -> bool:
         """Whether a peak is shown and points lie beyond it: elsewhere little is tested."""
@@ -163,6 +174,12 @@ class Law:
         """The gold score at the peak less that at KL 0; None where no peak is shown."""
         tops = [fit.top for fit in self.fits.values() if fit.top is not None]
         return over_seeds(tops) if self.shows_peak else None
+
+
+def _gained(points: Sequence[KlPoint], score: Callable[[KlPoint], float | None]) -> float | None:
+    last = score(max(points, key=lambda point: point.kl))
+    known = [value for point in points if point.kl == 0 and (value := score(point)) is not None]
+    return last - float(np.mean(known)) if known and last is not None else None
 
 
 def over_seeds(values: Sequence[float]) -> SeedMean:
