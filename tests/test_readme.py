@@ -100,7 +100,7 @@ def test_every_link_leads_to_a_file_and_a_heading(name):
     assert links
     for link in links:
         path, _, anchor = link.partition("#")
-        target = ROOT / Path(name).parent / path
+        target = ROOT / Path(name).parent / path if path else ROOT / name
         assert target.exists(), link
         headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M) if anchor else []
         anchors = [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings]
