@@ -32,7 +32,7 @@ ENTRY = {
 HEADER = ("page", "what it says", "made from")
 # A reader looks for findings over seeds first, then for single runs, judges and speed.
 KINDS_IN_ORDER = (
-    *("scaling", "compare", "rivals", "ablations", "planted"),
+    *("scaling", "compare", "rivals", "overoptimisation", "ablations", "planted"),
     *("run", "versus", "judges", "calibration", "leaderboard", "bench"),
 )
 
