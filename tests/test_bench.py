@@ -364,6 +364,9 @@ def test_a_preset_of_adapters_and_real_posts_is_measured_with_all_weights_and_dr
     config = config_of(speed.BenchRequest(cases=(case,), runs=1).request(case))
     assert config.lora.rank == 0
     assert config.rloo.batch_size == 8
+    lengths = lengths_of(config)
+    setting = Setting(config=config, shape=shape_of(config.base), lengths=lengths, on_gpu=False)
+    assert update_flops(setting, [300, 200], "rloo")["learn"] > 0
 
 
 def test_a_wrong_setting_is_refused_before_anything_is_made(runs):

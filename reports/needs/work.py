@@ -190,7 +190,8 @@ def update_flops(setting: Setting, queries: Sequence[int], stage: str = "ppo") -
     queries of so many tokens each: counted row by row, so no padding is in it, all tokens are
     sampled, and samples of one query compute it once. All networks learn.
     """
-    small = {"total_episodes": 1, "batch_size": 1, "num_minibatches": 1, "critic_updates": 0}
+    small = dict.fromkeys(("total_episodes", "batch_size", "num_minibatches"), 1)
+    small |= {"samples_per_query": 1, "critic_updates": 0}
     single = with_changes(setting.config, {"ppo": small})
     flops: list[tuple[str, float]] = []
     for tokens in queries:

@@ -56,7 +56,7 @@ class Case:
     @property
     def settings(self) -> tuple[str, ...]:
         """The overrides that make the update: one of all networks of the stage."""
-        batch = (f"ppo.batch_size={self.batch}", "ppo.critic_updates=0")
+        batch = (f"ppo.batch_size={self.batch}", "ppo.samples_per_query=1", "ppo.critic_updates=0")
         if self.stage == PPO:
             return batch
         own = (f"{self.stage}.batch_size={self.batch}", f"{self.stage}.samples_per_query={GROUP}")
