@@ -255,15 +255,58 @@ def conclusions(bench: Record) -> list[str]:
     return sentences
 
 
+def answer(bench: Record) -> str:
+    """How ours did in all updates together."""
+    everybody = [figures(bench, name) for name in bench["shapes"]]
+    above = _range([ours.above for ours, *_ in everybody])
+    counted = f"Ours takes {above} times the seconds that counting gives"
+    pairs = [(ours, peer) for ours, *peers in everybody for peer in peers]
+    if not pairs:
+        return f"{counted}; nothing stands beside it."
+    faster = _range([peer.seconds / ours.seconds for ours, peer in pairs])
+    smaller = _range([ours.peak / peer.peak for ours, peer in pairs])
+    return (
+        f"Ours makes {faster} times the episodes a second of {pairs[0][1].label}, in {smaller} of"
+        f" its memory. {counted}."
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = number(min(values), 2), number(max(values), 2)
+    return low if low == high else f"{low} to {high}"
+
+
+def overview(bench: Record) -> Table:
+    """A row a shape: ours beside each peer, and beside the lower bound."""
+    labels, rows = list(bench["about"]["peers"].values()), []
+    for name, shape in bench["shapes"].items():
+        ours, *others = figures(bench, name)
+        peers = {peer.label: peer for peer in others}
+        beside = [cell for label in labels for cell in _peer_cells(ours, peers.get(label))]
+        bounds = [number(ours.above, 2), number(ours.learning_above, 2)]
+        what = f"{_stage(shape)}, {shape['preset']}"
+        rows.append([what, number(ours.episodes, 2), *beside, *bounds])
+    header = ["update", "ours, episodes/s"]
+    for label in labels:
+        header += [f"{label}, episodes/s", "times", "of its memory"]
+    header += ["over the bound", "learning alone"]
+    return Table(header, rows, "", strong=True, name="updates")
+
+
+def _peer_cells(ours: Figures, peer: Figures | None) -> list[str]:
+    if peer is None:
+        return [MISSING] * 3
+    faster, smaller = peer.seconds / ours.seconds, ours.peak / peer.peak
+    return [number(x, 2) for x in (peer.episodes, faster, smaller)]
+
+
 def blocks(bench: Record) -> list[Block]:
-    """The page: conclusions, each shape, how it was measured."""
-    first, *others = conclusions(bench)
-    tables = [part for name in bench["shapes"] for part in shape_blocks(bench, name)]
+    """The page: the answer, each shape, how it was measured."""
     return [
-        Text(first, lead=True),
-        *(Text(sentence) for sentence in others),
+        Text(answer(bench), lead=True),
+        overview(bench),
         *(Note(failure) for failure in failures(bench)),
-        *tables,
+        *(part for name in bench["shapes"] for part in shape_blocks(bench, name)),
         Heading("How it was measured"),
         *(Text(sentence) for sentence in method(bench)),
         machine_table(bench["about"]),
