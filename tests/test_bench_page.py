@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -237,24 +236,3 @@ def test_make_bench_and_publish_start_the_page(tmp_path):
 
 
 # -- what the documents say of the published bench -------------------------------------------------
-
-
-def test_the_documents_table_holds_the_published_benchs_figures():
-    published = json.loads((ROOT / GENERATED / "bench.json").read_text(encoding="utf-8"))
-    text = (ROOT / "stages" / "README.md").read_text(encoding="utf-8")
-    shape_line = r"^\| Pythia-\w+, \d+ episodes, microbatch \d+ \|(.*)\|$"
-    table = re.findall(shape_line, text, re.MULTILINE)
-    rate = published["about"]["matrix_rate"]
-    assert len(table) == len(published["shapes"]) == 2
-    for line, shape in zip(table, published["shapes"].values(), strict=True):
-        ours, trl = (min(shape["measured"][who], key=lambda one: one["seconds"]) for who in WHO)
-        by_counting = sum(ours["flops"].values()) / rate
-        expected = (
-            shape["batch"] / ours["seconds"],
-            shape["batch"] / trl["seconds"],
-            max(one["peak"] for one in shape["measured"]["ours"]) / 1e9,
-            max(one["peak"] for one in shape["measured"]["trl"]) / 1e9,
-            ours["seconds"] / by_counting,
-            ours["learn"] / (ours["flops"]["learn"] / rate),
-        )
-        assert [cell.strip() for cell in line.split("|")] == [f"{one:.2f}" for one in expected]
