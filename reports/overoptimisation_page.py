@@ -113,13 +113,17 @@ def answer(curves: Sequence[Law]) -> str:
 
 
 def turned(curves: Sequence[Law]) -> str:
-    """In how many runs the proxy's score rose and the gold one fell; empty where points lack it."""
+    """In how many runs the gold score at the largest KL is below its start, and the proxy's above;
+    empty where points lack it.
+    """
     gold = [x for curve in curves for x in curve.gained(lambda point: point.gold)]
     proxy = [x for curve in curves for x in curve.gained(lambda point: point.proxy)]
     if not gold or len(gold) != len(proxy):
         return ""
     both = sum(lost < 0 < won for lost, won in zip(gold, proxy, strict=True))
-    return f"In {both} of {len(gold)} runs the gold score ends below its start, the proxy's above. "
+    return (
+        f"In {both} of {len(gold)} runs the gold score falls below its start, the proxy's rises. "
+    )
 
 
 def _at(some: Sequence[Law], curves: Sequence[Law]) -> str:
@@ -240,7 +244,14 @@ def laws(curves: Sequence[Law]) -> Table:
         "Means over seeds with 95% intervals over seeds, from all points; gold score - that at"
         " KL 0. The last column is of the points of the largest KL alone, without a law."
     )
-    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there", "gold at the end"]
+    header = [
+        "proxy",
+        "alpha",
+        "beta",
+        "peak at KL, nats",
+        "gold score there",
+        "gold at the largest KL",
+    ]
     return Table(header, rows, caption, strong=True, name="law")
 
 

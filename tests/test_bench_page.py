@@ -233,6 +233,3 @@ def test_make_bench_and_publish_start_the_page(tmp_path):
         assert said.strip() in typed, words
     alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
     assert b"reports.sharing.publish" not in alone.stdout
-
-
-# -- what the documents say of the published bench -------------------------------------------------

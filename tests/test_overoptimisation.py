@@ -182,7 +182,7 @@ def test_the_page_says_that_the_law_holds_and_where_the_gold_score_peaks(runs, t
     made = (runs / "reports/overoptimisation-points.md").read_text()
     first = made.split("\n\n")[1]
     assert first.startswith("In ")
-    assert " above. The law R(d) = d (alpha - beta log d) holds here" in first
+    assert " rises. The law R(d) = d (alpha - beta log d) holds here" in first
     assert "(750 pairs) and" in first
     assert len(first.split()) <= 60
     assert " ".join(printed.split()).startswith(first[:200])
@@ -229,7 +229,7 @@ def test_runs_whose_gold_score_fell_while_the_proxy_rose_are_counted():
     ]
     curves = fit_curves(points)
     assert curves[0].gained(lambda point: point.gold) == [-3.0, 0.5]
-    assert turned(curves).startswith("In 1 of 2 runs the gold score ends below its start")
+    assert turned(curves).startswith("In 1 of 2 runs the gold score falls below its start")
     assert laws(curves).rows[0][-1].startswith("-1.25 [")
     assert turned(fit_curves(curve(2.5, 0.6))) == ""  # no point at KL 0, no proxy
 

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         else:
             folder = settings.RUNS / STEM
             bench = _measured(args, args.shapes, folder)
-            print(page.for_terminal(conclusions(bench), folder / f"{STEM}.html"))
+            print(page.for_terminal([answer(bench)], folder / f"{STEM}.html"))
     except KeyboardInterrupt:
         print("stopped: nothing was written; the same command begins again")
         raise SystemExit(130) from None
@@ -235,24 +235,6 @@ def failures(bench: Record) -> list[str]:
 
 
 # -- the page --------------------------------------------------------------------------------------
-
-
-def conclusions(bench: Record) -> list[str]:
-    """How ours did at each shape, in plain words."""
-    sentences = []
-    for name, shape in bench["shapes"].items():
-        ours, *peers = figures(bench, name)
-        beside = "".join(
-            f" {number(peer.seconds / ours.seconds, 2)} times the episodes a second of"
-            f" {peer.label}, in {number(ours.peak / peer.peak, 2)} of its memory;"
-            for peer in peers
-        )
-        sentences.append(
-            f"{_stage(shape)} at the shape of {shape['preset']}: ours makes"
-            f" {number(ours.episodes, 2)} episodes a second:{beside} {number(ours.above, 2)} times"
-            f" the seconds that counting gives (learning alone {number(ours.learning_above, 2)})."
-        )
-    return sentences
 
 
 def answer(bench: Record) -> str:
