@@ -200,7 +200,7 @@ def measure_of(points: Sequence[Point]) -> str:
 
 
 def answer(points: Sequence[Point]) -> str:
-    """Who is over whom at equal KL, in one sentence, and how many seeds say so."""
+    """Who is over whom at equal KL, in one sentence, and over how many seeds."""
     measure = measure_of(points)
     title = MEASURES[measure][0]
     pairs = pairs_of(points, measure)
@@ -208,6 +208,8 @@ def answer(points: Sequence[Point]) -> str:
         f"{named(x.first)} over {named(x.second)} ({told(x, measure)})" for x in pairs if x.is_clear
     ]
     seeds = len({point.seed for point in points})
+    if seeds == 1:
+        return "Who is over whom needs several seeds, and this is one: name more with SEEDS."
     if not clear:
         return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
     rest = len(pairs) - len(clear)

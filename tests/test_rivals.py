@@ -1,5 +1,6 @@
 """Rivals of PPO at equal KL: what is made, what is compared, and what the page says."""
 
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -50,7 +51,9 @@ def test_lines_without_a_kl_in_common_are_not_compared():
     points += [point("rloo", 3, 1.0), point("rloo", 9, 1.0)]
     pair = matched(points, "ppo", "rloo", "gold")
     assert (pair.each, pair.apart) == ([], [1])
-    assert "no rival is shown to be over another" in answer(points)
+    assert "needs several seeds, and this is one" in answer(points)
+    both = [*points, *(replace(x, seed=2) for x in points)]
+    assert "no rival is shown to be over another in gold score, over 2 seeds" in answer(both)
 
 
 @pytest.mark.parametrize(("gains", "said"), [((0.4, 0.5, 0.6), True), ((-0.4, 0.5, 0.6), False)])

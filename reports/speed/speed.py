@@ -121,7 +121,10 @@ def measure_in(order: BenchRequest, folder: Path) -> dict[str, Any]:
 
 
 def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
-    """Everything that is measured. Raises UserError if ours fails; a peer that fails says so."""
+    """Everything that is measured. A shape that fails is left out and named, a peer says so itself.
+
+    Raises UserError if ours fails at every shape.
+    """
     for case in order.cases:
         config_of(order.request(case))  # refuses a bad setting before anything is measured
     python, left_out = None, []
@@ -129,7 +132,14 @@ def measure(order: BenchRequest, work: Path) -> dict[str, Any]:
         python = peer_interpreter()
     except UserError as error:
         left_out.append(str(error))
-    shapes = {case.text: _measure_shape(order, case, work, python) for case in order.cases}
+    shapes: dict[str, dict[str, Any]] = {}
+    for case in order.cases:
+        try:
+            shapes[case.text] = _measure_shape(order, case, work, python)
+        except UserError as error:  # what was measured before it took minutes
+            left_out.append(f"{case.text}: {error}")
+    if not shapes:
+        raise UserError("; ".join(left_out))
     updates = [run for shape in shapes.values() for run in shape["measured"][OURS]]
     return {
         "about": {
