@@ -320,24 +320,6 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_the_reason(place, monk
     assert not (settings.RUNS / "peers" / "trl" / "installed").exists()
 
 
-def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkeypatch):
-    def measured(order, case, work, python):
-        if case.batch == CASE.batch:
-            raise UserError("bench: ppo: no memory")
-        run = {"device": "cpu", "threads": 1, "matrix_rate": 2.0}
-        return {"measured": {speed.OURS: [run]}}
-
-    monkeypatch.setattr(speed, "_measure_shape", measured)
-    monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
-    other = replace(CASE, batch=2 * CASE.batch)
-    bench = speed.measure(replace(ORDER, cases=(CASE, other)), tmp_path)
-    assert list(bench["shapes"]) == [other.text]
-    assert bench["about"]["left_out"] == [f"{CASE.text}: bench: ppo: no memory"]
-    with pytest.raises(UserError) as refused:
-        speed.measure(replace(ORDER, cases=(CASE,)), tmp_path)
-    assert str(refused.value) == f"{CASE.text}: bench: ppo: no memory"
-
-
 def test_an_environment_is_made_anew_only_if_its_pins_have_changed(place, monkeypatch):
     made: list[list[str]] = []
     monkeypatch.setattr(speed, "_call", made.append)

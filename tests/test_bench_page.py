@@ -12,6 +12,7 @@ from reports.sharing.publish import GENERATED, RECORD
 from reports.speed import bench_page, speed
 from stages.running.files import file_hash
 from stages.settings import config as settings
+from stages.settings.config import UserError
 
 ROOT = Path(__file__).parents[1]
 
@@ -233,3 +234,23 @@ def test_make_bench_and_publish_start_the_page(tmp_path):
         assert said.strip() in typed, words
     alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
     assert b"reports.sharing.publish" not in alone.stdout
+
+
+# -- what fails ------------------------------------------------------------------------------------
+
+
+def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkeypatch):
+    bad, good = speed.case_of("tiny:4:2"), speed.case_of("tiny:8:4")
+
+    def measured(order, case, *_):
+        if case == bad:
+            raise UserError("no memory")
+        return {"measured": {"ours": [{"device": "cpu", "threads": 1, "matrix_rate": 2.0}]}}
+
+    monkeypatch.setattr(speed, "_measure_shape", measured)
+    monkeypatch.setattr(speed, "peer_interpreter", lambda: None)
+    bench = speed.measure(speed.BenchRequest(cases=(bad, good), runs=1), tmp_path)
+    assert list(bench["shapes"]) == ["tiny:8:4"]
+    assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
+    with pytest.raises(UserError, match="^tiny:4:2: no memory$"):
+        speed.measure(speed.BenchRequest(cases=(bad,), runs=1), tmp_path)
