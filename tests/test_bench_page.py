@@ -252,5 +252,5 @@ def test_a_shape_that_fails_is_left_out_and_the_others_are_kept(tmp_path, monkey
     bench = speed.measure(speed.BenchRequest(cases=(bad, good), runs=1), tmp_path)
     assert list(bench["shapes"]) == ["tiny:8:4"]
     assert bench["about"]["left_out"] == ["tiny:4:2: no memory"]
-    with pytest.raises(UserError, match="^tiny:4:2: no memory$"):
+    with pytest.raises(UserError, match=r"^tiny:4:2: no memory$"):
         speed.measure(speed.BenchRequest(cases=(bad,), runs=1), tmp_path)
