@@ -181,6 +181,7 @@ def _summaries(record: Record, numbers: Row) -> list[Block]:
     return [
         Heading("The summaries"),
         Table(without_rate[0], without_rate[1:], caption, name="summaries"),
+        *scores.told_blocks(record),
         *scores.spread_blocks(record),
         *scores.blocks(record),
     ]

@@ -172,13 +172,13 @@ def make_files(folder, stage, scores, texts):
         for policy, text in (("sft", "my aunt lost <b>it</b>"), ("ppo", "My aunt sold my lamp.")):
             row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
             row |= {"has_eos": True, "score": 0.512, "reference_score": 0.25, "reference_tokens": 6}
-            rows = [{"id": f"post{index}"} | row for index in range(9)]
+            rows = [{"id": f"toy{index}"} | row for index in range(9)]
             if texts and policy == "ppo":
                 rows = [{**one, "summary": text} for one, text in zip(rows, texts, strict=True)]
             write_rows(folder / f"{policy}.jsonl", rows)
     if stage == "win_rate":
         found = [(p, i, s) for p in ("sft", "ppo") for i, s in enumerate(scores)]
-        rows = [{"policy": p, "id": f"post{i}", "score": s} for p, i, s in found]
+        rows = [{"policy": p, "id": f"toy{i}", "score": s} for p, i, s in found]
         write_rows(folder / "post_scores.jsonl", rows)
 
 

@@ -13,6 +13,7 @@ from reports.parts import collect, page, plots, sentences
 from reports.parts.page import Details
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
+from stages.posts.toy import facts_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.judge import JudgeSettings
@@ -269,3 +270,33 @@ def test_a_judge_that_is_paid_has_its_bill_and_another_none(places):
         # 1.5 M read at 2 USD and 30,000 written at 10 USD a million.
         "The judge gave 3 verdicts for 3.30 USD, by the price of its tokens now.",
     ]
+
+
+# -- the built-in world's facts --------------------------------------------------------------------
+
+
+def test_shares_of_facts_told_right_are_those_counted_by_hand(places):
+    """Three posts, of which the second's summary garbles the age and tells the day right."""
+    posts = [f"toy1-validation-{number}" for number in range(40)]
+    wanting = [post for post in posts if "age" in facts_of(post).wanted][:2]
+    (other,) = [post for post in posts if "when" in facts_of(post).wanted][:1]
+    first, second, third = (facts_of(post).told for post in (*wanting, other))
+    wrong = "twelve" if second["age"] != "twelve" else "nineteen"
+    texts = (f"aged {first['age']}", f"aged {wrong}, on {second['when']}", f"aged {third['age']}")
+    rows = [{"id": post, "summary": t} for post, t in zip((*wanting, other), texts, strict=True)]
+    shares = scores.told_shares(rows)
+    assert shares["age"] == (1 / 2, 1)
+    assert shares["when"] == (0, 1 / 2)
+    assert shares["feeling"] == (0, 0)
+    assert scores.told_shares([rows[2]])["age"] == (None, 1)
+
+
+def test_facts_told_stand_on_pages_of_the_built_in_world_alone(places):
+    record = record_of()
+    (table,) = scores.told_blocks(record)
+    assert table.header == [
+        "",
+        *(f"{who}, {how}" for who in ("SFT", "PPO") for how in ("wanted", "not wanted")),
+    ]
+    record.settings["data"]["source"] = "hub"
+    assert scores.told_blocks(record) == []

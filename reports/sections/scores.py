@@ -1,5 +1,6 @@
 """Scores of summaries: proxy and gold, beside length, and how they are spread over the posts."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from reports.parts.gained import Gains, by_question
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
+from stages.posts.toy import OPTIONAL, facts_of, read_summary
 
 SCORERS = ("proxy", "gold")
 BINS = 24
@@ -74,6 +76,50 @@ def _reading(name: str, gains: Row) -> str:
     if moves == {"proxy": "rose", "gold": "fell"}:
         return f"{text}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
     return f"{text}."
+
+
+FACTS = {"when": "day", "ask": "question"}  # else a fact is called as the world calls it
+
+
+def told_blocks(record: Record) -> list[Block]:
+    """Which facts of the built-in world the summaries tell right; none of real posts."""
+    if record.has_real_texts:
+        return []
+    policies = policies_of(record)
+    told = [told_shares(record.rows("summaries", f"{name}.jsonl")) for name in policies]
+    header = [f"{named(name)}, {where}" for name in policies for where in ("wanted", "not wanted")]
+    rows = [
+        [FACTS.get(slot, slot), *(percent(share) for shares in told for share in shares[slot])]
+        for slot in OPTIONAL
+    ]
+    caption = (
+        "Share of held-out summaries that tell a fact right, on posts whose readers want it and on"
+        " the others. A policy tells what its reward model rewards: a wanted fact that is hardly"
+        " told, and another in its place, is the reward model's mistake."
+    )
+    return [Table(["", *header], rows, caption, name="facts-told")]
+
+
+def told_shares(rows: Sequence[Row]) -> dict[str, tuple[float | None, float | None]]:
+    """Fact -> share of summaries that tell it right, where it is wanted and where it is not.
+
+    `rows` are summaries with the ids of their posts. None where no post is of that kind.
+    """
+    posts: Counter[tuple[str, bool]] = Counter()
+    told: Counter[tuple[str, bool]] = Counter()
+    for row in rows:
+        facts = facts_of(row["id"])
+        right, _ = read_summary(row["summary"], facts)
+        for slot in OPTIONAL:
+            kind = slot, slot in facts.wanted
+            posts[kind] += 1
+            told[kind] += slot in right
+
+    def share_of(slot: str, wanted: bool) -> float | None:
+        kind = slot, wanted
+        return told[kind] / posts[kind] if posts[kind] else None
+
+    return {slot: (share_of(slot, True), share_of(slot, False)) for slot in OPTIONAL}
 
 
 def question_notes(record: Record) -> list[str]:
