@@ -94,8 +94,8 @@ def told_blocks(record: Record) -> list[Block]:
     ]
     caption = (
         "Share of held-out summaries that tell a fact right, on posts whose readers want it and on"
-        " the others. A policy tells what its reward model rewards: a wanted fact that is hardly"
-        " told, and another in its place, is the reward model's mistake."
+        " the others. Where a seed falls behind, some wanted fact is hardly told, and another one"
+        " in its place."
     )
     return [Table(["", *header], rows, caption, name="facts-told")]
 
