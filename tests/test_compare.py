@@ -128,7 +128,7 @@ def test_the_page_says_the_verdict_first_and_holds_both_judges_words(runs, capsy
         overrides = ("ppo.kl_coef=0.1",) if name == "b" else ()
         config = make_config("tiny", name=name, seed=1, overrides=overrides)
         rows = [
-            {"policy": "ppo", "id": f"post{at}", "order": order, "verdict": "policy", "reply": said}
+            {"policy": "ppo", "id": f"toy{at}", "order": order, "verdict": "policy", "reply": said}
             for at in range(9)
             for order, said in (("policy_first", f"{name} first {at}"), ("reference_first", "so"))
         ]
@@ -181,7 +181,7 @@ def test_texts_of_real_data_are_not_in_the_page_that_may_be_published(runs):
         (["tiyn", "tiny"], "did you mean tiny?"),
         (["tiny/one", "tiny"], "names no side"),
         (["tiny", "b"], "have no seed in common"),
-        (["tiny/1", "b/2"], "post3 has another text in b/2:ppo"),
+        (["tiny/1", "b/2"], "toy3 has another text in b/2:ppo"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(runs, capsys, asked, said):

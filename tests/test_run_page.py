@@ -294,6 +294,7 @@ def test_shares_of_facts_told_right_are_those_counted_by_hand(places):
 def test_facts_told_stand_on_pages_of_the_built_in_world_alone(places):
     record = record_of()
     (table,) = scores.told_blocks(record)
+    assert isinstance(table, page.Table)
     assert table.header == [
         "",
         *(f"{who}, {how}" for who in ("SFT", "PPO") for how in ("wanted", "not wanted")),
