@@ -8,7 +8,6 @@ people agree and writes all verdicts to `comparisons_validation.jsonl` beside th
 then labelled data like any other, for the calibration of a judge.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from stages.posts.bad_rows import BadRowError
 from stages.posts.readers import Located, check_comparison, is_cnndm, read_split
 from stages.posts.tables import parsed_rows
 from stages.running.files import write_whole
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import Data
 from stages.settings.prompt import PROMPT, parse_post
@@ -246,7 +245,7 @@ def _line(what: str, share: dict[str, Any] | None) -> str:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Say how far people agree, and write their verdicts as labelled comparisons."""
-    parser = argparse.ArgumentParser(description="verdicts that people saved from the page")
+    parser = Parser(description="verdicts that people saved from the page")
     parser.add_argument("--folder", required=True, help="of annotations_*.jsonl (make: DATA=)")
     args = parser.parse_args(argv)
     folder = Path(args.folder)

@@ -7,7 +7,6 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 `gold_scores.jsonl`.
 """
 
-import argparse
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -27,6 +26,7 @@ from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
 from stages.settings import config as settings
+from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.judge import REPEATED
@@ -265,7 +265,7 @@ def capped(judge: JudgeSettings, max_cost: float | None) -> JudgeSettings:
 
 def config_with_cap(argv: list[str] | None, description: str) -> Config:
     """The config of a command line that also takes `--max-cost`."""
-    own = argparse.ArgumentParser(add_help=False)
+    own = Parser(add_help=False)
     own.add_argument("--max-cost", type=float)
     given, others = own.parse_known_args(argv)
     config = config_from_arguments(others, f"{description}; also takes --max-cost USD")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from stages.driving.grid import Cell, Execution
 from stages.pipeline import Maker
 from stages.running.launch import launcher
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import UserError
 
@@ -60,7 +60,7 @@ def make_leaderboard(maker: Maker, todo: Sequence[Cell], named: bool) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="all systems of a run side by side")
+    parser = Parser(description="all systems of a run side by side")
     add_arguments(parser)
     parser.add_argument("--judges", nargs="+", default=[], metavar="KEY=VALUE,KEY=VALUE")
     parser.add_argument("--pairs", action="store_true", help="judge all pairs of systems too")

@@ -33,7 +33,7 @@ from stages.finished import stage_folder
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import JudgeSettings, UserError
 
@@ -223,7 +223,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What the command line asks for. Raises UserError for a difference that is none."""
-    parser = argparse.ArgumentParser(description="posts and dollars that show a difference")
+    parser = Parser(description="posts and dollars that show a difference")
     parser.add_argument("--difference", required=True, help="of two win rates, in points")
     parser.add_argument("--name", default="tiny", help="the run whose verdicts say the spread")
     parser.add_argument("--seed", type=int, default=44413)

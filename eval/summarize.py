@@ -36,7 +36,7 @@ from stages.posts.tokens import fit_query, plain_encoder
 from stages.posts.toy import OPTIONAL, WORDS, facts_of, read_summary, score_summary
 from stages.running.progress import folded
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, is_above_0, say_error, show
+from stages.settings.checks import Parser, in_one_line, is_above_0, say_error, show
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError
 from stages.settings.outputs import Released
@@ -337,7 +337,7 @@ def typed_posts(lines: Iterable[str]) -> Iterator[str]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line; `make` leaves a post in the environment: it may hold line breaks."""
-    parser = argparse.ArgumentParser(description="summaries of one post by a finished run")
+    parser = Parser(description="summaries of one post by a finished run")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--name", default="", help="the run's folder below runs/")
     parser.add_argument("--seed", type=int, default=44413)

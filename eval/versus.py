@@ -26,7 +26,7 @@ from stages.running.files import file_hash, read_lines
 from stages.running.progress import folded
 from stages.runs import open_stage
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import make_config, override_of
 from stages.settings.config import Checks, Config, JudgeSettings, UserError
 
@@ -282,7 +282,7 @@ def summary_of(results: Mapping[str, Any]) -> list[str]:
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     """What the command line asks for: `a`, `b`, `judge` and `overrides`."""
-    parser = argparse.ArgumentParser(description="judge two policies against each other")
+    parser = Parser(description="judge two policies against each other")
     parser.add_argument("--a", required=True, help="name[/seed][:policy]")
     parser.add_argument("--b", required=True, help="name[/seed][:policy]")
     parser.add_argument("--judge", default="", help="the folder of one judge of run A, of several")

@@ -12,7 +12,6 @@ Posts are anybody's text. They stand in the page as data, in JSON without `<`, a
 as text. Beside that, the page's own policy lets no script run but its own, and opens no connection.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from eval.annotations import SPLIT, pairs_of_folder, pairs_of_sides
 from reports.parts.page import STYLE, as_data, digest
 from stages.running.files import write_text
 from stages.settings import config as settings
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.config import hash_of
 
 FILE = "annotate.html"
@@ -71,7 +70,7 @@ def write_page(a: str, b: str, comparisons: str, count: int, seed: int) -> tuple
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its path."""
-    parser = argparse.ArgumentParser(description="a page on which people judge summaries")
+    parser = Parser(description="a page on which people judge summaries")
     parser.add_argument("--a", default="", help="name[/seed][:policy], such as tiny:ppo")
     parser.add_argument("--b", default="", help="the other side; left out: the references")
     parser.add_argument("--comparisons", default="", help="or a folder (make: DATA=)")

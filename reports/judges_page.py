@@ -37,7 +37,7 @@ from reports.parts.words import (
 from stages.finished import names_of_runs, no_such_run, read_manifest
 from stages.running.files import read_lines
 from stages.settings import config as settings
-from stages.settings.checks import UserError
+from stages.settings.checks import Parser, UserError
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, hash_of
 from stages.settings.stages import OUTPUTS
@@ -271,7 +271,7 @@ def write_page(calibrations: Sequence[Calibrated]) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Write the page and print its tables."""
-    parser = argparse.ArgumentParser(description="all judges beside the same labelled pairs")
+    parser = Parser(description="all judges beside the same labelled pairs")
     parser.add_argument("--names", nargs="*", default=[], help="runs; none: all of them")
 
     def write(args: argparse.Namespace) -> str:

@@ -7,7 +7,6 @@ the run left on disk: `make leaderboard` asks them. `--judges` names the folders
 shown; without it, all are.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +29,7 @@ from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent,
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import config_from_arguments, recorded_config
 from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.judge import AXES
@@ -69,7 +68,7 @@ class JudgedRun:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the page; print who leads by each judge, and the page's path."""
-    own = argparse.ArgumentParser(add_help=False)
+    own = Parser(add_help=False)
     own.add_argument("--judges", nargs="+", default=[])
     given, others = own.parse_known_args(argv)
     config = config_from_arguments(others, "all systems of a run side by side")

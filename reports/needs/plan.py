@@ -18,7 +18,7 @@ from reports.needs.memory import Bytes, Setting
 from reports.needs.parts import mends, part_bytes, too_large
 from reports.needs.shapes import lengths_of, policy_parameters, scorer_parameters, shape_of
 from stages.running.launch import check_numbers
-from stages.settings.checks import in_one_line, require
+from stages.settings.checks import Parser, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.judge_models import known_model
 
@@ -246,7 +246,7 @@ def _sums(row: Sequence[float]) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of a plan."""
-    parser = argparse.ArgumentParser(description="what a run needs, before anything is downloaded")
+    parser = Parser(description="what a run needs, before anything is downloaded")
     add_arguments(parser)
     parser.add_argument("--presets", nargs="*", default=[], help="a grid: one row a preset")
     parser.add_argument("--judges", nargs="*", default=[], help="as the leaderboard's JUDGES")

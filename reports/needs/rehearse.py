@@ -31,7 +31,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments
 from stages.settings import config as settings
-from stages.settings.checks import UserError, in_one_line
+from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
 from stages.settings.sections import COMPARISONS, POSTS
@@ -304,7 +304,7 @@ def hours_lines(record: dict[str, Any], price: float) -> Sequence[str]:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Rehearse a run."""
-    parser = argparse.ArgumentParser(description="two updates of every stage, measured here")
+    parser = Parser(description="two updates of every stage, measured here")
     add_arguments(parser)
     add_launch_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")

@@ -41,7 +41,7 @@ from reports.parts.blocks import (
 )
 from stages.running.files import write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, visible
+from stages.settings.checks import Parser, in_one_line, visible
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
@@ -106,7 +106,7 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 def arguments(about: str) -> argparse.ArgumentParser:
     """What a page about finished runs takes on the command line; the page adds its own."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = Parser(description=about)
     parser.add_argument("--judge", default="", help="where runs were judged by several")
     return parser
 
@@ -117,9 +117,8 @@ def print_page(
     argv: list[str] | None,
 ) -> None:
     """Print what writing a page returns, or the one line that says why it was not written."""
-    args = parser.parse_args(argv)
     with in_one_line():
-        print(write_page(args))
+        print(write_page(parser.parse_args(argv)))
 
 
 def for_terminal(texts: Sequence[str], path: Path) -> str:

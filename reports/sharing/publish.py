@@ -9,7 +9,6 @@ row of numbers. The README's table of numbers and the index of all published pag
 it. A page is refused if its run is stale or was made with code that was not committed.
 """
 
-import argparse
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from stages.finished import (
 )
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, unknown
+from stages.settings.checks import Parser, in_one_line, unknown
 from stages.settings.config import Config, UserError
 from stages.settings.stages import STAGES
 
@@ -357,7 +356,7 @@ def not_recorded() -> list[str]:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Publish the pages of some runs and name them."""
-    parser = argparse.ArgumentParser(description="copy finished pages to reports/generated")
+    parser = Parser(description="copy finished pages to reports/generated")
     parser.add_argument("--names", nargs="+", default=["tiny"], help="runs")
     parser.add_argument("--judge", default="", help="where runs were judged by several")
     parser.add_argument("--kinds", nargs="+", default=[], help="run, scaling, ...; else all")

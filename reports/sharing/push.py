@@ -8,7 +8,6 @@ of a page about real data the variant without the posts that others wrote. What 
 upload has sent is not sent again.
 """
 
-import argparse
 import logging
 import re
 import sys
@@ -25,7 +24,7 @@ from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
 from stages.finished import names_of_runs, no_such_run, read_manifest
 from stages.running.hub import LOGIN
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import recorded_config
 from stages.settings.config import TOY, Config, UserError, slug
 from stages.settings.stages import CARD, TRAINING_STAGES
@@ -249,7 +248,7 @@ def _reason(name: str, error: BaseException) -> str:
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Say what is uploaded where, and upload it."""
-    parser = argparse.ArgumentParser(description="upload models, cards and pages to the hub")
+    parser = Parser(description="upload models, cards and pages to the hub")
     parser.add_argument("--hub", default="", help="your name on the hub, or name/what-for-the-run")
     parser.add_argument("--name", default="tiny", help="run")
     parser.add_argument("--seed", type=int, default=44413)

@@ -27,7 +27,7 @@ from reports.speed import speed
 from reports.speed.speed import OURS
 from stages.running.files import read_json, write_json
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.config import UserError
 
 STEM = speed.NAME
@@ -38,7 +38,7 @@ SLOWER, LARGER = 0.15, 0.02  # what a check allows in time and in memory, as sha
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Measure and write the page; or check; or publish what was measured last."""
-    parser = argparse.ArgumentParser(description="speed and memory, beside other implementations")
+    parser = Parser(description="speed and memory, beside other implementations")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")

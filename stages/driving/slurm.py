@@ -20,7 +20,7 @@ from stages.finished import wanted_stages
 from stages.running.files import write_text
 from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line
+from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 
 GOALS = ("sft", "rm", "ppo")
@@ -64,7 +64,7 @@ exit "$status"
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Write the script; print its name and how to submit it."""
-    parser = argparse.ArgumentParser(description="write a Slurm job script")
+    parser = Parser(description="write a Slurm job script")
     parser.add_argument("goals", nargs="*", help=f"what the job makes; {' '.join(GOALS)} if empty")
     add_arguments(parser)
     add_launch_arguments(parser)

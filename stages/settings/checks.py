@@ -5,6 +5,7 @@ the error how the stage goes on. What the disk, the memory or another library re
 defect by `what_to_mend`, and nowhere else; a defect keeps its traceback.
 """
 
+import argparse
 import difflib
 import errno
 import math
@@ -171,6 +172,14 @@ def in_one_line() -> Iterator[None]:
         if line is None:
             raise
         fail(UserError(line))
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose mistakes are one line, without its usage: many come through `make`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError with what argparse says."""
+        raise UserError(message)
 
 
 def show(lines: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings import config as settings
-from stages.settings.checks import RESTORE, require, require_type, unknown
+from stages.settings.checks import RESTORE, Parser, require, require_type, unknown
 from stages.settings.config import (
     HUB,
     MUST_BE_A_RUN_NAME,
@@ -361,7 +361,7 @@ def as_recorded(request: Request) -> Request:
 
 def config_from_arguments(argv: list[str] | None, description: str) -> Config:
     """The config that a stage's command line asks for. Raises UserError as `config_of` does."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = Parser(description=description)
     add_arguments(parser)
     return config_of(request_of(parser.parse_args(argv)))
 
