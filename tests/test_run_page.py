@@ -249,7 +249,7 @@ def test_settings_stand_beside_the_presets_and_the_papers(places):
     assert changed.header == ("setting", "this run", "preset tiny", "default")
     rows = {row[0]: row[1:] for row in changed.rows}
     assert rows["ppo.kl_coef"] == ["0.1", "0.05", "0.05"]
-    assert rows["rm.learning_rate"][:2] == ["0.0015", "0.0015"]  # the preset's, not the paper's
+    assert rows["rm.learning_rate"][:2] == ["0.0005", "0.0005"]  # the preset's, not the paper's
     assert "ppo.gamma" not in rows
     _, plain, *_ = settings_of()
     assert plain.text == "All settings are those of the preset tiny."
