@@ -96,7 +96,7 @@ def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, ca
 
 def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_record(runs):
     """As it was impossible: SFT, RM, data and world differ from the preset's."""
-    changed = ("sft.epochs=3", "rm.epochs=2", "world.seed=5", "ppo.lam=0.9")
+    changed = ("sft.epochs=3", "rm.epochs=3", "world.seed=5", "ppo.lam=0.9")
     mine = Request(name="mine", overrides=changed)
     maker = Recorder()
     assert make_ablations(maker, mine, [1, 2], ["dropout"]) == 0
@@ -120,7 +120,7 @@ def test_an_ablation_of_a_run_with_settings_of_its_own_takes_them_from_its_recor
 
 def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(runs, capsys):
     """Of a run with settings of its own; beside a switch of PPO's; after a failure; status."""
-    mine = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=2", "ppo.lam=0.9"))
+    mine = Request(name="mine", overrides=("sft.epochs=3", "rm.epochs=3", "ppo.lam=0.9"))
     names = ["read-before-eos", "dropout"]
     dry = Recorder(Execution(dry_run=True))
     assert make_ablations(dry, mine, [1, 2], names) == 0
@@ -151,7 +151,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
     for seed in (1, 2):
         asked = {"name": "mine-read-before-eos", "seed": seed, "upstream": "mine"}
         one = make_config("tiny", **asked, overrides=switch)
-        assert (one.rm.read_at, one.rm.epochs, one.sft.epochs) == ("before_eos", 2, 3)
+        assert (one.rm.read_at, one.rm.epochs, one.sft.epochs) == ("before_eos", 3, 3)
         assert one.own_from == "rm"
         assert all(why_not(one, stage) is None for stage in EVALUATED)
         assert not stage_folder(one, "rm").samefile(runs / f"mine/seed{seed}/rm")
@@ -167,7 +167,7 @@ def test_a_switch_of_the_reward_model_shares_what_comes_before_it_and_goes_on(ru
 
 def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations(runs):
     make()
-    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=2", "sft.epochs=2"))
+    request = Request(name="hot", upstream="tiny", overrides=("rm.epochs=3", "sft.epochs=2"))
     names = ["read-before-eos", "dropout"]
     maker = Recorder()
     assert make_ablations(maker, request, [44413], names) == 0
@@ -175,7 +175,7 @@ def test_a_run_from_another_ones_sft_keeps_its_own_reward_model_in_its_ablations
         made = [stage for whose, stage in maker.made if whose == name]
         assert made == [stage for stage in EVALUATED if stage not in ("base", "sft")], name
     _, turned = ablation_cells(request, [44413], names)
-    assert [cell.config.rm.epochs for cell in turned] == [2, 2]
+    assert [cell.config.rm.epochs for cell in turned] == [3, 3]
     assert [cell.config.upstream for cell in turned] == ["tiny", "tiny"]
 
 

@@ -32,7 +32,7 @@ def test_upstream_needs_a_name_and_the_same_posts_and_checkpoint(runs):
 
 
 def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs):
-    texts = ("sft.epochs=3", "world.seed=7", "base.hidden_size=64", "rm.epochs=2", "ppo.lam=0.9")
+    texts = ("sft.epochs=3", "world.seed=7", "base.hidden_size=64", "rm.epochs=3", "ppo.lam=0.9")
     theirs = make_config("tiny", name="theirs", overrides=texts)
     recorded(runs, theirs)
     config = override("ppo.lam=0.5", "sft.epochs=3", upstream="theirs")
@@ -45,7 +45,7 @@ def test_a_run_with_an_upstream_has_the_settings_that_the_upstream_recorded(runs
     ("text", "first", "taken"),
     [
         ("ppo.lam=0.5", "", ["base", "sft", "rm", "normalize"]),
-        ("rm.epochs=1", "", ["base", "sft", "rm", "normalize"]),  # as it is there
+        ("rm.epochs=2", "", ["base", "sft", "rm", "normalize"]),  # as it is there
         ("normalize.posts=7", "normalize", ["base", "sft", "rm"]),
         ("rm.learning_rate=0.1", "rm", ["base", "sft"]),
         ("sft.epochs=3", "sft", ["base"]),
