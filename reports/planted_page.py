@@ -41,7 +41,7 @@ class PlantedRun:
     pair: Paired | None
     """None if no seed has finished."""
     refused: dict[int, str]
-    """Seed -> what a check said when it stopped it."""
+    """Seed -> what a check said that would have stopped it; `make planted` lets it go on."""
     betrayals: list[Betrayal]
     """The earliest first."""
     notes: list[str]
@@ -61,8 +61,13 @@ class PlantedRun:
     def verdict(self) -> str:
         """What finds it."""
         if self.refused:
-            seeds = len(self.refused) + (len(self.pair.runs) if self.pair else 0)
-            part = f" in {len(self.refused)} of {seeds} seeds" if self.pair else ""
+            seeds = (
+                {*self.refused, *(run.seed for run in self.pair.runs)}
+                if self.pair
+                else self.refused
+            )
+            some = len(self.refused) < len(seeds)
+            part = f" in {len(self.refused)} of {len(seeds)} seeds" if some else ""
             places = [PLACE.match(words) for words in self.refused.values()]
             told = dict.fromkeys(place[0] for place in places if place)
             return f"refused by a check{part}" + (f", {' or '.join(told)}" if told else "")
@@ -94,7 +99,7 @@ def write_page(name: str, errors: Path, judge: str = "") -> str:
 
 
 def finished(planted: Sequence[PlantedRun]) -> list[Record]:
-    """The seeds with an error that no check refused."""
+    """The seeds with an error."""
     return [run for wrong in planted if wrong.pair for run in wrong.pair.runs]
 
 
@@ -132,7 +137,7 @@ def collect(
         stopped = tuple(f"{name}-planted-{error} seed{seed} is left out" for seed in refused)
         left_out += [line for line in lines if not line.startswith(stopped)] if stopped else lines
         seeds = {run.seed for run in default}
-        runs = [run for run in runs if run.seed in seeds and run.seed not in refused]
+        runs = [run for run in runs if run.seed in seeds]
         if runs or refused:
             planted.append(planted_run((error, about), name, runs, refused, default))
     if not planted:
@@ -141,7 +146,7 @@ def collect(
 
 
 def refusals(run: str) -> dict[int, str]:
-    """What checks said of the seeds of a run that they stopped."""
+    """What checks said of the seeds of a run that they would have stopped."""
     told = {}
     for path in sorted((settings.RUNS / run).glob(f"seed*/{REFUSED}")):
         record = read_record(path) or {}
@@ -194,7 +199,7 @@ def oddities(error: str, about: Mapping[str, str], run: Record, default: Record)
 def blocks(
     default: list[Record], planted: list[PlantedRun], left_out: Sequence[str]
 ) -> list[Block]:
-    """The page: the count, a row an error, what stopped runs, the rule, what it does not show."""
+    """The page: the count, a row an error, checks' words, the rule, what it does not show."""
     rows = [numbers_of(run) for run in (*default, *finished(planted))]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
@@ -224,7 +229,9 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     count = sum(wrong.is_found for wrong in planted)
     told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
-    return f"{told}; not found: {', '.join(lost) or 'none'}."
+    told += f"; not found: {', '.join(lost) or 'none'}."
+    costly = sum(wrong.by_win_rate for wrong in planted)
+    return f"{told} Where all go on, the win rate falls reliably with {costly}."
 
 
 def sentence(wrong: PlantedRun) -> str:
@@ -267,7 +274,10 @@ def errors_table(planted: Sequence[PlantedRun]) -> Table:
             first = f"{name} {when}: {value}, default's {usual}"
         cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
         rows.append([*cells, first])
-    caption = "Win rate: PPO's - the default run's, in points, paired over seeds."
+    caption = (
+        "Win rate: PPO's - the default run's, in points, paired over seeds; a run that a check"
+        " refuses went on here, to show it."
+    )
     return Table((*header, "first number"), rows, caption, strong=True)
 
 
@@ -277,7 +287,7 @@ def _betrayal_cells(seen: Betrayal) -> list[str]:
 
 
 def refusals_table(planted: Sequence[PlantedRun]) -> Table:
-    """The words of the checks that stopped runs."""
+    """The words of checks."""
     rows = [
         [wrong.name, str(seed), message]
         for wrong in planted
@@ -291,7 +301,7 @@ def alarms(default: Sequence[Record], planted: Sequence[PlantedRun]) -> str:
     seeds = len(default)
     if seeds < 3:
         return "Too few seeds without an error to say how often the rule raises a false alarm."
-    tested = (wrong.pair.runs for wrong in planted if wrong.pair and not wrong.refused)
+    tested = (wrong.pair.runs for wrong in planted if wrong.pair)
     held = min([seeds // 2, *map(len, tested)])  # the fewest seeds are accused the most easily
     tried = false_alarms(default, held)
     raised = [names for names in tried if names]

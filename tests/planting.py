@@ -5,8 +5,9 @@
 
 For each seed the run itself, then for each error a run `<name>-planted-<error>`. It takes the
 stages before the error's first one from the run: as from an upstream if the error is PPO's, else by
-hard links, because an upstream supplies all stages of its settings, and an error is no setting. A
-run that a check refuses is done. A seed whose own run fails has no planted runs; the others go on.
+hard links, because an upstream supplies all stages of its settings, and an error is no setting.
+What a check refuses is noted, and the run goes on to its verdicts: the page shows both. A seed
+whose own run fails has no planted runs; the others go on.
 """
 
 import argparse
@@ -15,16 +16,15 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from stages.driving.grid import SEEDS, Cell, CellMaker, Execution, name_failed
-from stages.finished import current_inputs, read_manifest, stage_folder, wanted_stages, why_not
+from stages.finished import partial_of, read_manifest, stage_folder, wanted_stages, why_not
 from stages.pipeline import Maker
-from stages.running.files import read_json, write_json
+from stages.running.files import write_json
 from stages.settings import config as settings
 from stages.settings.checks import in_one_line, unknown
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
-from stages.settings.config import Config, UserError, settings_hash
+from stages.settings.config import Config, UserError
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED, row_of
 from tests.planted import PLANTED, refused_file
 
@@ -66,7 +66,7 @@ def run_of(config: Config, error: str) -> str:
 
 
 class Planter(Maker):
-    """A maker that plants errors in the stages of some runs; what a check refuses is done."""
+    """A maker that plants errors in the stages of some runs."""
 
     def __init__(self, execution: Execution, errors: Mapping[str, str]) -> None:
         """`errors`: the name of a run -> the error in it."""
@@ -85,7 +85,7 @@ class Planter(Maker):
         return [sys.executable, "-m", "tests.planted", error, *words[1:]]
 
     def make(self, cell: Cell) -> int:
-        """As a maker does; 0 as well if a check refuses the error."""
+        """As a maker does. What a check said of an earlier attempt is forgotten."""
         config, error = cell.config, self.error_of(cell.config)
         if not error:
             return super().make(cell)
@@ -93,12 +93,11 @@ class Planter(Maker):
             print(f"{cell.label}: {self.plan_of(cell)}")
             return 0
         take_over(config, self.before(config))
-        if not self.execution.replace and is_refused(config):
-            print(f"{cell.label}: nothing to do, a check has refused it")
-            return 0
-        refused_file(config).unlink(missing_ok=True)
-        code = super().make(cell)
-        return 0 if code and keep_refusal(config) else code
+        first = PLANTED[error].stage
+        begun = partial_of(stage_folder(config, first)).exists()
+        if self.execution.replace or (why_not(config, first) and not begun):
+            refused_file(config).unlink(missing_ok=True)
+        return super().make(cell)
 
     def before(self, config: Config) -> list[str]:
         """The stages that a run takes from the one without the error by links."""
@@ -109,8 +108,6 @@ class Planter(Maker):
     def plan_of(self, cell: Cell) -> str:
         """What would be made of a run with an error."""
         config, error = cell.config, self.error_of(cell.config)
-        if is_refused(config):
-            return "nothing to do, a check has refused it"
         if all(why_not(config, stage) is None for stage in wanted_stages(config, cell.goals)):
             return "nothing to do"
         return f"would make {PLANTED[error].stage} and what follows, with {error} planted"
@@ -129,27 +126,6 @@ def take_over(config: Config, stages: Sequence[str]) -> None:
             shutil.rmtree(old, ignore_errors=True)
         shutil.copytree(theirs, half, copy_function=os.link)
         half.rename(own)
-
-
-def attempt_of(config: Config, stage: str) -> dict[str, Any]:
-    """What a stage is made with: it is refused again if this is the same."""
-    return {"settings_hash": settings_hash(config, stage), "inputs": current_inputs(config, stage)}
-
-
-def is_refused(config: Config) -> bool:
-    """Whether a check has refused the run as it is asked for now."""
-    record = read_json(refused_file(config)) or {}
-    return "attempt" in record and record["attempt"] == attempt_of(config, record["stage"])
-
-
-def keep_refusal(config: Config) -> bool:
-    """Note with what a run was made that a check has just refused; False if none has."""
-    path = refused_file(config)
-    record = read_json(path)
-    if record is None:
-        return False
-    write_json(path, record | {"attempt": attempt_of(config, record["stage"])})
-    return True
 
 
 # -- all of them -----------------------------------------------------------------------------------

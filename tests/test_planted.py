@@ -198,28 +198,31 @@ def test_the_optimizer_forgets():
     assert wrong("optimizer-reset", lambda learner: len(learner.optimizer.state), learner) == 0
 
 
-def test_what_a_check_says_is_kept_beside_the_run_and_still_stops_it(runs, monkeypatch):
+def test_what_a_check_says_first_is_kept_beside_the_run_which_goes_on(runs, monkeypatch, capsys):
+    said = iter(("step 0: no", "update 1: no"))
+
     def refuses(*_):
-        raise UserError("step 0: no")
+        raise UserError(next(said))
 
     started: list[tuple[str, ...]] = []
     stage: Any = ppo
     monkeypatch.setattr(stage, "measure", stage.measure)  # all are put back
     monkeypatch.setattr(normalize, "check_mean", lambda *_: None)
-    monkeypatch.setattr(stage, "optimize", lambda *_: "learned")
     monkeypatch.setattr(stage, "check_start", refuses)
+    monkeypatch.setattr(stage, "check_update", refuses)
     monkeypatch.setattr(runpy, "run_module", lambda *args, **_: started.append(args))
     monkeypatch.setattr(sys, "argv", [])
     arguments = "stages.ppo --preset tiny --seed 7 --name mine".split()
     planted.main(["reference-follows", "-m", "stages.driving.start", *arguments])
     assert started == [("stages.driving.start",)]
     assert sys.argv == ["stages.driving.start", *arguments]
-    assert stage.optimize() == "learned"
+    normalize.check_mean(0.0, 1.0)
     assert not runs.exists()
-    with pytest.raises(UserError, match="step 0: no"):
-        stage.check_start()
+    stage.check_start()
+    stage.check_update()
     kept = read_json(runs / "mine/seed7/refused.json")
     assert kept == {"stage": "ppo", "message": "step 0: no"}
+    assert capsys.readouterr().out.count("refuses the planted error") == 1
 
 
 def test_an_unknown_error_is_refused():

@@ -102,7 +102,8 @@ def test_each_error_has_its_verdict_and_the_first_sentence_counts_them(places):
     }
     assert planted_page.summary(planted) == (
         "2 of 5 are found by the win rate or refused by a check; betrayed by a number alone:"
-        " longer, unpaired; not found: harmless."
+        " longer, unpaired; not found: harmless. Where all go on, the win rate falls reliably"
+        " with 1."
     )
 
 
@@ -194,12 +195,15 @@ def test_the_first_ratio_is_that_of_the_policys_first_update_alone(places):
     assert collected("harmless")[1][0].verdict == "betrayed by first ratio from update 17"
 
 
-def test_an_error_that_a_check_refuses_in_some_seeds_only_says_in_how_many(places):
-    run("stopped", 2, won=10)
-    (places / "tiny-planted-stopped/seed2/refused.json").unlink()
+def test_an_error_that_a_check_refuses_shows_what_it_does_and_in_how_many_seeds(places):
+    for seed in SEEDS:
+        run("stopped", seed, won=5)
     _, planted, left_out = collected("stopped")
-    assert planted[0].verdict == "refused by a check in 2 of 3 seeds, step 0"
+    assert planted[0].verdict == "refused by a check, step 0"
+    assert planted_page.win_rate_cells(planted[0])[0] == "-25.0"
     assert left_out == []
+    (places / "tiny-planted-stopped/seed2/refused.json").unlink()
+    assert collected("stopped")[1][0].verdict == "refused by a check in 2 of 3 seeds, step 0"
 
 
 def test_what_is_missing_or_not_the_same_run_is_said(places):
