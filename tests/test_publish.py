@@ -367,10 +367,11 @@ def numbers_of(record):
 def numbers_of_linked_tables(text):
     """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
-    names = {"ablations": "page-switch", "planted": "page-error"}
+    names = {"ablations": ("page-switch", "each-seed-switch"), "planted": ("page-error",)}
     linked = r"\(reports/generated/((ablations|planted|compare|rivals|smollm2)-[\w-]+)\.md\)"
     for stem, kind in re.findall(linked, text):
-        files = (ROOT / GENERATED / f"{stem}-numbers").glob(f"{names.get(kind, '*')}.csv")
+        folder = ROOT / GENERATED / f"{stem}-numbers"
+        files = (one for name in names.get(kind, ("*",)) for one in folder.glob(f"{name}.csv"))
         cells = "".join(file.read_text(encoding="utf-8") for file in files)
         found |= {float(one) for one in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?\b", cells)}
     for stem in re.findall(r"\(reports/generated/(scaling-[\w-]+)\.md\)", text):
