@@ -384,9 +384,7 @@ def numbers_of_linked_tables(text):
 
 
 def is_known(text, known):
-    """Whether a number as it is written is a rounding of a known one, of its percentage, or of its
-    millions.
-    """
+    """Whether a number as written is a rounding of a known one, its percentage or its millions."""
     value, digits = float(text.replace(",", "")), len(text.partition(".")[2])
     scaled = (one for v in known for one in (v, 100 * v, v / 1e6))
     return any(abs(one - value) <= 0.5 * 10**-digits + 1e-9 for one in scaled)
