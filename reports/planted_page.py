@@ -61,13 +61,9 @@ class PlantedRun:
     def verdict(self) -> str:
         """What finds it."""
         if self.refused:
-            seeds = (
-                {*self.refused, *(run.seed for run in self.pair.runs)}
-                if self.pair
-                else self.refused
-            )
-            some = len(self.refused) < len(seeds)
-            part = f" in {len(self.refused)} of {len(seeds)} seeds" if some else ""
+            finished = {run.seed for run in self.pair.runs} if self.pair else set()
+            seeds, refused = len(finished | {*self.refused}), len(self.refused)
+            part = f" in {refused} of {seeds} seeds" if refused < seeds else ""
             places = [PLACE.match(words) for words in self.refused.values()]
             told = dict.fromkeys(place[0] for place in places if place)
             return f"refused by a check{part}" + (f", {' or '.join(told)}" if told else "")
@@ -230,8 +226,10 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
     told += f"; not found: {', '.join(lost) or 'none'}."
-    costly = sum(wrong.by_win_rate for wrong in planted)
-    return f"{told} Where all go on, the win rate falls reliably with {costly}."
+    if all(wrong.pair for wrong in planted):
+        costly = sum(wrong.by_win_rate for wrong in planted)
+        told += f" With no check in the way {costly} of {len(planted)} lower the win rate reliably."
+    return told
 
 
 def sentence(wrong: PlantedRun) -> str:
@@ -275,8 +273,8 @@ def errors_table(planted: Sequence[PlantedRun]) -> Table:
         cells = [wrong.name, wrong.what, wrong.stage, wrong.verdict, *win_rate_cells(wrong)]
         rows.append([*cells, first])
     caption = (
-        "Win rate: PPO's - the default run's, in points, paired over seeds; a run that a check"
-        " refuses went on here, to show it."
+        "Win rate: PPO's - the default run's, in points, paired over seeds, with no check in the"
+        " way; a dash: not run to its end."
     )
     return Table((*header, "first number"), rows, caption, strong=True)
 
