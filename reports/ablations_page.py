@@ -26,6 +26,7 @@ from reports.parts.ablated import (
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, over_seeds, picture
+from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import (
     against,
@@ -94,7 +95,7 @@ def blocks(
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
     seeds = f"{len(default.runs)} seed{'' if len(default.runs) == 1 else 's'}"
     return [
-        lead(answer(others), distrust(rows, seeds)),
+        lead(f"{answer(others)} {pace_told(default, others)}".rstrip(), distrust(rows, seeds)),
         means_table(default, others),
         *picture("switches", "switch - default", {x.name: x.each for x in others}),
         Heading("Each switch"),
@@ -103,6 +104,8 @@ def blocks(
         switches_table(others),
         *against([*caveats(default.rows, others), *left_out]),
         *gained.tables(entries_of(default, others)),
+        Heading("How fast PPO learns"),
+        pace_table(default, others),
         Heading("The critic"),
         critic_table(default, others),
         Heading("Each seed"),
@@ -162,6 +165,58 @@ def columns(others: Sequence[AblatedRun]) -> str:
 
 def _failed(seeds: SeedsOfRun) -> str:
     return f"{seeds.failed} of {seeds.tried}" if seeds.tried else MISSING
+
+
+def pace_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+    """A row a switch: at which update a run's gain in reward is there, and how much later."""
+    rows = [[DEFAULT, _updates([*paces(default.runs).values()]), *[MISSING] * 2]]
+    for ablation in others:
+        own = paces(ablation.pair.runs if ablation.pair else [])
+        later = delays(default, ablation)
+        told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
+        rows.append([ablation.name, _updates([*own.values()]), *told])
+    caption = (
+        f"The update that ends the first {SMOOTHED} whose mean reward has {GAIN:.0%} of the run's"
+        " own gain, from the first update to the mean of the last fifth; updates of the critic"
+        " alone count. Means over seeds with 95% intervals; above 0 is slower."
+    )
+    return Table(["switch", "update", "from default", "over seeds"], rows, caption, name="pace")
+
+
+def paces(runs: Sequence[Record]) -> dict[int, int]:
+    """The update at which each seed's gain in reward is there; without seeds that gained none."""
+    reached = {run.seed: update_of_gain(run.rows(POLICY)) for run in runs}
+    return {seed: update for seed, update in reached.items() if update is not None}
+
+
+def delays(default: SeedsOfRun, ablation: AblatedRun) -> list[float]:
+    """How many updates later than in the default each seed's gain is there."""
+    before, own = paces(default.runs), paces(ablation.pair.runs if ablation.pair else [])
+    return [float(own[seed] - before[seed]) for seed in own if seed in before]
+
+
+def pace_told(default: SeedsOfRun, others: Sequence[AblatedRun]) -> str:
+    """With which switches PPO learns slower or faster, by the interval over seeds; may be empty."""
+    slower, faster = [], []
+    for ablation in others:
+        later = delays(default, ablation)
+        low, high = (over_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
+        if low > 0:
+            slower.append(ablation.name)
+        elif high < 0:
+            faster.append(ablation.name)
+    sides = (("slower", slower), ("faster", faster))
+    told = [f"{how} with {', '.join(names)}" for how, names in sides if names]
+    return f"PPO learns {'; '.join(told)}." if told else ""
+
+
+def _updates(values: Sequence[float]) -> str:
+    return words.seeds_mean(values, partial(number, digits=1)) if values else MISSING
+
+
+def _bounds(values: Sequence[float]) -> str:
+    bounds = over_seeds(values)
+    return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]" if bounds else MISSING
 
 
 def critic_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:

@@ -1,8 +1,11 @@
-"""When rivals have the same reward, and what they have spent by then, by hand."""
+"""When a gain in reward is there, and what has been spent by then, by hand."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from reports.parts.reached import Spent, spent
+from reports.ablations_page import pace_table, pace_told
+from reports.parts.reached import Spent, spent, update_of_gain
 
 
 def curve(rewards, seconds=2.0, length=10.0):
@@ -37,3 +40,35 @@ def test_each_starts_at_the_mean_of_all_first_updates():
 @pytest.mark.parametrize("curves", [{}, {"a": curve([1.0] * 9), "b": curve([1.0] + [2.0] * 8)}])
 def test_where_no_gain_is_shared_nothing_is_timed(curves):
     assert spent(curves) == {}
+
+
+def test_the_update_of_a_runs_own_gain():
+    # From 2 to 12, the mean of the last four of 20: the target is 11. Updates 8 to 12 have a mean
+    # of 10, and 9 to 13 one of 12.
+    assert update_of_gain(curve([2.0] * 8 + [12.0] * 12)) == 13
+    assert update_of_gain(curve([2.0] * 4 + [10.0] * 6 + [12.0] * 10)) == 13  # (2 * 10 + 36) / 5
+    assert update_of_gain(curve([2.0] + [1.0] * 19)) is None
+
+
+def seeds(name, *rising):
+    """Runs of 30 updates whose reward rises at once, in the update that is given for each seed."""
+    curves = [curve([0.0] * (at - 1) + [1.0] * (31 - at)) for at in rising]
+    runs = [
+        SimpleNamespace(seed=seed, rows=lambda _, rows=rows: rows)
+        for seed, rows in enumerate(curves)
+    ]
+    return SimpleNamespace(name=name, runs=runs, pair=SimpleNamespace(runs=runs))
+
+
+def test_the_page_tells_with_which_switches_ppo_learns_slower_and_faster():
+    default = seeds("tiny", 10, 11, 13)
+    slow, fast, unclear = seeds("a", 15, 17, 20), seeds("b", 5, 7, 10), seeds("c", 9, 11, 14)
+    others = [slow, fast, unclear, seeds("d", 20, 22)]  # two seeds say too little
+    assert pace_told(default, others) == "PPO learns slower with a; faster with b."
+    assert pace_told(default, [unclear]) == ""
+    rows = pace_table(default, others).rows
+    # All five updates have to have risen, so the ends are 14, 15 and 17; with a 19, 21 and 24.
+    assert rows[0] == ["default", "15.3 [11.5, 19.1]", "–", "–"]
+    # Later by 5, 6 and 7: 6 +- 4.303 / sqrt(3).
+    assert rows[1] == ["a", "21.3 [15.1, 27.6]", "+6.0", "[+3.5, +8.5]"]
+    assert rows[3][2:] == ["+0.0", "[-2.5, +2.5]"]

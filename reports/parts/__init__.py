@@ -6,7 +6,7 @@ ablated       one switch's runs beside the default's, and the seeds that failed
 gained        what training changed of the proxy and the gold score, by seed
 verdicts      whether a switch matters
 kl_points     points of KL and gold score, from a file or from runs
-reached       what rivals spend until they have the same reward
+reached       what training spends until its gain in reward is there
 words         numbers, names and settings in plain words
 watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers

@@ -1,4 +1,4 @@
-"""What rivals spend until they have the same reward: updates, sampled tokens, seconds.
+"""What training spends until its gain in reward is there: updates, sampled tokens, seconds.
 
 The gold score of held-out posts is known at the end alone, and the reward in every update. So the
 reward is the clock, and the gold score at the end says whether equal rewards were worth the same.
@@ -13,9 +13,25 @@ from reports.parts.page import Table
 from reports.parts.words import Row, named, number, seeds_mean, whole
 
 GAIN = 0.9
-"""Share of the smallest rival's gain in reward that all are timed to."""
+"""Share of the gain in reward that is timed: of a run's own, or of the smallest rival's."""
 SMOOTHED = 5
 """Updates whose mean reward counts as one."""
+
+
+def update_of_gain(rows: Sequence[Row]) -> int | None:
+    """The update at which GAIN of a run's own gain is there; None where its reward did not rise.
+
+    It ends the first SMOOTHED updates whose mean reward is GAIN of the way from the first update's
+    to the mean of the last fifth.
+    """
+    rewards = [row["objective/scores"] for row in rows]
+    start, end = rewards[0], fmean(rewards[-max(1, len(rewards) // 5) :])
+    return _first_at(rewards, start + GAIN * (end - start)) if end > start else None
+
+
+def _first_at(rewards: Sequence[float], target: float) -> int | None:
+    ends = range(SMOOTHED, len(rewards) + 1)
+    return next((n for n in ends if fmean(rewards[n - SMOOTHED : n]) >= target), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +59,8 @@ def spent(curves: Mapping[str, Sequence[Row]]) -> dict[str, Spent]:
         return {}
     target, reached = start + GAIN * (lowest - start), {}
     for name, rows in curves.items():
-        ends = range(SMOOTHED, len(rows) + 1)
-        end = next(n for n in ends if fmean(rewards[name][n - SMOOTHED : n]) >= target)
+        end = _first_at(rewards[name], target)
+        assert end is not None  # the last five are above it in every rival
         done = rows[:end]
         batch = rows[0]["episode"]
         reached[name] = Spent(

@@ -185,5 +185,5 @@ def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
         if (sorted_in := names.get(kind))
     ]
     if MATTERS not in names:
-        parts.insert(0, "none is shown to matter")
+        parts.insert(0, "none is shown to matter for the win rate")
     return f"Of {len(others)} switch{'es' if len(others) > 1 else ''}, {'; '.join(parts)}."
