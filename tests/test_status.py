@@ -1,9 +1,11 @@
 """What `make status` and `make help` say, of what lies in the runs folder."""
 
+import re
 import shutil
 
 from reports import run_page
 from stages.driving.status import COLUMNS, GOAL_LINES, help_lines, status
+from stages.running.machine import ROOT
 from stages.settings.command_line import make_config
 from stages.settings.stages import STAGES
 from tests.fabricated_runs import fabricate, two_judges
@@ -30,4 +32,5 @@ def test_help_names_every_goal_within_80_columns():
     lines = help_lines()
     assert max(map(len, lines)) <= COLUMNS
     assert {stage.goal for stage in STAGES.values()} <= GOAL_LINES.keys()
-    assert any(line.split()[0] == "JUDGE" for line in lines if line)
+    variables = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {*variables} <= {*re.findall(r"[A-Z_]+", "\n".join(lines))}

@@ -78,6 +78,7 @@ VARIABLES = {
     "UPSTREAM": "run whose SFT and reward model this run starts from",
     "JUDGE": "for power, versus, scaling, ...: which of several judges",
     "PAGES": "for publish: kinds of page: run, scaling, ...; else all",
+    "ABLATIONS": "which switches; else all: ABLATIONS='dropout lambda-1'",
     "PENALTIES": "kl_coef of the rivals: PENALTIES='0.02 0.1'",
     "NAMES, A, B": "runs for scaling; two policies for versus",
     "DATA, TOKENIZER": "folders with posts and a tokenizer, for the preset posts",
