@@ -10,6 +10,7 @@ A's posts (from the cache, where run A was evaluated with it).
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,9 +23,9 @@ from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
 from stages.finished import names_of_runs, no_such_run, read_manifest, stage_folder
-from stages.running.files import file_hash, read_lines
+from stages.running.files import file_hash, read_lines, read_record, write_json
 from stages.running.progress import folded
-from stages.runs import open_stage
+from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import make_config, override_of
@@ -33,6 +34,7 @@ from stages.settings.config import Checks, Config, JudgeSettings, UserError
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
 NEEDED = ("id", "query", "summary", "reference", "score")  # of a row of summaries
+SIDES = "sides.json"  # of the summaries that are being judged
 OWN_FILES = "judge files of your own by `make judge INPUT=...`"
 # What belongs to the server of one model, and not to another model.
 OF_THE_SERVER = ("base_url", "accept_model", "input_price", "output_price")
@@ -77,6 +79,7 @@ def judge_sides(
     with open_stage(config, "versus") as run:
         for side in dict.fromkeys((left.folder, right.folder)):
             run.inputs[str(side.relative_to(settings.RUNS))] = file_hash(side / "manifest.json")
+        forget_other_sides(run)
         judge = make_judge(config, {"versus": rows})
         controls = rows_for(config, list(left.rows.values()))
         judgements = judge_both_orders(run, judge, {"versus": rows, **controls}, "versus")
@@ -86,8 +89,17 @@ def judge_sides(
             "a": left.label,
             "b": right.label,
         }
+        (run.partial / SIDES).unlink()  # the manifest has them
         run.finish(results)
     return config, results
+
+
+def forget_other_sides(run: Run) -> None:
+    """Drop what an interrupted try has judged if the summaries of a side were made anew since."""
+    judged = run.partial / SIDES
+    if read_record(judged) != run.inputs:
+        (run.partial / "judgements.jsonl").unlink(missing_ok=True)
+        write_json(judged, run.inputs)
 
 
 def read_side(text: str) -> Side:
@@ -295,7 +307,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
-    with ended_by_signal(f"make versus A={args.a} B={args.b}"):
+    own = {"JUDGE": args.judge, "SET": " ".join(args.overrides), "MAX_COST": args.max_cost or ""}
+    words = [f"{key}={shlex.quote(str(value))}" for key, value in own.items() if value]
+    with ended_by_signal(" ".join([f"make versus A={args.a} B={args.b}", *words])):
         config, results = judge_sides(args.a, args.b, args.overrides, args.max_cost, args.judge)
     print("\n".join(summary_of(results)))
     print(f"verdicts:\n{stage_folder(config, 'versus')}")

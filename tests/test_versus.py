@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
+from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Judge, Reply
 from eval.versus import judge_sides, main, read_side, summary_of, versus_config
 from reports import versus_page
@@ -262,3 +264,30 @@ def test_too_many_unjudged_posts_give_no_rate(runs):
     text = page.to_markdown("x", "x", versus_page.blocks(unjudged, ["it takes the first"]))
     assert "THE JUDGE FAILED ITS CHECKS: it takes the first" in text
     assert "100.0% [" not in text.split("## Every rate")[1].split("## The judge")[0]
+
+
+class Stopping(FactsJudge):
+    """The rule, which somebody stops after some questions."""
+
+    def __init__(self, questions):
+        self.left = questions
+
+    def reply(self, comparison):
+        self.left -= 1
+        if self.left < 0:
+            raise UserError("stopped")
+        return super().reply(comparison)
+
+
+def test_verdicts_about_summaries_that_were_made_anew_since_are_not_kept(runs, monkeypatch):
+    summarise(44413, sft=["event"], ppo=["event", "first"])
+    judges = [Stopping(30), Stopping(30), Stopping(1000)]
+    monkeypatch.setattr("eval.versus.make_judge", lambda *_: judges.pop(0))
+    for _ in range(2):  # the second try goes on from the first
+        with pytest.raises(UserError, match="stopped"):
+            judge_sides("tiny:sft", "tiny")
+    shutil.rmtree(stage_folder(make_config("tiny"), "summaries"))
+    summarise(44413, sft=["event", "first"], ppo=["event"])
+    config, found = judge_sides("tiny:sft", "tiny")
+    assert (found["wins"], found["losses"]) == (40, 0)
+    assert not (stage_folder(config, "versus") / "sides.json").exists()
