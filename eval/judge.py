@@ -30,7 +30,7 @@ from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
 from stages.settings.judge import REPEATED
-from stages.settings.stages import OUTPUTS, RELEASED
+from stages.settings.judge_models import check_asking
 
 Task = tuple[str, Row, str]
 """The policy's name, the row with its summary, and the order in which the two are shown."""
@@ -134,16 +134,9 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 
         batch_size = config.memory.forward_batch_size
         return LocalJudge(config.judge.model, batch_size, config.judge.axis)
+    check_asking(config)
     cache = settings.RUNS / "judge_cache" / "replies.sqlite"
-    return OpenAIJudge(config.judge, cache, without_a_server(config))
-
-
-def without_a_server(config: Config) -> str:
-    """The settings of a judge that needs no server, for what this run judges."""
-    own = "SET=judge.kind=reward_model"
-    if config.kind == OUTPUTS or (config.kind == RELEASED and not config.released.reward_model):
-        own = 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
-    return f'{own}, or SET="judge.kind=local judge.model=..." (a chat model)'
+    return OpenAIJudge(config.judge, cache)
 
 
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:

@@ -160,13 +160,9 @@ def _result(numbers: Row) -> list[Block]:
         )
         for policy in given
     ]
-    picture = "Bars are 95% intervals over the posts; the dashed line is even with the reference."
     if len(given) < len(policies):
-        picture += " A policy with too many posts unjudged has no rate, so it is not drawn."
-    return [
-        Table(header, rows, caption, strong=True, name="result"),
-        plots.figure("win-rate", picture, [plots.win_rates(drawn)], wide=1.75, high=0.8),
-    ]
+        caption += " A policy with too many posts unjudged has no rate, so it is not drawn."
+    return [Table(header, rows, caption, strong=True, name="result"), *plots.win_rate_figure(drawn)]
 
 
 def _summaries(record: Record, numbers: Row) -> list[Block]:

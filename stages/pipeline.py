@@ -63,7 +63,14 @@ from stages.running.signals import (
     say_if_killed,
 )
 from stages.runs import halvings, held, put_in_place
-from stages.settings.checks import Parser, in_one_line, say_error, show, what_to_mend
+from stages.settings.checks import (
+    Parser,
+    in_one_line,
+    require_packages,
+    say_error,
+    show,
+    what_to_mend,
+)
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
@@ -77,6 +84,7 @@ LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "help": lambda _: help_lines(),
     "settings": lambda request: settings_lines(config_of(request)),
 }
+GRIDS = ("study", "ablations", "rivals")  # goals that make several runs
 
 
 # -- what a run needs ------------------------------------------------------------------------------
@@ -151,7 +159,7 @@ class Maker:
             print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
         if any("judge" in STAGES[stage].sections for stage, _ in steps):
-            check_asking(config.judge, bool(self.execution.max_cost))
+            check_asking(config, bool(self.execution.max_cost))
         replacement.move_aside()
         made = []
         for number, stage in enumerate(own, start=1):
@@ -328,14 +336,19 @@ def main(argv: list[str] | None = None) -> None:
     """Make what is asked for; exits with the status of the stage that failed."""
     args = parse(argv)
     request = request_of(args)
-    if args.goals[0] in LOOKS:
-        show(LOOKS[args.goals[0]](request))
+    alone = next((goal for goal in args.goals if goal in (*LOOKS, *GRIDS)), None)
+    if alone and len(args.goals) > 1:
+        raise UserError(f"{alone} stands alone: give the other goals in a command of their own")
+    if alone in LOOKS:
+        show(LOOKS[alone](request))
         return
     raise SystemExit(make_goals(request, args))
 
 
 def make_goals(request: Request, args: argparse.Namespace) -> int:
     """Make what a command line asks for; return the exit status."""
+    if not args.dry_run and not args.launch:
+        require_packages()
     execution = Execution(
         launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
         max_cost=args.max_cost,

@@ -47,6 +47,7 @@ from stages.running.machine import (
     peak_gpu_gib,
     peak_memory_gib,
     processor,
+    start_of,
 )
 from stages.running.progress import progress, say_result
 from stages.settings import config as settings
@@ -352,12 +353,14 @@ def held(path: Path, stage: str) -> Iterator[None]:
             raise UserError(
                 f"stage {stage} is already under way: {who} holds {path}: wait for it or stop it"
             ) from None
-        if path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
-            break
+        with suppress(FileNotFoundError):
+            if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
+                break
         handle.close()  # whoever held it has just removed it
     try:
         handle.truncate(0)
-        handle.write(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+        here = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": platform.node()}
+        handle.write(json.dumps(here))
         handle.flush()
         yield
     finally:
@@ -368,11 +371,12 @@ def held(path: Path, stage: str) -> Iterator[None]:
 def holder_of(path: Path) -> dict[str, Any] | None:
     """The living process that a lock names, or None; one on another machine counts as living.
 
-    One that has ended while nobody waits for it (a zombie) does not live.
+    One that has ended while nobody waits for it (a zombie) does not live, nor does one whose number
+    another process has got since.
     """
     try:
         holder = json.loads(path.read_text())
-        host, number = holder["host"], int(holder["pid"])
+        host, number, started = holder["host"], int(holder["pid"]), holder["started"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     if host == platform.node():
@@ -382,6 +386,8 @@ def holder_of(path: Path) -> dict[str, Any] | None:
             return None
         except PermissionError:
             pass
+        if start_of(number) != started:
+            return None
         with suppress(OSError):
             if Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].startswith("Z"):
                 return None

@@ -353,7 +353,7 @@ def a_judge(cache: ReplyCache) -> OpenAIJudge:
         mock.patch.dict("os.environ", {"OPENAI_API_KEY": "none"}),
         mock.patch("eval.judges.openai.server_judge.ReplyCache", return_value=cache),
     ):
-        return OpenAIJudge(SERVER, cache.path, "")
+        return OpenAIJudge(SERVER, cache.path)
 
 
 def with_cache(judge: OpenAIJudge, cache: ReplyCache) -> OpenAIJudge:

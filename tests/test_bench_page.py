@@ -27,7 +27,6 @@ def place(tmp_path, monkeypatch):
 # -- figures and the check -------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"
-WHO = ("ours", "trl")
 FLOPS = {"sample": 1e9, "measure": 2e9, "score": 1e9, "learn": 6e9}
 
 

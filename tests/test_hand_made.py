@@ -14,7 +14,10 @@ from reports import scaling_page
 from reports.parts import collect
 from stages.driving.status import status
 from stages.finished import read_manifest, why_not
+from stages.running import hub
 from stages.running.files import KeptRows, read_json, write_json
+from stages.running.hub import Source
+from stages.running.machine import start_of
 from stages.running.signals import say_if_killed
 from stages.runs import holder_of
 from stages.settings.command_line import make_config, recorded_config
@@ -129,11 +132,14 @@ def test_kept_measurements_that_no_stage_wrote_are_named(tmp_path):
 
 def test_a_process_that_nobody_waits_for_holds_no_lock(tmp_path):
     lock = tmp_path / ".ppo.lock"
-    lock.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+    here = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": platform.node()}
+    lock.write_text(json.dumps(here))
     assert holder_of(lock) is not None
+    lock.write_text(json.dumps(here | {"started": "7"}))  # its number was used before
+    assert holder_of(lock) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-    lock.write_text(json.dumps({"pid": ended.pid, "host": platform.node()}))
+    lock.write_text(json.dumps(here | {"pid": ended.pid, "started": start_of(ended.pid)}))
     assert holder_of(lock) is None
     ended.wait()
 
@@ -145,3 +151,16 @@ def test_a_stage_that_was_killed_is_named_and_one_that_failed_has_said_so(capsys
     for status_of_stage in (0, 1, 2, 130, 143):
         say_if_killed("ppo", status_of_stage)
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_of_a_preset_that_is_gone_is_one_line(runs):
+    fabricate(make_config("tiny", name="old"))
+    path = runs / "old/seed44413/sft/config.json"
+    write_json(path, json.loads(path.read_text()) | {"preset": "tiny-huge"})
+    with pytest.raises(UserError, match=r"sft/config.json: unknown preset 'tiny-huge'"):
+        recorded_config(path.parent)
+
+
+def test_of_two_runs_at_once_the_first_says_which_commit_both_use(runs):
+    source = Source(setting="base.checkpoint", kind="model", name="me/model")
+    assert [hub._record(source, commit) for commit in ("a" * 40, "b" * 40)] == ["a" * 40] * 2

@@ -1,6 +1,7 @@
 """GPUS, NODES and ENGINE: what they start, and what is refused in one line."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import torch
 
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
+from stages.pipeline import make_goals, parse
 from stages.running.launch import ENGINES, accelerate_arguments, launch_words, launcher
-from stages.settings.command_line import make_config
+from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -137,9 +139,10 @@ def test_processes_that_do_not_meet_are_refused(monkeypatch):
         make_accelerator(make_config("tiny"))
 
 
-def test_an_interpreter_without_the_packages_is_named_before_anything_starts(monkeypatch):
+def test_an_interpreter_without_the_packages_is_named_before_anything_starts(runs, monkeypatch):
     monkeypatch.setattr("stages.settings.checks.find_spec", lambda name: None)
-    with pytest.raises(UserError) as error:
-        launch_words(1, 1, "ddp", "")
     expected = f"{sys.executable} has no torch: `make install VENV=.venv` brings it"
-    assert str(error.value) == expected
+    with pytest.raises(UserError, match=re.escape(expected)):
+        make_goals(Request(preset="tiny"), parse(["sft"]))
+    assert make_goals(Request(preset="tiny"), parse(["sft", "--dry-run"])) == 0  # only looks
+    assert not runs.exists()

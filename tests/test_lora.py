@@ -24,7 +24,6 @@ from tests.conftest import rolled_out, state_of
 
 RANK = 3
 TOKENS = torch.arange(1, 25).view(2, 12)
-MASK = torch.ones_like(TOKENS, dtype=torch.bool)
 
 
 def config_with(**lora: Any) -> Any:
@@ -223,7 +222,6 @@ MINI = """
     lora.rank=3 lora.alpha=6
 """.split()
 ARGUMENTS = ["--preset", "tiny", "--name", "mini", "--set", *MINI]
-MODELS = ("sft/model", "rm/model", "normalize/model", "ppo/model", "ppo/critic", "dpo/model")
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,11 @@ def test_the_list_begins_with_what_is_asked_about_most_and_cites_details():
     assert cited == ["12", "23", "15", "22", "25", "7"]
 
 
+def test_a_seed_that_is_named_twice_is_made_once(runs):
+    default, turned = ablation_cells(Request(), [1, 1, 2], ["dropout"])
+    assert [[cell.config.seed for cell in cells] for cells in (default, turned)] == [[1, 2]] * 2
+
+
 def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, capsys):
     names = ["critic-zero", "no-critic-updates", "critic-zero-alone", "dropout"]
     together = Request(name="together", overrides=("ppo.critic_updates=0",))

@@ -37,7 +37,11 @@ def test_each_starts_at_the_mean_of_all_first_updates():
     assert made["b"].updates == 6
 
 
-@pytest.mark.parametrize("curves", [{}, {"a": curve([1.0] * 9), "b": curve([1.0] + [2.0] * 8)}])
+FALLING = {"a": curve([1.0] * 9), "b": curve([1.0] + [2.0] * 8)}
+FEW = {"a": curve([0.0, 1.0, 2.0, 3.0]), "b": curve([0.0] + [1.0] * 8)}
+
+
+@pytest.mark.parametrize("curves", [{}, FEW, FALLING])
 def test_where_no_gain_is_shared_nothing_is_timed(curves):
     assert spent(curves) == {}
 

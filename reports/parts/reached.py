@@ -48,14 +48,15 @@ def spent(curves: Mapping[str, Sequence[Row]]) -> dict[str, Spent]:
     """Rivals of one seed by name, from the rows of their updates.
 
     All begin at one SFT model, so the start is the mean of their first updates' rewards. The target
-    is GAIN of the way from there to the lowest of their last rewards. Nothing where no rival rose.
+    is GAIN of the way from there to the lowest of their last rewards. Nothing where no rival rose,
+    or where one has fewer than SMOOTHED updates.
     """
     if not curves:
         return {}
     rewards = {name: [row["objective/scores"] for row in rows] for name, rows in curves.items()}
     start = fmean(values[0] for values in rewards.values())
     lowest = min(fmean(values[-SMOOTHED:]) for values in rewards.values())
-    if lowest <= start:
+    if lowest <= start or min(map(len, rewards.values())) < SMOOTHED:
         return {}
     target, reached = start + GAIN * (lowest - start), {}
     for name, rows in curves.items():

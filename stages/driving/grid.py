@@ -4,6 +4,7 @@ A cell is one run. Cells are made by the pipeline's maker, a failed one stops no
 names what failed. `stages.pipeline` calls this.
 """
 
+import shlex
 import signal
 import sys
 import threading
@@ -59,6 +60,8 @@ class Execution:
     def __post_init__(self) -> None:
         if self.max_cost and not is_above_0(self.max_cost):
             raise UserError(f"MAX_COST={self.max_cost}: give dollars above 0, such as MAX_COST=20")
+        if self.jobs < 1:
+            raise UserError(f"--jobs {self.jobs}: give the number of runs to make at once")
 
 
 Ended = Callable[[Cell, int], None]
@@ -129,7 +132,7 @@ def ablation_cells(
     """
     switches = {name: settings_of_ablation(name) for name in names}
     default, turned = [], []
-    for seed in seeds:
+    for seed in dict.fromkeys(seeds):
         base = replace(request, seed=seed)
         config = config_of(base)
         default.append(Cell(request=base, config=config, goals=("eval",)))
@@ -382,8 +385,12 @@ def study_command(request: Request, cells: Sequence[Cell]) -> str:
     presets = dict.fromkeys(cell.request.preset for cell in cells)
     seeds = dict.fromkeys(str(cell.config.seed) for cell in cells)
     words = [f'make study PRESETS="{" ".join(presets)}" SEEDS="{" ".join(seeds)}"']
-    words += [f"NAME={request.name}"] if request.name else []
-    words += [f'SET="{" ".join(request.overrides)}"'] if request.overrides else []
-    words += [f"DATA={request.data}"] if request.data else []
+    values = {
+        "NAME": request.name,
+        "SET": " ".join(request.overrides),
+        "DATA": request.data,
+        "TOKENIZER": request.tokenizer,
+    }
+    words += [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
     goals = cells[0].goals
     return " ".join([*words, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])

@@ -175,8 +175,8 @@ def _commit_of(source: Source) -> str:
     recorded = _recorded().get(_key(source))
     if recorded is None:
         with _one_line(source):
-            recorded = _commit_now(source)
-        _record(source, recorded)
+            now = _commit_now(source)
+        recorded = _record(source, now)
     return recorded
 
 
@@ -242,13 +242,15 @@ def _recorded() -> dict[str, str]:
     return read_record(_records()) or {}
 
 
-def _record(source: Source, commit: str) -> None:
-    """Add a commit to the records; runs that are made at once take turns."""
+def _record(source: Source, commit: str) -> str:
+    """Record a commit unless another run has; the one on record. Runs at once take turns."""
     path = _records()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(".hub.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        write_json(path, _recorded() | {_key(source): commit})
+        records = {_key(source): commit} | _recorded()
+        write_json(path, records)
+    return records[_key(source)]
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stages.settings.checks import UserError, in_one_line, require_packages, unknown
+from stages.settings.checks import UserError, in_one_line, unknown
 
 ENGINES = ("ddp", "fsdp2")
 # accelerate can start these. Nobody has seen them train here, so they are refused.
@@ -30,15 +30,14 @@ def launch_words(gpus: int, nodes: int, engine: str, line: str) -> tuple[str, ..
     """The words before `-m stages.driving.start ...` that start a stage; none: this interpreter.
 
     `gpus` processes on each of `nodes` machines, or the user's own `line` (LAUNCH).
-    Raises UserError for numbers below 1, for an engine that nobody has seen work, for several
-    machines outside a Slurm job that has them, and for an interpreter without the packages.
+    Raises UserError for numbers below 1, for an engine that nobody has seen work, and for
+    several machines outside a Slurm job that has them.
     """
     if line and (gpus != 1 or nodes != 1):
         raise UserError("LAUNCH= and GPUS= or NODES= start processes twice: leave out one of them")
     check_numbers(gpus, nodes, engine)
     if line:
         return launcher(line)
-    require_packages()
     if gpus == nodes == 1:
         return ()
     each = (sys.executable, "-m", "stages.running.launch", engine, str(gpus), str(nodes))
@@ -68,9 +67,12 @@ def check_numbers(gpus: int, nodes: int, engine: str) -> None:
 def launcher(line: str) -> tuple[str, ...]:
     """The words of LAUNCH. Its program may be one of this environment, which is on no PATH.
 
-    Raises UserError if there is no such program.
+    Raises UserError if there is no such program, or a quote without its other half.
     """
-    words = shlex.split(line)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UserError(f"LAUNCH={line}: {error}: correct it") from None
     if not words:
         return ()
     beside = str(Path(sys.executable).parent)

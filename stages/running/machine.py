@@ -60,6 +60,18 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
+def start_of(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where that cannot be read.
+
+    With the number of a process it names it for good: numbers are used again.
+    """
+    try:
+        # The name of the program, in brackets, may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 def device_name() -> str:
     """The GPU's name, or `CPU` with the numbers of cores and of torch's threads."""
     torch = sys.modules.get("torch")

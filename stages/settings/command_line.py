@@ -253,6 +253,8 @@ def recorded_config(folder: Path) -> Config | None:
         plain = {key: saved[key] for key in ("preset", "name", "seed", "upstream", "own_from")}
         for key, value in plain.items():
             require_type(value, key, int if key == "seed" else str)
+        if plain["preset"] not in PRESETS:
+            raise unknown("preset", plain["preset"], PRESETS)
         require(all(type(text) is str for text in saved["overrides"]), "overrides", "be texts")
         sections = {name: section_from(name, saved[name]) for name in SECTIONS}
         return Config(**plain, overrides=tuple(saved["overrides"]), **sections)

@@ -8,7 +8,10 @@ import re
 from datetime import date, timedelta
 from typing import NamedTuple
 
-from stages.settings.judge import JudgeSettings, key_of_environment, without_price
+from stages.settings.checks import UserError
+from stages.settings.config import Config
+from stages.settings.judge import key_of_environment, without_price
+from stages.settings.stages import OUTPUTS, RELEASED
 
 AS_OF = date(2026, 11, 24)
 """The day on which the table was checked: what its sources said last stands in each line."""
@@ -128,15 +131,27 @@ def warning_of(name: str, today: date | None = None) -> str:
     return f"warning: judge {name} ended on {line.end}{older}: {advice}"
 
 
-def check_asking(judge: JudgeSettings, capped: bool) -> None:
+def check_asking(config: Config, capped: bool = False) -> None:
     """Raise UserError where a judge behind a server could not be asked: no key, a cap without a
     price. `capped`: whether a cap is given beside the settings.
     """
+    judge = config.judge
     if judge.kind != "openai":
         return
-    key_of_environment()
+    try:
+        key_of_environment()
+    except UserError as error:
+        raise UserError(f"{error}; without a server: {_without_a_server(config)}") from None
     known = known_model(judge.model) or Known()
     prices = ((judge.input_price, known.read), (judge.output_price, known.written))
     has_price = all(own >= 0 or listed is not None for own, listed in prices)
     if (capped or judge.max_cost) and not has_price:
         raise without_price(judge.model)
+
+
+def _without_a_server(config: Config) -> str:
+    """The settings of a judge that needs no server, for what this run judges."""
+    own = "SET=judge.kind=reward_model"
+    if config.kind == OUTPUTS or (config.kind == RELEASED and not config.released.reward_model):
+        own = 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
+    return f'{own}, or SET="judge.kind=local judge.model=..." (a chat model)'

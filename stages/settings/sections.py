@@ -45,7 +45,8 @@ class Base:
 
     def __post_init__(self) -> None:
         positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
-        require(self.hidden_size % self.num_heads == 0, "base.hidden_size", "divide by num_heads")
+        even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
+        require(even, "base.hidden_size", "be an even multiple of num_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +217,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         at_least_0(self, "normalize", "posts")
+        require(self.posts != 1, "normalize.posts", "be 2 or more, or 0 for all")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from threading import RLock, get_ident
 from typing import Any
 
 from eval.judges.protocol import Row
+from stages.running.machine import start_of
 from stages.settings.checks import UserError
 
 SCHEMA = """
@@ -216,15 +217,6 @@ def now() -> str:
 def me() -> str:
     """This process: machine, number, and when it began, because numbers are used again."""
     return f"{platform.node().replace(' ', '-')} {os.getpid()} {start_of(os.getpid())}"
-
-
-def start_of(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty where that cannot be read."""
-    try:
-        # The name of the program, in brackets, may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def is_alive(owner: str) -> bool:

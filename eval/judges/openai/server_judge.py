@@ -5,7 +5,6 @@ interrupted, or is run again, asks only for what is missing. Two evaluations tha
 question at once share its reply.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
@@ -19,7 +18,6 @@ from eval.judges.openai.replies import is_accepted
 from eval.judges.prompt import Question, parse_choice
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
 from stages.running.progress import folded, told
-from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
@@ -30,13 +28,8 @@ MOST_NAMED = 5
 class OpenAIJudge(Judge):
     """An LLM behind an OpenAI-compatible server."""
 
-    def __init__(self, judge: JudgeSettings, cache: Path, instead: str) -> None:
-        """`instead` says how to judge without a server. Raises UserError without a key."""
-        if not os.environ.get("OPENAI_API_KEY"):
-            raise UserError(
-                "judge.kind=openai needs OPENAI_API_KEY in the environment (any word for a local "
-                f"server); without a server: {instead}"
-            )
+    def __init__(self, judge: JudgeSettings, cache: Path) -> None:
+        """Raises UserError without a key."""
         self.settings, self.price = judge, price_of(judge)
         self.cache = ReplyCache(cache)
         self.chat = Chat(judge, self.cache, self.price)
