@@ -47,6 +47,11 @@ class PlantedRun:
     notes: list[str]
 
     @property
+    def seeds(self) -> set[int]:
+        """Those that ran to their end, or that a check refused."""
+        return {*self.refused} | ({run.seed for run in self.pair.runs} if self.pair else set())
+
+    @property
     def by_win_rate(self) -> bool:
         """Whether its win rate is reliably below the default's: a rate that rises warns nobody."""
         bounds = self.pair.over_seeds if self.pair else None
@@ -61,8 +66,7 @@ class PlantedRun:
     def verdict(self) -> str:
         """What finds it."""
         if self.refused:
-            finished = {run.seed for run in self.pair.runs} if self.pair else set()
-            seeds, refused = len(finished | {*self.refused}), len(self.refused)
+            seeds, refused = len(self.seeds), len(self.refused)
             part = f" in {refused} of {seeds} seeds" if refused < seeds else ""
             places = [PLACE.match(words) for words in self.refused.values()]
             told = dict.fromkeys(place[0] for place in places if place)
@@ -201,10 +205,11 @@ def blocks(
     notes += [note for wrong in planted for note in wrong.notes]
     each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
+    seeds = max(len(wrong.seeds) for wrong in planted)
     seen = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
     header = ("error", "number", "seen", "value", "default's")
     return [
-        lead(summary(planted), distrust(rows, f"{len(default)} seeds at most")),
+        lead(summary(planted), distrust(rows, f"{seeds} seed{'' if seeds == 1 else 's'}")),
         errors_table(planted),
         *picture("errors", "error - default", each),
         *against([whose(default), *notes]),
@@ -225,7 +230,7 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     count = sum(wrong.is_found for wrong in planted)
     told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
-    told += f"; not found: {', '.join(lost) or 'none'}."
+    told += f"; not found: {', '.join(lost)}." if lost else "."
     if all(wrong.pair for wrong in planted):
         costly = sum(wrong.by_win_rate for wrong in planted)
         told += f" With no check in the way {costly} of {len(planted)} lower the win rate reliably."
