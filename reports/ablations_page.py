@@ -93,7 +93,8 @@ def blocks(
 ) -> list[Block]:
     """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
-    seeds = f"{len(default.runs)} seed{'' if len(default.runs) == 1 else 's'}"
+    most, fewest = len(default.runs), min(len(ablation.rows) for ablation in others)
+    seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else f"{most} seed{'s' * (most > 1)}"
     return [
         lead(f"{answer(others)} {pace_told(default, others)}".rstrip(), distrust(rows, seeds)),
         means_table(default, others),
