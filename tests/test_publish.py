@@ -367,7 +367,7 @@ def numbers_of(record):
 def numbers_of_linked_tables(text):
     """Every number, and every count as in 1.02M, of the tables of some pages that it links to."""
     found = set()
-    names = {"ablations": ("page-switch", "each-seed-switch"), "planted": ("page-error",)}
+    names = {"ablations": ("page-switch", "each-seed-switch", "pace"), "planted": ("page-error",)}
     linked = r"\(reports/generated/((ablations|planted|compare|rivals|smollm2)-[\w-]+)\.md\)"
     for stem, kind in re.findall(linked, text):
         folder = ROOT / GENERATED / f"{stem}-numbers"
