@@ -180,7 +180,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.lam_value=1.1", "ppo.lam_value must be -1 or lie in [0, 1]"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
-        ("base.num_heads=5", "base.hidden_size must divide"),
+        ("base.num_heads=5", "base.hidden_size must be an even multiple"),
         ("base.num_heads=0", "base.num_heads must be above 0"),
         ("data.max_query_tokens=0", "data.max_query_tokens must be above 0"),
         ("world.train_posts=0", "world.train_posts must be above 0"),
