@@ -196,7 +196,8 @@ def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
     (line,) = [one for one in err.splitlines() if "goes on" in one or "topped" in one]
     assert line == (
         'stopped by SIGINT: 0 of 2 cells are done; `make study PRESETS="tiny-xs" SEEDS="1 2"'
-        f' NAME=x SET="{SMALL}" JOB="sft"` goes on'
+        f" NAME=x SET='{SMALL}' "
+        'JOB="sft"` goes on'
     )
     assert (tmp_path / "runs/tiny-xs-x/seed1/sft.partial/resume").is_dir()
 
