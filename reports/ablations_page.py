@@ -8,7 +8,7 @@ posts and from the same SFT and reward model, seed by seed; where the switch is 
 from the same SFT model. Each switch gets one verdict (`reports.parts.verdicts`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -50,7 +50,8 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 DEFAULT = "default"
 ADVANTAGES_TOLD = ("advantages follow scores", "advantage at EOS")
-MOST_NAMES, MOST_FAILING = 6, 2  # of switches that are named on the first screen
+# Of switches that are named on the first screen.
+MOST_NAMES, MOST_FAILING, MOST_PACED = 6, 2, 3
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -95,8 +96,9 @@ def blocks(
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
     most, fewest = len(default.runs), min(len(ablation.rows) for ablation in others)
     seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else f"{most} seed{'s' * (most > 1)}"
+    late = delays(default, others)
     return [
-        lead(f"{answer(others)} {pace_told(default, others)}".rstrip(), distrust(rows, seeds)),
+        lead(f"{answer(others)} {pace_told(late)}".rstrip(), distrust(rows, seeds)),
         means_table(default, others),
         *picture("switches", "switch - default", {x.name: x.each for x in others}),
         Heading("Each switch"),
@@ -106,7 +108,7 @@ def blocks(
         *against([*caveats(default.rows, others), *left_out]),
         *gained.tables(entries_of(default, others)),
         Heading("How fast PPO learns"),
-        pace_table(default, others),
+        pace_table(default, others, late),
         Heading("The critic"),
         critic_table(default, others),
         Heading("Each seed"),
@@ -168,12 +170,13 @@ def _failed(seeds: SeedsOfRun) -> str:
     return f"{seeds.failed} of {seeds.tried}" if seeds.tried else MISSING
 
 
-def pace_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
+def pace_table(
+    default: SeedsOfRun, others: list[AblatedRun], late: Mapping[str, list[float]]
+) -> Table:
     """A row a switch: at which update a run's gain in reward is there, and how much later."""
     rows = [[DEFAULT, _updates([*paces(default.runs).values()]), *[MISSING] * 2]]
     for ablation in others:
-        own = paces(ablation.pair.runs if ablation.pair else [])
-        later = delays(default, ablation)
+        own, later = paces(ablation.pair.runs if ablation.pair else []), late[ablation.name]
         told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
         rows.append([ablation.name, _updates([*own.values()]), *told])
     caption = (
@@ -190,24 +193,34 @@ def paces(runs: Sequence[Record]) -> dict[int, int]:
     return {seed: update for seed, update in reached.items() if update is not None}
 
 
-def delays(default: SeedsOfRun, ablation: AblatedRun) -> list[float]:
-    """How many updates later than in the default each seed's gain is there."""
-    before, own = paces(default.runs), paces(ablation.pair.runs if ablation.pair else [])
-    return [float(own[seed] - before[seed]) for seed in own if seed in before]
+def delays(default: SeedsOfRun, others: Sequence[AblatedRun]) -> dict[str, list[float]]:
+    """Switch -> how many updates later than in the default each seed's gain is there."""
+    before = paces(default.runs)
+    owns = {x.name: paces(x.pair.runs if x.pair else []) for x in others}
+    return {
+        name: [float(own[seed] - before[seed]) for seed in own if seed in before]
+        for name, own in owns.items()
+    }
 
 
-def pace_told(default: SeedsOfRun, others: Sequence[AblatedRun]) -> str:
-    """With which switches PPO learns slower or faster, by the interval over seeds; may be empty."""
+def pace_told(late: Mapping[str, list[float]]) -> str:
+    """With which switches PPO learns slower or faster, by the interval over seeds; may be empty.
+
+    Of more than MOST_PACED names on a side only their number is told.
+    """
     slower, faster = [], []
-    for ablation in others:
-        later = delays(default, ablation)
+    for name, later in late.items():
         low, high = (over_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
         if low > 0:
-            slower.append(ablation.name)
+            slower.append(name)
         elif high < 0:
-            faster.append(ablation.name)
-    sides = (("slower", slower), ("faster", faster))
-    told = [f"{how} with {', '.join(names)}" for how, names in sides if names]
+            faster.append(name)
+    few = {
+        how: ", ".join(names) if len(names) <= MOST_PACED else f"{len(names)} switches"
+        for how, names in (("slower", slower), ("faster", faster))
+        if names
+    }
+    told = [f"{how} with {names}" for how, names in few.items()]
     return f"PPO learns {'; '.join(told)}." if told else ""
 
 

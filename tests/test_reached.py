@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reports.ablations_page import pace_table, pace_told
+from reports.ablations_page import delays, pace_table, pace_told
 from reports.parts.reached import Spent, spent, update_of_gain
 
 
@@ -68,9 +68,12 @@ def test_the_page_tells_with_which_switches_ppo_learns_slower_and_faster():
     default = seeds("tiny", 10, 11, 13)
     slow, fast, unclear = seeds("a", 15, 17, 20), seeds("b", 5, 7, 10), seeds("c", 9, 11, 14)
     others = [slow, fast, unclear, seeds("d", 20, 22)]  # two seeds say too little
-    assert pace_told(default, others) == "PPO learns slower with a; faster with b."
-    assert pace_told(default, [unclear]) == ""
-    rows = pace_table(default, others).rows
+    late = delays(default, others)
+    assert pace_told(late) == "PPO learns slower with a; faster with b."
+    assert pace_told(delays(default, [unclear])) == ""
+    many = dict.fromkeys("stuv", late["a"])
+    assert pace_told(many) == "PPO learns slower with 4 switches."
+    rows = pace_table(default, others, late).rows
     # All five updates have to have risen, so the ends are 14, 15 and 17; with a 19, 21 and 24.
     assert rows[0] == ["default", "15.3 [11.5, 19.1]", "–", "–"]
     # Later by 5, 6 and 7: 6 +- 4.303 / sqrt(3).
