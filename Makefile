@@ -143,7 +143,7 @@ slurm: $(INSTALLED)
 		$(if $(PRESETS),$(call options,presets,$(PRESETS)) $(call options,seeds,$(SEEDS)))
 
 # Two commands that begin at once take turns, and the second finds it done.
-once = flock $(VENV).lock sh -c '[ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ] || \
+once = mkdir -p $(dir $(VENV)) && flock $(VENV).lock sh -c '[ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ] || \
 	{ echo "installing into $(VENV)"; $1 && touch $@; }'
 install: $(INSTALLED)
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -25,7 +25,7 @@ def typed(folder: Path, *words: str, **environment: str) -> subprocess.Completed
 
 def test_two_commands_at_once_install_once(tmp_path):
     """Where `python -m venv` and pip only say that they were called, and take their time."""
-    fake, calls, place = tmp_path / "python", tmp_path / "calls", tmp_path / "env"
+    fake, calls, place = tmp_path / "python", tmp_path / "calls", tmp_path / "new/env"
     fake.write_text(
         f'#!/bin/sh\necho "$@" >> {calls}\nsleep 0.3\n'
         f'[ "$2" = venv ] && mkdir -p "$3/bin" && cp {fake} "$3/bin/python"\nexit 0\n'
