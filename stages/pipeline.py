@@ -82,7 +82,7 @@ START = (sys.executable, "-m", "stages.driving.start")
 LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "status": lambda request: status(request.name),
     "help": lambda _: help_lines(),
-    "settings": lambda request: settings_lines(config_of(request)),
+    "settings": lambda request: settings_lines(config_of(request, whole=False)),
 }
 GRIDS = ("study", "ablations", "rivals")  # goals that make several runs
 

@@ -53,6 +53,13 @@ def test_a_variable_is_text(tmp_path, text):
     assert [path.name for path in tmp_path.iterdir()] == [text]
 
 
+@pytest.mark.parametrize("preset", ["posts", "smollm2", "outputs"])
+def test_settings_are_shown_of_a_preset_whose_posts_are_not_given_yet(tmp_path, preset):
+    printed = typed(tmp_path, "settings", f"PRESET={preset}")
+    assert printed.stderr == ""
+    assert "data.source=" in printed.stdout.splitlines()
+
+
 @pytest.mark.parametrize("text", [text for text in TEXTS if " " not in text])
 def test_a_word_of_set_is_text_and_words_are_apart(tmp_path, text):
     words = f"SET=judge.kind=openai  judge.model={text}"

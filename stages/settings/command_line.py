@@ -87,12 +87,13 @@ def make_config(preset: str, **changes: Any) -> Config:
     return config_of(Request(preset=preset, **changes))
 
 
-def config_of(request: Request, upstream: Config | None = None) -> Config:
+def config_of(request: Request, upstream: Config | None = None, whole: bool = True) -> Config:
     """The preset with what the command line changes; overrides are like `ppo.kl_coef=0.1`.
 
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
     on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
     From the first stage on that these change, the stages are the run's own (`Config.own_from`).
+    Unless `whole`, what a preset leaves open, its posts say, may stay so: that will do to look at.
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
@@ -119,7 +120,8 @@ def config_of(request: Request, upstream: Config | None = None) -> Config:
     _check_name(replace(request, name=_name(request, config)), texts)
     if request.upstream:
         config = _shared(config, request, changes, upstream)
-    _check_given(config)
+    if whole:
+        _check_given(config)
     return replace(
         config,
         seed=request.seed,
