@@ -52,10 +52,15 @@ from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
 from stages.settings.presets import SMOLLM2
 from stages.settings.prompt import format_post
-from stages.settings.sections import CNNDM, COMPARISONS, POSTS, PPO_TRAIN
+from stages.settings.sections import (
+    CNNDM,
+    COMPARISONS,
+    EMBEDDING_MULTIPLE,
+    EOS_TOKEN,
+    POSTS,
+    PPO_TRAIN,
+)
 
-EOS_TOKEN = "<|endoftext|>"
-EMBEDDING_MULTIPLE = 64  # Pythia pads its vocabulary too: [PAD] fits without a resized embedding
 CACHE_VERSION = 3
 
 

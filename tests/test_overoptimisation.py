@@ -21,12 +21,13 @@ from eval.rates.overoptimisation import (
 )
 from reports.overoptimisation_page import answer, blocks, laws, main, turned, write_page
 from reports.parts.collect import find_runs
-from reports.parts.kl_points import EOS, points_of_runs
+from reports.parts.kl_points import points_of_runs
 from stages.finished import stage_folder
 from stages.posts.toy import make_post
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from stages.settings.prompt import format_post
+from stages.settings.sections import EOS_TOKEN
 from tests.fabricated_runs import fabricate, write_rows
 
 ROOT = Path(__file__).parents[1]
@@ -345,9 +346,9 @@ def trained(seed, updates, waiting=2):
     write_rows(data / "sft_train.jsonl", queries)
     kls = [0.0] * waiting + [0.5 * step for step in range(1, updates + 1)]
     rows = [{"step": step, "objective/kl": kl} for step, kl in enumerate(kls, start=1)]
-    told = [post["summary"].split(",")[0] for post in posts]
+    told = [f" {post['summary'].split(',')[0]}{EOS_TOKEN}" for post in posts]
     samples = [
-        {"step": row["step"], "query": query["query"], "response": f" {text}{EOS}", "score": 1.0}
+        {"step": row["step"], "query": query["query"], "response": text, "score": 1.0}
         for row in rows
         for query, text in zip(queries, told, strict=True)
     ]

@@ -25,10 +25,9 @@ from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
 from stages.settings.config import RANDOM, Config, Data, UserError
 from stages.settings.prompt import format_post
-from stages.settings.sections import COMPARISONS
+from stages.settings.sections import COMPARISONS, EOS_TOKEN
 
 INITIALIZER = 0.02
-EOS = "<|endoftext|>"
 WORD = "the"  # one token, with a space before it, of every tokenizer that was looked at
 
 
@@ -81,10 +80,11 @@ def model_config(shape: Shape) -> PretrainedConfig:
 
 def write_tokenizer(vocabulary: int, folder: Path) -> None:
     """Write a tokenizer of whole words that leaves one id of the embedding for [PAD]."""
-    words = {EOS: 0, WORD: 1} | {f"word{number}": number for number in range(2, vocabulary - 1)}
+    more = {f"word{number}": number for number in range(2, vocabulary - 1)}
+    words = {EOS_TOKEN: 0, WORD: 1} | more
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=WORD))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN).save_pretrained(folder)
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Base, Config, UserError
-from stages.settings.sections import ALL_PAIRS, CNNDM
+from stages.settings.sections import ALL_PAIRS, CNNDM, EMBEDDING_MULTIPLE
 
 # Families by `model_type` -> how their blocks are built.
 NEOX, GPT2, LLAMA = "gpt_neox", "gpt2", "llama"
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
-EMBEDDING_MULTIPLE = 64  # of a model with new weights, as stages/base.py makes it
 GPT_NEOX_TOKENS = 50_278  # the tokenizer that Pythia uses, with our [PAD]
 
 

@@ -20,8 +20,8 @@ from stages.posts.tables import parsed_rows
 from stages.posts.toy import facts_of, score_summary
 from stages.running.files import read_lines
 from stages.settings.checks import UserError
+from stages.settings.sections import EOS_TOKEN
 
-EOS = "<|endoftext|>"  # of the tokenizer that the built-in world trains
 STRETCHES = 12  # of a training curve, beside those at KL 0
 NEEDED = ("kl", "gold", "seed")
 OPTIONAL = {"proxy_strength": "strength", "proxy": "proxy", "proxy_accuracy": "accuracy"}
@@ -201,7 +201,7 @@ def _scores(rows: Sequence[Row], posts: Mapping[str, str]) -> dict[str, Any]:
     ended = [
         (row["score"], score)
         for row, score in zip(rows, gold, strict=True)
-        if row["response"].endswith(EOS)
+        if row["response"].endswith(EOS_TOKEN)
     ]
     return {
         "gold": fmean(gold),
@@ -216,4 +216,4 @@ def _rule_score(row: Row, posts: Mapping[str, str]) -> float:
             f"a sample of update {row['step']} is about a post that was cut or is not in stage"
             " base: the rule cannot score it"
         )
-    return score_summary(row["response"].removesuffix(EOS), facts_of(posts[row["query"]]))
+    return score_summary(row["response"].removesuffix(EOS_TOKEN), facts_of(posts[row["query"]]))

@@ -16,6 +16,9 @@ TOY = "toy"
 HUB = "hub"
 ALL_PAIRS = "all"
 EOS, BEFORE_EOS = "eos", "before_eos"
+EOS_TOKEN = "<|endoftext|>"  # of a tokenizer that is trained here, and of Pythia's
+# A vocabulary of new weights is padded to it, as Pythia's: [PAD] fits without a resized embedding.
+EMBEDDING_MULTIPLE = 64
 # The splits of the data, by their names.
 POSTS = ("sft_train", "sft_validation")
 COMPARISONS = ("comparisons_train", "comparisons_validation")
