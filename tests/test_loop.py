@@ -36,12 +36,14 @@ from stages.learning.loop import (
     make_accelerator,
     make_optimizer,
     set_learning_rate,
+    use_gradient_checkpointing,
 )
+from stages.learning.models import load_policy
 from stages.learning.sampling import Sampling, respond, sampling_noise
 from stages.posts.ragged import Ragged, make_ragged
 from stages.running.machine import cpu_model, has_bf16_units
 from stages.settings.command_line import make_config
-from stages.settings.config import Optimizer, UserError
+from stages.settings.config import Memory, Optimizer, UserError
 from tests.conftest import ROOT
 
 
@@ -209,6 +211,21 @@ def test_the_accelerator_sets_every_global_seed():
     assert all(one != two for one, two in zip(drawn(2), first, strict=True))
 
 
+@pytest.mark.filterwarnings("error")
+def test_gradient_checkpointing_has_the_same_gradients_and_no_old_name(policy_folder):
+    def gradients(checkpointing: bool) -> list[torch.Tensor]:
+        model = load_policy(policy_folder).train()
+        use_gradient_checkpointing(model, Memory(gradient_checkpointing=checkpointing))
+        on = [getattr(each, "gradient_checkpointing", False) for each in model.modules()]
+        assert any(on) == checkpointing
+        tokens = torch.arange(12).view(2, 6)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        return [weights.grad for weights in model.parameters() if weights.grad is not None]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 BF16_HERE = """
 from stages.learning import loop
 from stages.settings.command_line import make_config
@@ -222,8 +239,8 @@ def test_bf16_on_a_cpu_is_allowed_and_one_line_says_where_it_is_slow(units):
     words = [sys.executable, "-c", BF16_HERE.format(units=units)]
     found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.split()[-1] == "bf16"
-    for words in ("no bf16 units", "SET=memory.mixed_precision=no"):
-        assert (words in found.stderr) == (not units)
+    for told in ("no bf16 units", "SET=memory.mixed_precision=no"):
+        assert (told in found.stderr) == (not units)
 
 
 def test_bf16_units_are_read_from_what_the_system_says_of_its_cpu(tmp_path):

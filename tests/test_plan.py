@@ -38,6 +38,7 @@ from reports.needs.shapes import (
     shape_of,
 )
 from reports.needs.work import Rate, forward_flops, hours_by_stage, updates_of, work_of
+from stages.learning.loop import use_gradient_checkpointing
 from stages.settings.command_line import make_config
 from stages.settings.config import Base, UserError
 from stages.settings.presets import PRESETS
@@ -153,8 +154,7 @@ def autograd_saves(shape: Shape, half: bool, checkpointing: bool) -> int:
         **names[shape.family],
     )
     model = AutoModelForCausalLM.from_config(config).train()
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    use_gradient_checkpointing(model, setting(gradient_checkpointing=checkpointing).config.memory)
     held: dict[int, torch.Tensor] = {}
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     shapes = {tuple(one.shape) for one in model.parameters()}

@@ -83,7 +83,8 @@ def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
 def use_gradient_checkpointing(model: Any, memory: Memory) -> None:
     """Trade time for memory if the settings say so."""
     if memory.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+        getattr(model, new if hasattr(model, new) else old)({"use_reentrant": False})
 
 
 def over_share(
