@@ -1,0 +1,224 @@
+"""A GPU that is not there: tensors of device cuda that hold CPU tensors and refuse to be mixed.
+
+It finds what a real card would refuse, tensors of two devices in one operation or numpy on a tensor
+of the card, and it runs the code that only a card reaches (cuda's autocast, its sizes of chunks).
+It says nothing about speed, memory, kernels or several cards. `prepare` compiles what tells torch's
+C++ that there is a card. A Python with that folder in PYTHONPATH has it.
+"""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+NAME = "Pretended card"
+# Streams and events that do nothing, and hooks that say yes.
+CARD = r"""
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace c10::impl {
+constexpr auto CUDA = DeviceType::CUDA;
+Stream only() { return Stream(Stream::DEFAULT, Device(CUDA, 0)); }
+struct Guard : NoOpDeviceGuardImpl<CUDA> {
+  Device getDevice() const override { return Device(CUDA, 0); }
+  Device exchangeDevice(Device) const override { return Device(CUDA, 0); }
+  Stream getStream(Device) const noexcept override { return only(); }
+  Stream getDefaultStream(Device) const override { return only(); }
+  Stream exchangeStream(Stream stream) const noexcept override { return stream; }
+  void record(void**, const Stream&, const DeviceIndex, const EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream&) const override {}
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+}
+namespace at {
+struct CUDAHooks : CUDAHooksInterface {  // torch looks for hooks of this name
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  void init() const override {}
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+  DeviceIndex current_device() const override { return 0; }
+  int getNumGPUs() const override { return 1; }
+  void setCurrentDevice(DeviceIndex) const override {}
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  bool isPinnedPtr(const void*) const override { return false; }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks);
+}
+"""
+# Python runs this before anything else. The hooks must be there before torch first asks for them.
+BEFORE_TORCH = """
+import ctypes, importlib.util, sys
+class Finder:
+    def find_spec(name, path, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(Finder)
+        spec = importlib.util.find_spec("torch")
+        execute = spec.loader.exec_module
+        def with_card(module):
+            ctypes.CDLL({library!r})
+            execute(module)
+            made = importlib.util.spec_from_file_location("pretend_card", {this!r})
+            card = sys.modules["pretend_card"] = importlib.util.module_from_spec(made)
+            made.loader.exec_module(card)
+            card.install()
+        spec.loader.exec_module = with_card
+        return spec
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def prepare(folder: Path) -> None:
+    """Compile the card, and write what Python runs first, into `folder`."""
+    found = importlib.util.find_spec("torch")
+    assert found
+    assert found.origin
+    torch, source, library = Path(found.origin).parent, folder / "card.cpp", folder / "card.so"
+    source.write_text(CARD)
+    headers = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
+    libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
+    options = ["-std=c++20", "-shared", "-fPIC", *headers, str(source), "-o", str(library)]
+    subprocess.run(["g++", *options, *libraries], check=True)
+    text = BEFORE_TORCH.format(library=str(library), this=str(Path(__file__)))
+    (folder / "sitecustomize.py").write_text(text)
+
+
+def install() -> None:
+    """Torch has the card from now on, in this process and those that it forks."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_flatten, tree_map
+
+    # A real card takes tensors of the CPU in these.
+    mixing = {"aten::copy_", "aten::_foreach_copy_", "aten::index", "aten::_to_copy", "aten::set_"}
+    mixing |= {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+    tensor: Any = torch.Tensor  # what torch lets a subclass do, its stubs do not
+
+    class Card(tensor):
+        """A tensor on the card."""
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> "Card":
+            made = tensor._make_wrapper_subclass(
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device="cuda:0",
+            )
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return computed(function, args, kwargs or {})
+
+        def __deepcopy__(self, memo):
+            with torch.no_grad():
+                memo[id(self)] = Card(self.inner.clone()).requires_grad_(self.requires_grad)
+            return memo[id(self)]
+
+        def __reduce_ex__(self, protocol):
+            return self.detach().cpu().__reduce_ex__(protocol)
+
+        def untyped_storage(self):
+            return self.inner.untyped_storage()
+
+        def storage(self):
+            return self.inner.storage()
+
+        def data_ptr(self):
+            return self.inner.data_ptr()
+
+        def tolist(self):
+            return self.detach().cpu().tolist()
+
+        def numpy(self, *args: Any, **kwargs: Any):
+            raise TypeError("pretended card: a tensor of the card has no numpy")
+
+        __array__ = numpy
+
+    def computed(function: Any, args: Any, kwargs: Any) -> Any:
+        name = function.name().split(".")[0]
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        cards = [x for x in tensors if isinstance(x, Card)]
+        if name == "aten::_fused_sdp_choice" and cards:
+            return 0  # the formula: each fused kernel is of one kind of device
+        if name == "aten::is_pinned":
+            return False
+        if cards and name not in mixing:
+            # A number may come from anywhere.
+            strange = [x for x in tensors if not isinstance(x, Card) and x.dim() > 0]
+            if strange:
+                shapes = ", ".join(f"{x.device.type} {tuple(x.shape)}" for x in tensors)
+                raise RuntimeError(f"pretended card: {name} has tensors of two devices: {shapes}")
+        wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else ""
+        if wanted == "cuda":
+            kwargs = kwargs | {"device": torch.device("cpu")}
+        if kwargs.get("pin_memory"):
+            kwargs = kwargs | {"pin_memory": False}
+        there = {id(x.inner): x for x in cards}
+        args, kwargs = tree_map(
+            lambda x: x.inner if isinstance(x, Card) else x, (tuple(args), kwargs)
+        )
+        on_card = wanted == "cuda" or (not wanted and bool(cards))
+        if name in ("aten::copy_", "aten::index"):
+            on_card = isinstance(tensors[0], Card)
+
+        def placed(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return there.get(id(x)) if id(x) in there else Card(x) if on_card else x
+
+        return tree_map(placed, function(*args, **kwargs))
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return computed(function, args, kwargs or {})
+
+    pretend(torch)
+    # torch.tensor(..., device="cuda") then comes by here; a module's tied weights stay tied.
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    Mode().__enter__()
+
+
+def pretend(torch: Any) -> None:
+    """Python's side of the card."""
+    no_random_numbers = torch.zeros(16, dtype=torch.uint8)
+    memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    quiet = {"set_device", "_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats"}
+    quiet |= {"manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"}
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "get_device_name": NAME,
+        "get_device_capability": (8, 0),
+        "mem_get_info": (80 << 30, 80 << 30),
+        "get_rng_state": no_random_numbers,
+        "get_rng_state_all": [no_random_numbers],
+        **dict.fromkeys(memory, 1 << 20),
+        **dict.fromkeys(quiet),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer)
+    torch.accelerator.is_available = torch.cuda.is_available
+    torch.accelerator.device_count = torch.cuda.device_count
+    torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self.to("cuda")
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self

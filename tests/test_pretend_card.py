@@ -1,0 +1,90 @@
+"""Everything runs where the tensors of a model must not meet those of the CPU. No GPU is needed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages.running.files import read_json
+from tests import pretend_card
+
+pytestmark = [
+    pytest.mark.walk,
+    pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler (g++)"),
+]
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = """
+    base.hidden_size=32 base.num_layers=2 world.train_posts=96 world.validation_posts=9
+    world.train_comparisons=64 world.validation_comparisons=20 eval.best_of=2
+    ppo.total_episodes=32 ppo.batch_size=16 ppo.critic_updates=1 ppo.samples_per_query=2
+    rloo.total_episodes=32 rloo.batch_size=16 grpo.total_episodes=32 grpo.batch_size=16
+    memory.microbatch_size=8
+""".split()
+ADAPTERS = ["lora.rank=4", "memory.gradient_checkpointing=true", "memory.frozen_dtype=bf16"]
+MIXED = """
+import torch
+there = torch.ones(2, device="cuda", requires_grad=True)
+(there * 2).sum().backward()
+print(there.grad.device, there.grad.tolist(), torch.tensor([1], device="cuda").device)
+for mistake in (lambda: there + torch.ones(2), lambda: there.detach().numpy()):
+    try:
+        print("taken:", mistake())
+    except (RuntimeError, TypeError) as error:
+        print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def on_card(tmp_path_factory):
+    """The environment of a process that has the card."""
+    folder = tmp_path_factory.mktemp("card")
+    pretend_card.prepare(folder)
+    return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+def make(folder: Path, goals: str, environment: dict[str, str], *settings: str) -> Path:
+    """Make the goals in `folder`; returns the run's folder."""
+    asked = ["--preset", "tiny", "--name", "card", "--set", *SETTINGS, *settings]
+    command = [sys.executable, "-m", "stages.pipeline", *goals.split(), *asked]
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
+    return folder / "runs/card/seed44413"
+
+
+def test_the_card_refuses_what_a_real_one_refuses(on_card):
+    words = [sys.executable, "-c", MIXED]
+    found = subprocess.run(words, env=on_card, capture_output=True, text=True, check=True)
+    worked, mixed, numpy = found.stdout.splitlines()
+    assert worked == "cuda:0 [2.0, 2.0] cuda:0"
+    assert mixed == "pretended card: aten::add has tensors of two devices: cuda (2,), cpu (2,)"
+    assert numpy == "pretended card: a tensor of the card has no numpy"
+
+
+def test_the_card_learns_the_weights_that_the_cpu_learns(on_card, tmp_path):
+    folders = tmp_path / "card", tmp_path / "cpu"
+    for folder in folders:
+        folder.mkdir()
+    card = make(folders[0], "rm", on_card)
+    cpu = make(folders[1], "rm", os.environ | {"PYTHONPATH": str(ROOT)})
+    assert read_json(card / "sft/manifest.json")["device"] == f"1 x {pretend_card.NAME}"
+    for stage in ("sft", "rm"):
+        one, other = (load_file(run / stage / "model/model.safetensors") for run in (card, cpu))
+        assert one.keys() == other.keys()
+        for name, weights in one.items():
+            torch.testing.assert_close(weights, other[name], atol=1e-3, rtol=0)
+
+
+def test_every_stage_and_the_judge_run_in_bf16_where_devices_do_not_mix(on_card, tmp_path):
+    run = make(tmp_path, "sft rm ppo rloo grpo dpo eval", on_card, "memory.mixed_precision=bf16")
+    assert list(run.glob("report/facts/*.html"))
+
+
+def test_adapters_and_what_saves_memory_run_where_devices_do_not_mix(on_card, tmp_path):
+    run = make(tmp_path, "rm ppo", on_card, "memory.mixed_precision=bf16", *ADAPTERS)
+    assert (run / "ppo/manifest.json").exists()
