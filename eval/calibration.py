@@ -174,7 +174,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     """Agreement with the labels and what the judge leans to; shares lie in [0, 1].
 
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
-    out. Intervals are Wilson's, clustered by post. `sensitivity` and `specificity` are
+    out. Intervals are those of `clustered_share`. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
     has both for each family of policies.
     A judge that says nothing usable has no agreement (None), and is flagged for that. What else

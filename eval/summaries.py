@@ -3,7 +3,7 @@ samples; or by a released policy alone.
 
 There is one row per post. A summary is sampled at eval.temperature and cut after EOS; the run's own
 reward model scores it and the reference. A judge sees only what is written here.
-Source: Huang et al. 2024, section E.1.
+Source: the evaluation of Huang et al. 2024.
 """
 
 import math

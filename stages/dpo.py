@@ -6,7 +6,7 @@ pair. They are the reference, so no second model is held. One update: both summa
 batch of pairs in one forward pass, log-probabilities summed over the summary and its EOS, the loss
 -log sigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))), one AdamW step, cosine
 schedule.
-Source: Huang et al. 2024, section B.4.
+Source: Rafailov et al. 2023, as Huang et al. 2024 run it.
 """
 
 import math

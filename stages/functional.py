@@ -41,7 +41,7 @@ def response_masks(postprocessed_responses: Tensor, pad_id: int) -> tuple[Tensor
     token. `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
 
     Shapes: postprocessed_responses [B, T] -> response_mask, value_mask [B, T] bool.
-    Source: Huang et al. 2024, "Masking and GAE" (inverted: padding_mask and padding_mask_p1).
+    Source: the code of Huang et al. 2024 (inverted: padding_mask and padding_mask_p1).
     """
     length = first_true_index(postprocessed_responses == pad_id).unsqueeze(-1)
     positions = torch.arange(postprocessed_responses.shape[1], device=length.device)
@@ -77,7 +77,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
     Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. temperature > 0.
     Raises ValueError for a temperature that is not positive.
-    Source: Huang et al. 2024, inherited details (the sampling temperature divides all logits).
+    Source: the code of Huang et al. 2024 (the sampling temperature divides all logits).
     differs: Huang et al. 2024 divides by temperature + 1e-7 and computes in bfloat16.
     """
     _require_positive("temperature", temperature)
@@ -105,7 +105,7 @@ def entropy(logits: Tensor) -> Tensor:
     """Entropy of softmax(logits) at each position: logsumexp(x) - sum(softmax(x) * x).
 
     Shapes: logits [B, T, V] -> [B, T], nats.
-    Source: Huang et al. 2024, inherited details (logged, never a bonus).
+    Source: the code of Huang et al. 2024 (logged, never a bonus).
     """
     wide = _at_least_float32(logits)
     return wide.logsumexp(dim=-1) - (wide.softmax(dim=-1) * wide).sum(dim=-1)
@@ -135,7 +135,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horiz
     kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
 
     kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
-    Source: Ziegler et al. 2019 section 2.2; Huang et al. 2024, inherited details (off in its runs).
+    Source: Ziegler et al. 2019, section 2.2 (off in the runs of Huang et al. 2024).
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * episodes / horizon)
@@ -151,7 +151,7 @@ def shape_rewards(
 
     Shapes: kl [B, T] nats, scores [B], response_mask [B, T] bool -> [B, T], 0 at other positions.
     Raises ValueError for another score_at.
-    Source: Huang et al. 2024, "Masking and GAE"; Stiennon et al. 2020, section 3.4.
+    Source: the code of Huang et al. 2024; Stiennon et al. 2020, section 3.4.
     """
     if score_at not in ("after_eos", "eos"):
         raise ValueError(f"shape_rewards: score_at is after_eos or eos, not {score_at!r}")
@@ -204,7 +204,7 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
 
     Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
     gamma, lam in [0, 1].
-    Source: Huang et al. 2024, "Masking and GAE" (gamma 1, lambda 0.95); Stiennon et al. 2020, 3.4.
+    Source: the code of Huang et al. 2024 (gamma 1, lambda 0.95); Stiennon et al. 2020, 3.4.
     """
     next_values = F.pad(values[:, 1:], (0, 1))
     deltas = rewards + gamma * next_values - values
@@ -251,7 +251,7 @@ def policy_losses(
     max(-A * ratio, -A * clip(ratio, 1 - c, 1 + c)), with ratio = exp(new_logprobs - logprobs).
 
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. cliprange > 0.
-    Source: Huang et al. 2024, section B.3 (cliprange 0.2); Schulman et al. 2017 equation 7.
+    Source: Schulman et al. 2017, equation 7 (cliprange 0.2 in Huang et al. 2024).
     """
     # Mask before exp: if a NaN were masked only after it, its gradient would still be NaN.
     difference = torch.where(response_mask, new_logprobs - logprobs, torch.zeros_like(logprobs))
@@ -269,7 +269,7 @@ def policy_loss(
     response_mask: Tensor,
     cliprange: float,
 ) -> tuple[Tensor, Tensor]:
-    """Mean of `policy_losses` over the real tokens, and the share of them that is clipped.
+    """Mean of `policy_losses` over real tokens, and the clipped share (stages: `loss_weights`).
 
     Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0. Source: as `policy_losses`.
     """
@@ -285,7 +285,7 @@ def value_losses(
     0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2); an infinite c clips nothing.
 
     Shapes: all [B, T]; -> losses, clipped [B, T], 0 where the mask does not count. c > 0.
-    Source: Huang et al. 2024, inherited details and section B.3 (range 0.2; weight 0.1 not here).
+    Source: the code of Huang et al. 2024 (range 0.2; its weight of 0.1 is not here).
     """
     new_values, values, returns = (
         torch.where(value_mask, x, torch.zeros_like(x)) for x in (new_values, values, returns)
@@ -316,7 +316,7 @@ def loss_weights(mask: Tensor, mean: str) -> Tensor:
 
     Shapes: mask [B, T] bool -> [B, T] float32, 0 where the mask does not count.
     Raises ValueError for another mean.
-    Source: Huang et al. 2024, "Masking and GAE" (`microbatches`, as in its code).
+    Source: the code of Huang et al. 2024 (`microbatches`).
     """
     counted = mask.float()
     if mean in ("tokens", "episodes"):
@@ -357,7 +357,7 @@ def sequence_logprobs(logprobs: Tensor, mask: Tensor) -> Tensor:
     """Log-probability of each whole sequence: the sum over its tokens that count.
 
     Shapes: logprobs [B, T], mask [B, T] bool -> [B], nats.
-    Source: Huang et al. 2024, section B.4 (a sum over the completion with its EOS, not a mean).
+    Source: the DPO of Huang et al. 2024 (a sum over the completion with its EOS, not a mean).
     """
     return torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(dim=-1)
 

@@ -10,19 +10,17 @@ One update, in six steps:
 6. learn    clipped policy and value losses, num_ppo_epochs times over the batch
 
 An update does not depend on the microbatch size or on the number of processes: the noise belongs to
-the episode, whitening and loss means are over the global (mini)batch. There is one exception: each
-process deals its own episodes into minibatches, as in Huang et al. 2024 (which has one minibatch).
+the episode, whitening and loss means are over the global (mini)batch. Exceptions: each process
+deals its own episodes into minibatches, as in Huang et al. 2024 (which has one minibatch), and
+`whiten_over=process` and `loss_mean=microbatches` do as its code does.
 The steps are in `stages/rl`.
 """
-
-from functools import partial
 
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
 from stages.learning.loop import make_accelerator
-from stages.learning.lora import adapt
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin, saving_a_broken_batch
 from stages.posts.ragged import load_split
@@ -33,8 +31,8 @@ from stages.rl.networks import (
     PolicyLearner,
     load_networks,
     make_learner,
+    origins_of,
     save_networks,
-    score_shift,
 )
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import (
@@ -46,7 +44,7 @@ from stages.rl.start_checks import (
 from stages.rl.update import check_episodes, make_pretraining, optimize, set_rate, steer_kl
 from stages.rl.update_checks import check_update
 from stages.running.files import read_lines
-from stages.runs import Run, open_stage
+from stages.runs import open_stage
 from stages.settings.config import Config
 
 
@@ -60,7 +58,7 @@ def train_ppo(config: Config) -> None:
         split, queries = load_queries(base / "data")
         references = load_split(base / "data", "sft_train") if ppo.ptx_coef else None
         tokenizer = load_tokenizer(run.require("sft") / "model")
-        origins = origins_of(run)
+        origins = origins_of(run, ppo)
         learner = load_learner(config, accelerator, tokenizer, origins)
         state = begin(run, learner, ppo, len(queries))
         history = run.partial / "metrics.jsonl"
@@ -98,18 +96,6 @@ def train_ppo(config: Config) -> None:
         if run.main:
             results = summarize(read_lines(history), ppo)
             run.finish(results | {"queries_from": split})
-
-
-def origins_of(run: Run) -> Origins:
-    """What the networks start from: the run's SFT model and its normalised reward model."""
-    config, normalized = run.config, run.require("normalize")
-    return Origins(
-        policy=run.require("sft") / "model",
-        reward_model=normalized / "model",
-        score_shift=score_shift(normalized, config.ppo),
-        seed=config.seed,
-        adapt=partial(adapt, config=config, stage="ppo"),
-    )
 
 
 def load_learner(

@@ -164,7 +164,9 @@ class Run:
     def note_halving(self, halving: dict[str, int]) -> None:
         """Add one. The process that ran out of memory writes, main or not: others hear no more."""
         self.resume.mkdir(exist_ok=True)
-        write_json(self.resume / HALVED, [*self.halvings, halving])
+        # Processes with equal rows run out together, and one renames what the others would.
+        with suppress(FileNotFoundError):
+            write_json(self.resume / HALVED, [*self.halvings, halving])
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write the manifest and put the stage in its place. Main process only."""

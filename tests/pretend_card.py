@@ -6,10 +6,13 @@ It says nothing about speed, memory, kernels or several cards. `prepare` compile
 C++ that there is a card. A Python with that folder in PYTHONPATH has it.
 """
 
-import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "Pretended card"
 # Streams and events that do nothing, and hooks that say yes.
@@ -75,17 +78,18 @@ class Finder:
         return spec
 sys.meta_path.insert(0, Finder)
 """
+# A real card takes tensors of the CPU in these.
+MIXING = {"aten::copy_", "aten::_foreach_copy_", "aten::index", "aten::_to_copy", "aten::set_"}
+MIXING |= {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+TENSOR: Any = torch.Tensor  # what torch lets a subclass do, its stubs do not
 
 
 def prepare(folder: Path) -> None:
     """Compile the card, and write what Python runs first, into `folder`."""
-    found = importlib.util.find_spec("torch")
-    assert found
-    assert found.origin
-    torch, source, library = Path(found.origin).parent, folder / "card.cpp", folder / "card.so"
+    place, source, library = Path(torch.__file__).parent, folder / "card.cpp", folder / "card.so"
     source.write_text(CARD)
-    headers = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
-    libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
+    headers = [f"-I{place / 'include'}", f"-I{place / 'include/torch/csrc/api/include'}"]
+    libraries = [f"-L{place / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{place / 'lib'}"]
     options = ["-std=c++20", "-shared", "-fPIC", *headers, str(source), "-o", str(library)]
     subprocess.run(["g++", *options, *libraries], check=True)
     text = BEFORE_TORCH.format(library=str(library), this=str(Path(__file__)))
@@ -94,108 +98,103 @@ def prepare(folder: Path) -> None:
 
 def install() -> None:
     """Torch has the card from now on, in this process and those that it forks."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten, tree_map
-
-    # A real card takes tensors of the CPU in these.
-    mixing = {"aten::copy_", "aten::_foreach_copy_", "aten::index", "aten::_to_copy", "aten::set_"}
-    mixing |= {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
-    tensor: Any = torch.Tensor  # what torch lets a subclass do, its stubs do not
-
-    class Card(tensor):
-        """A tensor on the card."""
-
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-        @staticmethod
-        def __new__(cls, inner: torch.Tensor) -> "Card":
-            made = tensor._make_wrapper_subclass(
-                cls,
-                inner.shape,
-                strides=inner.stride(),
-                storage_offset=inner.storage_offset(),
-                dtype=inner.dtype,
-                device="cuda:0",
-            )
-            made.inner = inner
-            return made
-
-        @classmethod
-        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            return computed(function, args, kwargs or {})
-
-        def __deepcopy__(self, memo):
-            with torch.no_grad():
-                memo[id(self)] = Card(self.inner.clone()).requires_grad_(self.requires_grad)
-            return memo[id(self)]
-
-        def __reduce_ex__(self, protocol):
-            return self.detach().cpu().__reduce_ex__(protocol)
-
-        def untyped_storage(self):
-            return self.inner.untyped_storage()
-
-        def storage(self):
-            return self.inner.storage()
-
-        def data_ptr(self):
-            return self.inner.data_ptr()
-
-        def tolist(self):
-            return self.detach().cpu().tolist()
-
-        def numpy(self, *args: Any, **kwargs: Any):
-            raise TypeError("pretended card: a tensor of the card has no numpy")
-
-        __array__ = numpy
-
-    def computed(function: Any, args: Any, kwargs: Any) -> Any:
-        name = function.name().split(".")[0]
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        cards = [x for x in tensors if isinstance(x, Card)]
-        if name == "aten::_fused_sdp_choice" and cards:
-            return 0  # the formula: each fused kernel is of one kind of device
-        if name == "aten::is_pinned":
-            return False
-        if cards and name not in mixing:
-            # A number may come from anywhere.
-            strange = [x for x in tensors if not isinstance(x, Card) and x.dim() > 0]
-            if strange:
-                shapes = ", ".join(f"{x.device.type} {tuple(x.shape)}" for x in tensors)
-                raise RuntimeError(f"pretended card: {name} has tensors of two devices: {shapes}")
-        wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else ""
-        if wanted == "cuda":
-            kwargs = kwargs | {"device": torch.device("cpu")}
-        if kwargs.get("pin_memory"):
-            kwargs = kwargs | {"pin_memory": False}
-        there = {id(x.inner): x for x in cards}
-        args, kwargs = tree_map(
-            lambda x: x.inner if isinstance(x, Card) else x, (tuple(args), kwargs)
-        )
-        on_card = wanted == "cuda" or (not wanted and bool(cards))
-        if name in ("aten::copy_", "aten::index"):
-            on_card = isinstance(tensors[0], Card)
-
-        def placed(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            return there.get(id(x)) if id(x) in there else Card(x) if on_card else x
-
-        return tree_map(placed, function(*args, **kwargs))
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            return computed(function, args, kwargs or {})
-
-    pretend(torch)
+    pretend()
     # torch.tensor(..., device="cuda") then comes by here; a module's tied weights stay tied.
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
     Mode().__enter__()
 
 
-def pretend(torch: Any) -> None:
+class Card(TENSOR):
+    """A tensor on the card."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Card":
+        made = TENSOR._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device="cuda:0",
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return computed(function, args, kwargs or {})
+
+    def __deepcopy__(self, memo):
+        with torch.no_grad():
+            memo[id(self)] = Card(self.inner.clone()).requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def untyped_storage(self):
+        return self.inner.untyped_storage()
+
+    def storage(self):
+        return self.inner.storage()
+
+    def data_ptr(self):
+        return self.inner.data_ptr()
+
+    def tolist(self):
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *args: Any, **kwargs: Any):
+        raise TypeError("pretended card: a tensor of the card has no numpy")
+
+    __array__ = numpy
+
+
+def computed(function: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives, on the CPU's tensors inside. Raises RuntimeError for two devices."""
+    name = function.name().split(".")[0]
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    cards = [x for x in tensors if isinstance(x, Card)]
+    if name == "aten::_fused_sdp_choice" and cards:
+        return 0  # the formula: each fused kernel is of one kind of device
+    if name == "aten::is_pinned":
+        return False
+    if cards and name not in MIXING:
+        # A number may come from anywhere.
+        strange = [x for x in tensors if not isinstance(x, Card) and x.dim() > 0]
+        if strange:
+            shapes = ", ".join(f"{x.device.type} {tuple(x.shape)}" for x in tensors)
+            raise RuntimeError(f"pretended card: {name} has tensors of two devices: {shapes}")
+    wanted = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else ""
+    if wanted == "cuda":
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    if kwargs.get("pin_memory"):
+        kwargs = kwargs | {"pin_memory": False}
+    there = {id(x.inner): x for x in cards}
+    args, kwargs = tree_map(lambda x: x.inner if isinstance(x, Card) else x, (tuple(args), kwargs))
+    on_card = wanted == "cuda" or (not wanted and bool(cards))
+    if name in ("aten::copy_", "aten::index"):
+        on_card = isinstance(tensors[0], Card)
+
+    def placed(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return there.get(id(x)) if id(x) in there else Card(x) if on_card else x
+
+    return tree_map(placed, function(*args, **kwargs))
+
+
+class Mode(TorchDispatchMode):
+    """What makes tensors out of none comes by here."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return computed(function, args, kwargs or {})
+
+
+def pretend() -> None:
     """Python's side of the card."""
     no_random_numbers = torch.zeros(16, dtype=torch.uint8)
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
@@ -220,5 +219,5 @@ def pretend(torch: Any) -> None:
     torch.accelerator.is_available = torch.cuda.is_available
     torch.accelerator.device_count = torch.cuda.device_count
     torch.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self.to("cuda")
-    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+    TENSOR.cuda = lambda self, *args, **kwargs: self.to("cuda")
+    TENSOR.pin_memory = lambda self, *args, **kwargs: self

@@ -173,6 +173,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.batch_size=0", "ppo.batch_size must be above 0"),
         ("ppo.learning_rate=-1", "ppo.learning_rate must be above 0"),
         ("ppo.kl_coef=-0.1", "ppo.kl_coef must be at least 0"),
+        ("ppo.missing_eos_penalty=1", "ppo.missing_eos_penalty must be at most 0"),
         ("ppo.gamma=1.01", "ppo.gamma must lie in [0, 1]"),
         ("ppo.lam=-0.01", "ppo.lam must lie in [0, 1]"),
         ("ppo.critic_updates=-1", "ppo.critic_updates must be at least 0"),

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from stages.driving.start import is_about_another_process
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
 from stages.pipeline import make_goals, parse
 from stages.running.launch import ENGINES, accelerate_arguments, launch_words, launcher
+from stages.settings.checks import is_out_of_memory
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 
@@ -146,3 +148,26 @@ def test_an_interpreter_without_the_packages_is_named_before_anything_starts(run
         make_goals(Request(preset="tiny"), parse(["sft"]))
     assert make_goals(Request(preset="tiny"), parse(["sft", "--dry-run"])) == 0  # only looks
     assert not runs.exists()
+
+
+def test_processes_wait_long_for_a_checkpoint_and_cudnn_has_no_part_in_attention():
+    accelerator = make_accelerator(make_config("tiny"))
+    assert accelerator.init_handler.timeout.total_seconds() == 7200
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("text", "another", "memory"),
+    [
+        ("NCCL error in: x.cpp:9, remote process exited or there was a network error", True, False),
+        ("NCCL error in: x.cpp:9, invalid usage\nDuplicate GPU detected", False, False),
+        ("NCCL error in: x.cpp:9, Cuda failure 2 'out of memory'", False, True),
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported later", False, True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`", False, True),
+    ],
+)
+def test_what_a_card_says_is_told_apart(monkeypatch, text, another, memory):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    error = RuntimeError(text)
+    assert is_about_another_process(error) == another
+    assert is_out_of_memory(error) == memory

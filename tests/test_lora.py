@@ -16,6 +16,7 @@ from stages.learning.lora import WithoutAdapter, adapt, adapter_layers, adapter_
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import head_scalars, model_inputs, response_logprobs
 from stages.posts.ragged import load_split
+from stages.rl import networks
 from stages.rl.update import optimize
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -289,7 +290,8 @@ def ppo_updates(study, microbatch_size):
     config, accelerator = mini_config(microbatch_size), Accelerator(cpu=True)
     run = runs.Run(config, "ppo")
     tokenizer = load_tokenizer(study / "sft" / "model")
-    learner = ppo.load_learner(run.config, accelerator, tokenizer, ppo.origins_of(run))
+    origins = networks.origins_of(run, run.config.ppo)
+    learner = ppo.load_learner(run.config, accelerator, tokenizer, origins)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(config, learner, queries, update)

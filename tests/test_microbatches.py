@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stages import reward, sft
+from stages.learning.learner import NonFiniteError
 from stages.learning.loop import make_optimizer
 from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
@@ -51,3 +52,15 @@ def test_two_updates_give_equal_weights_for_any_microbatch(stage, policy, reward
     for microbatch_size in (1, 2, 16):
         parts = weights_after_two_updates(stage, network, microbatch_size)
         assert (parts - whole).abs().max() < 1e-5, microbatch_size
+
+
+@pytest.mark.parametrize("stage", SPLITS, ids=lambda one: one.__name__)
+def test_a_gradient_that_is_not_finite_stops_before_the_step(stage, policy, reward_model):
+    network = copy.deepcopy(policy if stage is sft else reward_model)
+    weights = next(network.parameters())  # its loss stays finite
+    weights.register_hook(lambda gradient: gradient * torch.nan)
+    config, before = make_config("tiny"), weights.detach().clone()
+    state = state_of(config, network, make_optimizer(network.parameters(), 1e-3, config.optimizer))
+    with pytest.raises(NonFiniteError, match=rf"gradient not finite.*{state.learner.stage}"):
+        stage.take_step(state, SPLITS[stage], list(range(8)))
+    assert torch.equal(weights, before)

@@ -23,6 +23,7 @@ from stages.learning.loop import make_optimizer
 from stages.learning.models import load_policy, load_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.posts.ragged import load_split
+from stages.rl import networks
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.rl.update import optimize, take_step
@@ -242,7 +243,8 @@ def updated_weights(study: Path, forward_batch_size: int, microbatch_size: int) 
     accelerator = Accelerator(cpu=True)
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
     run = Run(settings, "ppo")
-    learner = ppo.load_learner(run.config, accelerator, tokenizer, ppo.origins_of(run))
+    origins = networks.origins_of(run, run.config.ppo)
+    learner = ppo.load_learner(run.config, accelerator, tokenizer, origins)
     queries = load_split(study / "base" / "data", "sft_train").columns["queries"]
     for update in range(2):
         rollout, _ = rolled_out(settings, learner, queries, update)
@@ -271,7 +273,7 @@ def learner_from(study: Path, **changes: Any) -> PolicyLearner:
     settings = mini_config()
     settings = replace(settings, ppo=replace(settings.ppo, **changes))
     tokenizer = AutoTokenizer.from_pretrained(study / "sft" / "model")
-    origins = ppo.origins_of(Run(settings, "ppo"))
+    origins = networks.origins_of(Run(settings, "ppo"), settings.ppo)
     return ppo.load_learner(settings, Accelerator(cpu=True), tokenizer, origins)
 
 

@@ -16,6 +16,7 @@ from eval.judges.prompt import LETTER, make_question
 from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
+from stages.learning.sharding import leave_out_cudnn
 from stages.posts.ragged import pad_left
 from stages.running.progress import progress
 from stages.settings.checks import UserError, first_line, is_out_of_memory
@@ -43,6 +44,7 @@ class LocalJudge(Judge):
             raise UserError(f"judge.model={source} has no chat template: choose a chat model")
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model.to(self.device)
+        leave_out_cudnn()
         self.batch_size, self.lock = batch_size, Lock()
         self.letter_ids = [letter_ids(self.tokenizer, letter) for letter in LETTERS]
         self.longest = getattr(self.model.config, "max_position_embeddings", None)

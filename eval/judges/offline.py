@@ -15,9 +15,9 @@ class FactsJudge(Judge):
         kind="facts",
         name="facts (offline rule, not an LLM)",
         is_llm=False,
-        note="offline rule of the built-in world, not an LLM: right facts, minus wrong "
-        "facts, minus half of the right facts that the post's subreddit does not want, minus a "
-        "price for words beyond a complete summary",
+        note="offline rule of the built-in world, not an LLM: a right fact that the post's "
+        "subreddit wants gains 1, a right one that it does not want costs 0.5, a wrong one costs "
+        "1, each word beyond a complete summary costs 0.25",
     )
 
     def reply(self, comparison: Comparison) -> Reply:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from eval.judges.protocol import Choice
 
-# A question of our own, on the three axes of Huang et al. 2024 (section E.1). A tie is a third
-# answer.
+# A question of our own, on the three axes of Huang et al. 2024. A tie is a third answer.
 PROMPT = """\
 Two summaries of the same forum post follow. Decide which of them is the better summary.
 

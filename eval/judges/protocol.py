@@ -2,7 +2,7 @@
 
 A verdict is one of policy, reference, tie and unjudged. Both orders of a pair are asked, because
 judges lean towards the text shown first. A reply that says nothing usable is `unjudged`: never a
-coin flip and never a loss (the code of Huang et al. 2024 has both, section E.1).
+coin flip and never a loss (the code of Huang et al. 2024 has both).
 """
 
 from collections import deque

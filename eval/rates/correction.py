@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.rates.formulas import TAILS, Floats, Interval, as_plain, clustered_share, resampled_totals
+from eval.rates.simple_judges import agreements
 
 LEAST_SKILL = 0.05  # if sensitivity + specificity - 1 is below this, a judge's rate says nothing
 # How far sensitivity and specificity on our summaries may be from those on labelled ones, at least.
@@ -67,9 +68,9 @@ def family_of(policies: Iterable[str], reference: str) -> str:
 def shares_of(known: Labelled) -> dict[str, Interval | None]:
     """Sensitivity and specificity: agreement where the label prefers the summary, and where not.
 
-    Wilson's intervals, clustered by post; None where there is no such label.
+    Intervals of `clustered_share`; None where there is no such label.
     """
-    right = np.where(known.labels, known.answers, 1 - known.answers)
+    right = agreements(known.labels, known.answers)
     rows = dict(zip(KINDS, (known.labels, ~known.labels), strict=True))
     return {kind: clustered_share(right[rows[kind]], known.posts[rows[kind]]) for kind in KINDS}
 

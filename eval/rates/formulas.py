@@ -24,7 +24,7 @@ ONE_SIDED = 0.05  # of each of the two tests of equivalence
 TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 # If fewer posts than this differ from the most common score, the bootstrap interval is too narrow.
 FEW_POSTS = 10
-# Of fewer posts than this, a bootstrap is too narrow: it knows nothing of Student's t.
+# Of fewer posts than this, a bootstrap is too narrow.
 SMALL_SAMPLE = 50
 RESAMPLES = 10_000
 FINEST = 404  # differences of scores are multiples of a part no finer than 1 / 400: 100 seeds

@@ -208,7 +208,7 @@ def rates_by_length(table: VerdictTable) -> list[dict[str, Any]]:
     """The raw rate in each of about equally filled bins of the length ratio, shortest first.
 
     A row has the bin's lowest and highest ratio (policy over the other), the number of
-    judgements, and the rate with Wilson's interval (clustered by post).
+    judgements, and the rate with the interval of `clustered_share`.
     """
     rows = table.judged()
     if not len(rows.outcomes):

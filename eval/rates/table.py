@@ -33,12 +33,12 @@ FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by 
 def analyse(table: VerdictTable) -> dict[str, Any]:
     """The statistics of one policy's verdicts; rates lie in [0, 1], a tie counts half.
 
-    `raw`: mean of the judgements, Wilson. `order_balanced`: mean of the rates when shown first
-    and second, bootstrap over posts. `shown_first`, `shown_second`, `length_controlled`,
-    `length_bins`. `share_first`: of the judgements that are no tie, those for the text shown
-    first. `swap_consistency`: of the posts asked about in both orders, those with one verdict.
-    `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them lost and
-    all won. A rate without judgements is None.
+    `raw`: mean of the judgements, with the interval of `clustered_share`. `order_balanced`: mean of
+    the rates when shown first and second, bootstrap over posts. `shown_first`, `shown_second`,
+    `length_controlled`, `length_bins`. `share_first`: of the judgements that are no tie, those for
+    the text shown first. `swap_consistency`: of the posts asked about in both orders, those with
+    one verdict. `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them
+    lost and all won. A rate without judgements is None.
     """
     rows = table.judged()
     first = rows.only(rows.shown_first)

@@ -206,7 +206,7 @@ def read_shape(path: Path) -> Shape:
 
 # -- rows and tokens of the data -------------------------------------------------------------------
 
-# Huang et al. 2024, sections C.1 and C.2: TL;DR posts, and comparisons of them.
+# Rows of the published data: TL;DR posts, and comparisons of them (Huang et al. 2024).
 HUB_ROWS = {
     "sft_train": 116_722,
     "sft_validation": 6_447,

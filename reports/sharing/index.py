@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import mean_of_seeds
 from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
 from reports.parts.words import MISSING, number, percent, share
+from reports.scaling.measures import SHARES, pool
 from stages.running.files import file_hash, read_record
 from stages.settings.checks import UserError
 
@@ -162,24 +162,29 @@ def in_readme(text: str, published: Mapping[str, Any]) -> str:
 
 
 def results_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """SFT, PPO, and PPO at equal length: means over the seeds, with 95% t intervals over them."""
-    controlled = [row["ppo/statistics"]["length_controlled"]["estimate"] for row in rows]
+    """SFT, PPO, and PPO at equal length: means over the seeds, with the intervals of `pool`."""
+
+    def rates(policy: str, kind: str) -> list[Mapping[str, float] | None]:
+        return [row[f"{policy}/statistics"][kind] for row in rows]
+
     cells = [
         ["", f"win rate, mean of {len(rows)} seeds", "lowest and highest seed", "tokens"],
         ["---"] * 4,
-        _cells("SFT", [row["sft/win_rate"] for row in rows], [row["sft/tokens"] for row in rows]),
-        _cells("PPO", [row["ppo/win_rate"] for row in rows], [row["ppo/tokens"] for row in rows]),
-        _cells("PPO at equal length", controlled, []),
+        _cells("SFT", rates("sft", "order_balanced"), [row["sft/tokens"] for row in rows]),
+        _cells("PPO", rates("ppo", "order_balanced"), [row["ppo/tokens"] for row in rows]),
+        _cells("PPO at equal length", rates("ppo", "length_controlled"), []),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _cells(name: str, rates: Sequence[float | None], tokens: Sequence[float]) -> list[str]:
+def _cells(
+    name: str, rates: Sequence[Mapping[str, float] | None], tokens: Sequence[float]
+) -> list[str]:
     """A policy's row; dashes where a seed has no rate."""
-    given = [rate for rate in rates if rate is not None]
     length = number(fmean(tokens), 1) if tokens else ""
-    if len(given) < len(rates):
+    values = [rate["estimate"] for rate in rates if rate]
+    mean = pool(values, [(rate["low"], rate["high"]) for rate in rates if rate], SHARES)
+    if mean is None or len(values) < len(rates):
         return [name, MISSING, MISSING, length]
-    mean, bounds = fmean(given), mean_of_seeds(given)
-    rate = share(mean, *bounds) if bounds else percent(mean)
-    return [name, rate, f"{percent(min(given))}, {percent(max(given))}", length]
+    rate = share(mean.estimate, mean.low, mean.high)
+    return [name, rate, f"{percent(min(values))}, {percent(max(values))}", length]

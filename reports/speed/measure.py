@@ -135,11 +135,11 @@ def measure_update(place: Place, stage: str) -> dict[str, Any]:
     few = rows[: config.memory.microbatch_size // samples]
     once = replace(settings, num_ppo_epochs=1, num_minibatches=1)
     noise = Noise(seed=config.seed, purpose="bench", length=WARM_TOKENS)
-    take_update(learner, few, once, noise)
+    take_update(learner, few, once, noise, meter)
     noise = replace(noise, length=config.data.max_summary_tokens)
     with timed_steps(meter) as spent:
         (rollout, learning), seconds, peak = meter.whole(
-            lambda: take_update(learner, rows, settings, noise)
+            lambda: take_update(learner, rows, settings, noise, meter)
         )
     longest = max(lengths)
     return {
@@ -178,7 +178,11 @@ def load_learner(place: Place, stage: str, settings: PolicyGradient) -> PolicyLe
 
 
 def take_update(
-    learner: PolicyLearner, rows: list[list[int]], settings: PolicyGradient, noise: Noise
+    learner: PolicyLearner,
+    rows: list[list[int]],
+    settings: PolicyGradient,
+    noise: Noise,
+    meter: Meter,
 ) -> tuple[Rollout, float]:
     """All six steps and their metrics, as the stage takes them; the seconds of learning."""
     kl_coef, pad_id = settings.kl_coef, learner.networks.pad_id
@@ -194,8 +198,10 @@ def take_update(
         shaped = shape(episodes, settings, pad_id, kl_coef)
         rollout = grouped.credit(shaped, settings, BASELINES[settings.section])
     describe(learner, rollout, settings, kl_coef)
+    meter.wait()
     started = time.perf_counter()
     optimize(learner, rollout, settings, noise.seed, kl_coef)
+    meter.wait()
     return rollout, time.perf_counter() - started
 
 

@@ -211,6 +211,7 @@ def tokenizer_of(task: dict[str, Any]) -> PreTrainedTokenizerFast:
 def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., list[float]]:
     """The reward of each response: the reward model's number at its last token."""
     pad_id, size = padding_of(task), task["forward_batch_size"]
+    place = next(reward_model.parameters()).device
 
     @torch.no_grad()
     def score(prompts: Sequence[str], completion_ids: Sequence[list[int]], **_: Any) -> list[float]:
@@ -218,8 +219,10 @@ def scorer_of(task: dict[str, Any], reward_model: nn.Module) -> Callable[..., li
         scores: list[float] = []
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            mask = padded([[1] * len(row) for row in some], 0)
-            logits = reward_model(input_ids=padded(some, pad_id), attention_mask=mask).logits
+            mask = padded([[1] * len(row) for row in some], 0).to(place)
+            with torch.autocast(place.type, torch.bfloat16, enabled=task["bf16"]):
+                ids = padded(some, pad_id).to(place)
+                logits = reward_model(input_ids=ids, attention_mask=mask).logits
             scores += logits[:, 0].tolist()
         return scores
 
@@ -230,7 +233,8 @@ def load_grouped(task: dict[str, Any]) -> list[Any]:
     """Policy and reward model; TRL loads the reference policy itself."""
     policy, reward_model = load(task, 1)
     reward_model.config.pad_token_id = padding_of(task)
-    return [policy, reward_model.eval()]
+    place = "cuda" if torch.cuda.is_available() else "cpu"  # TRL moves a model, and no function
+    return [policy, reward_model.to(place).eval()]
 
 
 def make_grouped(

@@ -34,7 +34,10 @@ from stages.settings.stages import STAGES
 T = TypeVar("T")
 Read = Callable[[list[str] | None, str], Config]
 CARDS = "reports.sharing.cards"  # loaded by name: pages and cards stand above the stages
-OTHER_DIED = ("Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+OTHER_DIED = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+    *("ncclRemoteError", "remote process exited"),  # NCCL's other errors are one's own
+)
 
 
 def run_stage(

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from stages.learning.batches import global_sum, synchronized_last
+from stages.learning.sharding import whole
 from stages.settings.checks import UserError, is_out_of_memory
 
 T = TypeVar("T")
@@ -64,14 +66,14 @@ def optimizer_step(
     parts: Callable[[int], Sequence[T]],
     losses: Callable[[T], Iterable[tuple[Tensor, dict[str, Tensor]]]],
     least: int = 1,
-    clip: Callable[[], dict[str, float]] = dict,
+    clip: Callable[[], dict[str, float]] | None = None,
 ) -> dict[str, float]:
     """One optimizer step; returns each statistic summed over the global batch.
 
     `parts(size)` gives the microbatches of an attempt, `losses(part)` the losses of one, each with
     its statistics. A loss is this part's share of the global mean. `least` is the smallest size;
-    `clip` is called before the step and may add statistics. Raises NonFiniteError instead of a step
-    if a statistic is not finite.
+    `clip` is called before the step and adds the norms of the gradients. Raises NonFiniteError
+    instead of a step if a statistic or the gradient is not finite.
     """
     accelerator = learner.accelerator
 
@@ -84,11 +86,18 @@ def optimizer_step(
                 sums |= {key: sums.get(key, 0.0) + x.detach().double() for key, x in stats.items()}
         return dict(zip(sums, global_sum(accelerator, *sums.values()), strict=True))
 
-    stats = in_memory(learner, gradients, least) | clip()
-    refuse_non_finite(learner.stage, stats)
+    stats = in_memory(learner, gradients, least) | (clip() if clip else {})
+    norm = {} if clip else {"gradient": gradient_norm(learner.trained)}
+    refuse_non_finite(learner.stage, stats | norm)
     learner.optimizer.step()
     learner.optimizer.zero_grad()
     return stats
+
+
+def gradient_norm(trained: nn.Module) -> float:
+    """Of all weights that have a gradient, with the parts that other processes hold."""
+    gradients = [weight.grad for weight in trained.parameters() if weight.grad is not None]
+    return whole(get_total_norm(gradients)).item()
 
 
 def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -> T:

@@ -47,7 +47,7 @@ def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:
 
 
 def make_optimizer(parameters: Any, learning_rate: float, settings: Optimizer) -> torch.optim.AdamW:
-    """AdamW as in Huang et al. 2024, section B.0 (eps 1e-5, torch's betas and weight decay).
+    """AdamW as in Huang et al. 2024 (eps 1e-5, torch's betas and weight decay).
 
     The fused kernel makes no temporary tensors.
     """

@@ -44,7 +44,8 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
         target_modules=targets,
         exclude_modules=[head] if head else None,
     )
-    with torch.random.fork_rng():
+    place = next(model.parameters()).device
+    with torch.random.fork_rng([] if place.type == "cpu" else [place]):
         torch.manual_seed(stream_seed(config.seed, f"{stage} adapter {part}"))
         try:
             peft.inject_adapter_in_model(settings, model)

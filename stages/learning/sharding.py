@@ -14,12 +14,17 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, patch_environment
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    patch_environment,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -35,6 +40,11 @@ from transformers import PreTrainedModel
 from stages.settings.checks import UserError
 
 SHARDS = "shards"
+
+
+# Others wait while one process reads and writes a checkpoint: 165 GB at 6.9B. NCCL gives up after
+# ten minutes otherwise.
+PATIENCE = timedelta(hours=2)
 
 
 def started_engine() -> str:
@@ -64,6 +74,14 @@ def _is_on(name: str) -> bool:
     return os.environ.get(name, "").lower() in ("1", "true", "yes")
 
 
+def leave_out_cudnn() -> None:
+    """Attention by another kernel than cuDNN's, which torch 2.11 prefers on an H100.
+
+    Its gradient of a query that sees nothing, as of padding, may be NaN (pytorch issue 196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelerator:
     """The accelerator of this process. On a machine without a device, processes meet through gloo.
 
@@ -79,9 +97,11 @@ def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelera
     # Networks are sharded here, so accelerate must not do it too.
     with patch_environment(ACCELERATE_USE_FSDP="false"):
         ddp = DistributedDataParallelKwargs(find_unused_parameters=takes_turns)
+        waits = InitProcessGroupKwargs(backend=None, timeout=PATIENCE)
         accelerator = Accelerator(
-            mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp]
+            mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp, waits]
         )
+    leave_out_cudnn()
     if accelerator.num_processes != processes:
         raise UserError(
             f"{processes} processes were started, but each of them is alone: start them by GPUS=.."

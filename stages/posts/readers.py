@@ -298,7 +298,7 @@ def kept_odd_rows(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 
     `empty_summaries`: a policy wrote nothing. `equal_summaries`: both are the same text.
     `without_confidence`: in no group by strength. `against_choice`: the labeller's confidence is on
-    the side that was not chosen; never so in the 1,771 published rows that we could read.
+    the side that was not chosen; never so in the 3,294 published rows that we could read.
     """
     odd = Counter(empty_summaries=0, equal_summaries=0, without_confidence=0, against_choice=0)
     for row in rows:

@@ -1,6 +1,6 @@
 """Text in, tokens out: the prompt, truncation and the splits that stages read.
 
-Source: Huang et al. 2024, details 2 to 5 and appendix on data; the truncation is OpenAI's.
+Source: Huang et al. 2024, details 2 to 5; the truncation is OpenAI's.
 """
 
 import re

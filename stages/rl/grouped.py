@@ -5,19 +5,17 @@ Steps 1 to 4 and 6 are PPO's. A batch holds `samples_per_query` responses to eac
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from stages.learning.loop import make_accelerator
-from stages.learning.lora import adapt
 from stages.learning.models import load_tokenizer
 from stages.learning.state import begin, saving_a_broken_batch
 from stages.rl.credit import shape
 from stages.rl.episodes import Rollout, Shaped
 from stages.rl.metrics import describe, describe_texts, samples, summarize
-from stages.rl.networks import Origins, load_networks, make_learner, save_networks, score_shift
+from stages.rl.networks import load_networks, make_learner, origins_of, save_networks
 from stages.rl.rollout import load_queries, measure, sample_responses, score
 from stages.rl.start_checks import check_start, say_if_not_ending_pays, say_if_score_has_not_risen
 from stages.rl.update import check_episodes, optimize, set_rate, steer_kl
@@ -38,13 +36,7 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
         check_episodes(stage, settings, accelerator)
         split, queries = load_queries(run.require("base") / "data")
         tokenizer = load_tokenizer(run.require("sft") / "model")
-        normalized = run.require("normalize")
-        origins = Origins(
-            policy=run.require("sft") / "model",
-            reward_model=normalized / "model",
-            score_shift=score_shift(normalized, settings),
-            adapt=partial(adapt, config=config, stage=stage),
-        )
+        origins = origins_of(run, settings)
         networks = load_networks(origins, tokenizer, settings, config.memory.frozen_dtype)
         learner = make_learner(
             accelerator, networks, settings, config.optimizer, config.memory, stage
@@ -59,8 +51,9 @@ def train_grouped(config: Config, settings: Grouped, baseline: Baseline) -> None
             rollout = credit(
                 shape(episodes, settings, networks.pad_id, kl_coef), settings, baseline
             )
-            metrics = {"lr": rate} | describe(learner, rollout, settings, kl_coef)
+            metrics = describe(learner, rollout, settings, kl_coef)
             metrics |= describe_texts(learner, rollout, tokenizer)
+            metrics |= {"lr": rate, "seconds/rollout": state.seconds}
             if update == 0:
                 check_start(learner, rollout, origins, settings, config.memory)
                 say_if_not_ending_pays(accelerator, metrics["policy/below_penalty"], settings)

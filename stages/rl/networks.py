@@ -7,6 +7,7 @@ Under LoRA the ref_policy is the policy with its adapter off. A stage may learn 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from stages.learning.batches import stream
 from stages.learning.heads import head_name, in_float32, shift_scores, zero_head
 from stages.learning.learner import Learner
 from stages.learning.loop import make_optimizer, use_gradient_checkpointing
-from stages.learning.lora import WithoutAdapter, adapter_layers
+from stages.learning.lora import WithoutAdapter, adapt, adapter_layers
 from stages.learning.models import keep_model, load_policy, load_reward_model, new_reward_model
 from stages.learning.passes import PolicyAndCritic
 from stages.learning.sharding import place, prepare, whole
 from stages.running.files import read_record
+from stages.runs import Run
 from stages.settings.ppo import PolicyGradient, Ppo
 from stages.settings.sections import Memory, Optimizer
 
@@ -42,6 +44,18 @@ class Origins:
     """Of a critic's new head."""
     adapt: Callable[..., None] | None = None
     """Called as adapt(network, part=name), it may put an adapter into `policy` and `critic`."""
+
+
+def origins_of(run: Run, settings: PolicyGradient) -> Origins:
+    """What a stage's networks start from: the run's SFT model and its normalised reward model."""
+    config, normalized = run.config, run.require("normalize")
+    return Origins(
+        policy=run.require("sft") / "model",
+        reward_model=normalized / "model",
+        score_shift=score_shift(normalized, settings),
+        seed=config.seed,
+        adapt=partial(adapt, config=config, stage=run.stage),
+    )
 
 
 def score_shift(normalized: Path, settings: PolicyGradient) -> float:

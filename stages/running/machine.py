@@ -73,10 +73,10 @@ def start_of(pid: int) -> str:
 
 
 def device_name() -> str:
-    """The GPU's name, or `CPU` with the numbers of cores and of torch's threads."""
+    """The GPU's name with the number used, or `CPU` with those of cores and of torch's threads."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        return f"{os.environ.get('WORLD_SIZE', '1')} x {torch.cuda.get_device_name()}"
     threads = f", threads: {torch.get_num_threads()}" if torch is not None else ""
     return f"CPU, {os.cpu_count()} cores{threads}"
 

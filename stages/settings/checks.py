@@ -38,7 +38,10 @@ MENDS = {
 }
 OTHERWISE = "see to it that it can be read and written"
 NO_SPACE = "No space left on device"
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+NO_MEMORY = (
+    *("can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUDA error: out of memory", "CUBLAS_STATUS_NOT_INITIALIZED", "Cuda failure 2"),
+)
 NO_PRIMITIVE = "could not create a primitive"  # what oneDNN says, mostly of memory
 SMALLER = "out of memory: set a smaller memory.forward_batch_size or memory.microbatch_size"
 # By their names, because the libraries that raise them are not loaded here. What they say of a file

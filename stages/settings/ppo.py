@@ -78,7 +78,7 @@ class PolicyGradient:
     """For a response without EOS, missing_eos_penalty replaces the score (`replace`, as in Huang et
     al. 2024, detail 23), is added to it (`subtract`, as in TRL), or does nothing (`off`)."""
     missing_eos_penalty: float = -1.0
-    """Reward units."""
+    """Reward units, at most 0. TRL subtracts a 1 where `subtract` adds this -1."""
     kl_coef: float = 0.05
     """Weight of the KL penalty, reward units per nat."""
     kl_in: str = "reward"
@@ -92,7 +92,8 @@ class PolicyGradient:
     """Episodes over which the adaptive kl_coef reacts."""
 
     cliprange: float = 0.2
-    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never."""
+    """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never
+    (RLOO and Dr.GRPO alone)."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy per token, which the loss then rewards; Huang et al. 2024: 0."""
     samples_every: int = 20
@@ -114,6 +115,8 @@ class PolicyGradient:
             f"{section}.kl_estimator",
             f"be k2 or k3 with {section}.kl_in=loss (k1's gradient is 0 on average)",
         )
+        costs = self.missing_eos_penalty <= 0
+        require(costs, f"{section}.missing_eos_penalty", "be at most 0: -1 costs 1 (1.0 in TRL)")
         fills = self.total_episodes >= self.batch_size
         require(fills, f"{section}.total_episodes", "fill one batch")
         divides = self.batch_size % self.num_minibatches == 0
@@ -136,7 +139,7 @@ class PolicyGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Ppo(PolicyGradient):
-    """PPO (Huang et al. 2024, details 20 to 25 and section B.3): its critic, GAE and whitening."""
+    """PPO (Huang et al. 2024, details 20 to 25): its critic, GAE and whitening."""
 
     compat: str = ""
     """`paper`: whiten_over, loss_mean, logprobs and logprob_dtype as in the paper's code."""

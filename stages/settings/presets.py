@@ -182,7 +182,11 @@ def smollm2() -> Config:
 
 
 def smollm2_full() -> Config:
-    """The same model on all posts and pairs, with the paper's lengths: for a GPU."""
+    """The same model on all posts and pairs, with the paper's lengths: for a GPU.
+
+    PPO is the paper's again, critic and EOS trick too: 200 updates may let the critic catch up,
+    which has not been run.
+    """
     small = smollm2()
     return replace(
         small,

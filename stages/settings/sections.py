@@ -134,7 +134,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """AdamW, the same in all stages (Huang et al. 2024, section B.0)."""
+    """AdamW, the same in all stages (Huang et al. 2024)."""
 
     adam_eps: float = 1e-5
     """Added to the denominator of a step."""
@@ -227,7 +227,7 @@ class Normalize:
 class Dpo(Supervised):
     """Direct preference optimization on the reward model's comparisons.
 
-    Source: Huang et al. 2024, section B.4.
+    Source: Rafailov et al. 2023, as Huang et al. 2024 run it.
     """
 
     beta: float = 0.05
@@ -269,7 +269,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Summaries of held-out posts (Huang et al. 2024, section E.1)."""
+    """Summaries of held-out posts as Huang et al. 2024 make them."""
 
     posts: int = 0
     """Held-out posts that are summarised and judged; 0: all of the validation split."""
