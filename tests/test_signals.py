@@ -39,14 +39,14 @@ Run.log = slow
 UNDER_WAY = """
 import time
 from stages.driving.start import ended_by_signal
-from stages.running.signals import finishing_first, stop_if_asked, stop_asked
+from stages.running.signals import Stopped, finishing_first, stop_asked
 with ended_by_signal("the command"):
     with finishing_first():
         print("under way", flush=True)
         until = time.monotonic() + 20
         while time.monotonic() < until and stop_asked() != 15:
             time.sleep(0.05)
-    stop_if_asked()
+    raise Stopped(stop_asked())
 """
 
 
@@ -197,6 +197,34 @@ def test_two_processes_stop_at_one_update_and_one_process_goes_on_from_it(whole,
     assert compare(whole / "ppo", folder, tmp_path / "differences.json") < 1e-5
 
 
+MEASURING = """
+import os, signal, time
+from pathlib import Path
+from stages.driving.start import ended_by_signal
+from stages.learning.loop import make_accelerator, over_share
+from stages.settings.command_line import make_config
+accelerator = make_accelerator(make_config("tiny"))
+def measure(part):
+    if accelerator.process_index == 1:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [len(part)]
+with ended_by_signal("the command"):
+    over_share(accelerator, [1] * 4, 1, "rows", measure, Path("kept"))
+    print("went on", flush=True)
+"""
+
+
+@pytest.mark.walk
+def test_a_process_that_has_measured_its_rows_stops_with_the_one_that_is_told(tmp_path):
+    (tmp_path / "kept").mkdir()
+    pair = launch_pair(tmp_path, MEASURING)
+    found = [process.communicate(timeout=60) for process in pair]
+    assert [process.returncode for process in pair] == [143, 143], found
+    assert "went on" not in "".join(out or "" for out, _ in found)
+    assert [len(rows_of(path)) for path in sorted((tmp_path / "kept").iterdir())] == [2, 1]
+
+
 @pytest.mark.walk
 def test_where_one_of_two_processes_dies_the_other_ends_with_one_line(attempt, tmp_path):
     attempt("rm")
@@ -224,8 +252,7 @@ def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypa
             assert not stopping.ask_to_stop(signal.SIGINT)
             monkeypatch.setenv("WORLD_SIZE", "2")
             assert stopping.ask_to_stop(signal.SIGINT)  # a launcher's echo of the first
-        with pytest.raises(stopping.Stopped):
-            stopping.stop_if_asked()
+        assert stopping.stop_asked() == signal.SIGTERM
     finally:
         stopping.forget_signals()
 

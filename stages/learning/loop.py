@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from stages.learning.batches import T, gather_rows, local_share, parts_by_length, stream_seed
 from stages.learning.sharding import new_accelerator
 from stages.running.files import KeptRows
 from stages.running.machine import check_threads, has_bf16_units, keep_freed_memory
 from stages.running.progress import progress
-from stages.running.signals import finishing_first, stop_if_asked
+from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
 
@@ -112,13 +113,19 @@ def over_share(
         for part in parts_by_length(accelerator, lengths, size)
         if any(row not in known for row in part)
     ]
+    asked = 0
     with finishing_first():
         for part in progress(todo, label, len(todo)):
             measured = measure(part)
             known |= dict(zip(part, measured, strict=True))
             if kept is not None:
                 kept.add(part, measured)
-                stop_if_asked()
+                asked = stop_asked()
+                if asked:
+                    break
+    # All stop, or none: one that has finished would wait for rows that never come.
+    if kept is not None and (number := max(gather_object([asked]))):
+        raise Stopped(number)
     return [known[row] for row in local_share(range(len(lengths)), accelerator)]
 
 

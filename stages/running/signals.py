@@ -94,12 +94,6 @@ def forget_signals() -> None:
     _finishing.clear()
 
 
-def stop_if_asked() -> None:
-    """Raise Stopped if a signal has come."""
-    if stop_asked():
-        raise Stopped(stop_asked())
-
-
 @contextmanager
 def finishing_first() -> Iterator[None]:
     """A context that no signal interrupts; the code in it must call `stop_asked` often enough."""
