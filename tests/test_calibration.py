@@ -98,17 +98,17 @@ def test_agreement_and_kappa_are_counted():
 
 
 class Chance(protocol.Judge):
-    """A judge who takes the first more often than not, and else throws a coin."""
+    """A judge who takes the first so often, by a coin of each question's own."""
 
     about = About(kind="chance", name="chance", is_llm=False, note="for tests")
 
     def __init__(self, first):
         self.first = first
-        self.rng = random.Random(1)
 
     def reply(self, comparison):
         assert comparison.post_id.startswith("toy")
-        return Reply(choice="A" if self.rng.random() < self.first else "B", text="")
+        coin = random.Random(f"0 {comparison.post_id} {comparison.first} {comparison.second}")
+        return Reply(choice="A" if coin.random() < self.first else "B", text="")
 
 
 def small_config(**changes):

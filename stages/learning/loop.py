@@ -113,18 +113,18 @@ def over_share(
         for part in parts_by_length(accelerator, lengths, size)
         if any(row not in known for row in part)
     ]
-    asked = 0
+    stop = 0
     with finishing_first():
         for part in progress(todo, label, len(todo)):
             measured = measure(part)
             known |= dict(zip(part, measured, strict=True))
             if kept is not None:
                 kept.add(part, measured)
-                asked = stop_asked()
-                if asked:
+                stop = stop_asked()
+                if stop:
                     break
     # All stop, or none: one that has finished would wait for rows that never come.
-    if kept is not None and (number := max(gather_object([asked]))):
+    if kept is not None and (number := max(gather_object([stop]))):
         raise Stopped(number)
     return [known[row] for row in local_share(range(len(lengths)), accelerator)]
 
