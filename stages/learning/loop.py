@@ -21,8 +21,8 @@ from stages.running.signals import Stopped, finishing_first, stop_asked
 from stages.settings.config import Config
 from stages.settings.sections import Memory, Optimizer
 
-SLOW_BF16 = """note: this CPU has no bf16 units, and bf16 took 15 times as long as float32 on such
-  a one: SET=memory.mixed_precision=no computes in float32 (with a NAME of its own)"""
+SLOW_BF16 = """note: this CPU has no bf16 units; on such a CPU bf16 took 15 times as long as float32
+  (SET=memory.mixed_precision=no, with a NAME of its own, computes in float32)"""
 
 
 def make_accelerator(config: Config, takes_turns: bool = False) -> Accelerator:

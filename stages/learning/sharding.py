@@ -44,7 +44,7 @@ SHARDS = "shards"
 
 # Others wait while one process reads and writes a checkpoint: 165 GB at 6.9B. NCCL gives up after
 # ten minutes otherwise.
-PATIENCE = timedelta(hours=2)
+LONGEST_WAIT = timedelta(hours=2)
 
 
 def started_engine() -> str:
@@ -77,7 +77,8 @@ def _is_on(name: str) -> bool:
 def leave_out_cudnn() -> None:
     """Attention by another kernel than cuDNN's, which torch 2.11 prefers on an H100.
 
-    Its gradient of a query that sees nothing, as of padding, may be NaN (pytorch issue 196678).
+    With a mask its gradient may be NaN where scores are far below 0 (pytorch issue 196678), as they
+    may be for padding, which sees nothing.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -97,7 +98,7 @@ def new_accelerator(mixed_precision: str, takes_turns: bool = False) -> Accelera
     # Networks are sharded here, so accelerate must not do it too.
     with patch_environment(ACCELERATE_USE_FSDP="false"):
         ddp = DistributedDataParallelKwargs(find_unused_parameters=takes_turns)
-        waits = InitProcessGroupKwargs(backend=None, timeout=PATIENCE)
+        waits = InitProcessGroupKwargs(backend=None, timeout=LONGEST_WAIT)
         accelerator = Accelerator(
             mixed_precision=mixed_precision, cpu=on_cpu, kwargs_handlers=[ddp, waits]
         )

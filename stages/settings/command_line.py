@@ -93,7 +93,7 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
     If the run has an upstream, the sections of the shared stages are those of the upstream's record
     on disk, or of `upstream`, the config of an upstream that is not made yet, with the overrides.
     From the first stage on that these change, the stages are the run's own (`Config.own_from`).
-    Unless `whole`, what a preset leaves open, its posts say, may stay so: that will do to look at.
+    Without `whole` a preset's folder of posts need not be given: enough to show its settings.
     Raises UserError for an unknown preset or key, a value of a wrong type or out of its range, a
     missing folder, an override without a name of its own, and one that has no effect.
     """
