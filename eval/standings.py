@@ -77,7 +77,7 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     for name, corrected in zip(rated, holm(list(rated.values())), strict=True):
         systems[name]["holm"] = corrected
     order = sorted(systems, key=lambda name: _worth(systems[name], bool(pairs)), reverse=True)
-    given = [name for name in order if _given(systems[name])]
+    given = [name for name in order if has_rate(systems[name])]
     all_posts = set().union(*(set(of_posts) for of_posts in texts.values()))
     return {
         "posts": len(posts),
@@ -130,7 +130,7 @@ def of_strengths(order: Sequence[str], placed: Mapping[str, Row]) -> list[dict[s
     return _corrected([pair | {"p_value": _p_value(pair)} for pair in pairs])
 
 
-def _given(system: Row) -> bool:
+def has_rate(system: Row) -> bool:
     """Whether so few posts are unjudged that a rate may be given."""
     return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
 

@@ -114,7 +114,7 @@ def blocks(
         Heading("Each seed"),
         seeds_table(default.rows, others),
         Heading("What this does and does not show"),
-        *(Text(limit) for limit in limits(name, default, others)),
+        *(Text(limit) for limit in limits(name, seeds, default, others)),
     ]
 
 
@@ -311,7 +311,7 @@ def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     return [*notes, *lines, *(note for ablation in others for note in ablation.notes)]
 
 
-def limits(name: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str]:
+def limits(name: str, seeds: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str]:
     """How far the conclusions reach."""
     rows = default.rows
     sentences = [
@@ -321,7 +321,7 @@ def limits(name: str, default: SeedsOfRun, others: list[AblatedRun]) -> list[str
         f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
         " the more of them, the likelier that one stands out by chance.",
         "It shows what one switch does to this run with everything else at its setting, over"
-        f" {len(default.runs)} seeds. It shows no interaction of switches, and nothing about other"
+        f" {seeds}. It shows no interaction of switches, and nothing about other"
         " learning rates.",
         eos_limit(default),
         *(own_limit(default, ablation) for ablation in others if own_stages(ablation)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from eval.judges.openai.budget import cost
-from eval.standings import agreement, panel, standings
+from eval.standings import agreement, has_rate, panel, standings
 from eval.win_rate import summary_texts
 from reports.parts import page
 from reports.parts.collect import (
@@ -206,9 +206,7 @@ def notes(judges: Sequence[JudgedRun]) -> list[str]:
             lines.append(f"The judge {briefly(judged.label)} is NOT an LLM: {note}.")
         about = "" if len(judges) == 1 else f"By {briefly(judged.label)}: "
         rated = {
-            name: system
-            for name, system in judged.standing["systems"].items()
-            if systems.has_rate(system)
+            name: system for name, system in judged.standing["systems"].items() if has_rate(system)
         }
         lines += [f"{about}{note}" for note in notes_of_systems(rated)]
     if len(members(judges)) > 1:

@@ -9,7 +9,7 @@ writes for the others: the page, headline.txt and numbers.json.
 from functools import partial
 from pathlib import Path
 
-from eval.standings import standings
+from eval.standings import has_rate, standings
 from eval.win_rate import summary_texts
 from reports.parts import run_report, sentences
 from reports.parts.collect import Record, judged_row
@@ -111,7 +111,7 @@ def headline(numbers: Row, standing: Row, path: Path) -> str:
     names = shortened(list(standing["systems"]), 22)
     lines = [f"  {'':22} {'win rate [95%]':22} at equal length"]
     for name, system in zip(names, standing["systems"].values(), strict=True):
-        length = system["statistics"]["length_controlled"] if systems.has_rate(system) else None
+        length = system["statistics"]["length_controlled"] if has_rate(system) else None
         line = f"  {name:22} {systems.rate(system):22} {at_equal_length(length)}"
         lines.append(line[:80].rstrip())
     title = f"{numbers['name']}: {_posts(standing)}, judged by {judge(numbers)}"

@@ -19,7 +19,14 @@ from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sentences import against, distrust, lead, not_judged_alike, notes_of_judges
+from reports.parts.sentences import (
+    against,
+    critic_notes,
+    distrust,
+    lead,
+    not_judged_alike,
+    notes_of_judges,
+)
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
 from stages.running.files import file_hash, read_record
@@ -201,15 +208,17 @@ def blocks(
 ) -> list[Block]:
     """The page: the count, a row an error, checks' words, the rule, what it does not show."""
     rows = [numbers_of(run) for run in (*default, *finished(planted))]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *left_out]
+    critic = critic_notes(rows[: len(default)])  # an error may mean to break it
+    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic, *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
     each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
-    seeds = max(len(wrong.seeds) for wrong in planted)
+    most = max(len(wrong.seeds) for wrong in planted)
+    seeds = f"{most} seed{'' if most == 1 else 's'}"
     seen = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
     header = ("error", "number", "seen", "value", "default's")
     return [
-        lead(summary(planted), distrust(rows, f"{seeds} seed{'' if seeds == 1 else 's'}")),
+        lead(summary(planted), distrust(rows, seeds)),
         errors_table(planted),
         *picture("errors", "error - default", each),
         *against([whose(default), *notes]),
@@ -219,7 +228,7 @@ def blocks(
         Heading("The rule"),
         *(Text(text) for text in (COLUMNS, rule(), alarms(default, planted))),
         Heading("What this does and does not show"),
-        Text(limits(default)),
+        Text(limits(default[0].name, seeds)),
     ]
 
 
@@ -318,12 +327,11 @@ def alarms(default: Sequence[Record], planted: Sequence[PlantedRun]) -> str:
     )
 
 
-def limits(default: Sequence[Record]) -> str:
+def limits(name: str, seeds: str) -> str:
     """How far the page reaches."""
-    seeds = f"{len(default)} seed{'' if len(default) == 1 else 's'},"
     return (
-        f"It shows what a watcher of run {default[0].name} would have seen, over {seeds}"
-        " of errors planted one at a time. It shows nothing about other sizes, other errors"
+        f"It shows what a watcher of run {name} would have seen, over {seeds}, of"
+        " errors planted one at a time. It shows nothing about other sizes, other errors"
         " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
         " tested by itself at 95%: among many errors one can stand out by chance."
     )

@@ -75,6 +75,16 @@ def test_the_card_of_a_reward_model_reads_it_where_it_was_trained():
     assert "  # read at the last token before EOS\n" in before
 
 
+def test_a_card_says_how_long_its_own_policy_writes_and_promises_no_win_rate_of_others():
+    own = replace(TINY, eval=replace(TINY.eval, dpo_summary_tokens=77))
+    cards = {stage: card(own, stage, "model", MADE) for stage in ("rm", "ppo", "dpo")}
+    assert "for summaries of 77 tokens at most" in cards["dpo"]
+    assert "max_new_tokens=77" in cards["dpo"]
+    assert "for summaries of 20 tokens at most" in cards["ppo"]
+    promised = [stage for stage, text in cards.items() if "Win rates are known only after" in text]
+    assert promised == ["ppo", "dpo"]
+
+
 RUN_ALL = """
 import sys
 for path in sys.argv[1:]:

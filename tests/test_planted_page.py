@@ -127,6 +127,8 @@ def test_the_page_says_whose_runs_the_rule_and_its_false_alarms(places):
     assert "What checks said" not in text
     run(seed=3, length=(29.0,) * 10)  # a default that is unlike the others
     assert f"{said} error, 1 raise one (response length). The rule asks more" in text_of("worse")
+    run(seed=4)
+    assert "would have seen, over 3 seeds, of errors" in text_of("worse")  # the errors have three
 
 
 def test_false_alarms_are_counted_with_as_many_seeds_as_the_errors_have(places):

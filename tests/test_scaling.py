@@ -77,6 +77,22 @@ def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):
     assert collect.differing_settings(records, scaling_page.FREE) == {"dpo.beta": ["0.05", "0.1"]}
 
 
+def test_a_setting_that_only_a_newer_run_has_is_a_difference_in_either_order(runs):
+    older, newer = four_runs()[0][:2]
+    newer = replace(newer, settings=older.settings | {"rm": {**older.settings["rm"], "new": 1}})
+    for records in ([older, newer], [newer, older]):
+        assert list(collect.differing_settings(records, scaling_page.FREE)) == ["rm.new"]
+
+
+def test_what_the_frozen_networks_are_held_in_is_a_difference(runs):
+    records, _ = four_runs()
+    held = [
+        replace(x, settings=x.settings | {"memory": dict(x.settings["memory"])}) for x in records
+    ]
+    held[0].settings["memory"]["frozen_dtype"] = "bf16"
+    assert list(collect.differing_settings(held, scaling_page.FREE)) == ["memory.frozen_dtype"]
+
+
 def test_sizes_that_differ_in_the_model_only_are_found_alike(runs):
     records, _ = four_runs()
     assert not any("NOT alike" in note for note in scaling_page.alike(records, frame_of(records)))

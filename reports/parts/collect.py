@@ -30,7 +30,9 @@ RELEASED = "released"  # the policy of a run that trains none
 GIVEN = "outputs"  # the section of settings that only a run of given summaries has
 # The knobs of the memory section that cut batches and change no number beyond rounding.
 MEMORY_KNOBS = tuple(
-    f"memory.{knob.name}" for knob in fields(settings.Memory) if knob.name not in settings.NUMERICS
+    f"memory.{knob.name}"
+    for knob in fields(settings.Memory)
+    if knob.name not in settings.POLICY_NUMERICS
 )
 EXPLAINED = "val/explained_variance"
 ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
@@ -341,7 +343,7 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
     different = {}
     for section in dict.fromkeys(section for record in records for section in record.settings):
         having = [record.settings[section] for record in records if section in record.settings]
-        for key in having[0]:
+        for key in dict.fromkeys(key for values in having for key in values):
             name = f"{section}.{key}"
             if section in free or name in free:
                 continue

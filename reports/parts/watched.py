@@ -126,6 +126,7 @@ def rule() -> str:
         " default's seeds at the same update, widened on either side by half its width or by a"
         f" floor, whichever is more. The floors: {floors}. The reward model's accuracy is known"
         " before PPO; the first ratio is that of the policy's first update alone. A check refuses"
-        " an error if a stage stops with its message: the mean of the normalized reward, the checks"
-        " before PPO's first update, and losses that are not finite."
+        " an error if a stage would stop with its message: the mean of the normalized reward, the"
+        " checks before PPO's first update and before every other one, and losses or gradients that"
+        " are not finite."
     )

@@ -135,9 +135,9 @@ def _counts(numbers: Row) -> Table:
 def rates(
     statistics: dict[str, Row], result: str = "The result table shows the second interval."
 ) -> list[Block]:
-    """Every rate side by side, what the model says, and the rates by length; `found` by name.
+    """Every rate side by side, what the model says, and the rates by length.
 
-    `result`: how the page's result table goes with these rates.
+    `statistics`: by the policy's name. `result`: how the page's result table goes with these rates.
     """
     rows = [
         [name, *(_rate(of_policy, key) for key, _ in RATES)]

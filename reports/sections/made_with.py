@@ -9,16 +9,16 @@ from reports.parts.run_report import where
 from reports.parts.sentences import distrust, lead, too_many_unjudged
 from reports.parts.words import MISSING, Row, rate, shown, whole
 from stages.running.machine import changed_files, other_code
-from stages.settings.config import NUMERICS, TOY, Config
+from stages.settings.config import POLICY_NUMERICS, TOY, Config
 from stages.settings.judge import JudgeSettings
 from stages.settings.presets import PRESETS
 
-NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in NUMERICS)
+NUMERIC_SETTINGS = tuple(f"memory.{name}" for name in POLICY_NUMERICS)
 OF_TRAINING = (
-    " These are the paper's, but for the base model (the paper: pretrained Pythia) and the judge"
-    " (the paper: gpt-3.5-turbo-0125). Threads and precision always stand here: they change"
-    " rounding, and so PPO's numbers. The other memory knobs only cut batches to fit memory, and"
-    " stand below."
+    " These are the paper's, but for the base model (the paper: pretrained Pythia), the judge (the"
+    " paper: gpt-3.5-turbo-0125) and four quirks of its code (`ppo.compat`). Threads and precision"
+    " always stand here: they change rounding, and so PPO's numbers. The other memory knobs only"
+    " cut batches to fit memory, and stand below."
 )
 # What has a word of its own on the command line, and names a place rather than a value.
 ASKED_APART = ("data.source", "base.tokenizer")

@@ -5,6 +5,7 @@ A standing is what `eval.standings.standings` finds by one judge.
 
 from collections.abc import Mapping
 
+from eval.standings import has_rate
 from reports.parts import plots
 from reports.parts.page import Block, Details, Table, Text
 from reports.parts.sentences import NO_GUESS
@@ -21,7 +22,6 @@ from reports.parts.words import (
     share,
     unjudged_share,
 )
-from stages.settings.judge import MOST_UNJUDGED
 
 LEVEL = 0.05  # a corrected p-value below it counts as a difference
 CAPTION = (
@@ -187,11 +187,6 @@ def beside_reference(system: Row, by_strength: bool = False) -> str:
     if system.get("holm", 1.0) < LEVEL and not bounds["low"] <= even <= bounds["high"]:
         return f"reliably {'beats' if bounds['low'] > even else 'LOSES to'} the reference"
     return "is inconclusive against the reference"
-
-
-def has_rate(system: Row) -> bool:
-    """Whether so few posts of a system are unjudged that its rate may be given."""
-    return system["win_rate"] is not None and bool(system["unjudged"] <= MOST_UNJUDGED)
 
 
 def left_out(standing: Row) -> list[Block]:

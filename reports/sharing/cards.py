@@ -128,6 +128,9 @@ def card(
         query=format_post(POST, config.data.prompt),
         summary=SUMMARY,
         read=READ[config.rm.read_at],
+        longest=config.eval.dpo_summary_tokens
+        if stage == "dpo"
+        else config.data.max_summary_tokens,
         settings=_settings(config, stage),
         made_from=", ".join(f"{name} `{version[:12]}`" for name, version in inputs.items()),
         sources=base.get("hub", []),

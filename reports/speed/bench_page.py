@@ -153,7 +153,6 @@ def publish_last() -> Path:
         "files": files,
         "manifests": {},
         "numbers": {},
-        "headline": "",
     }
     publish.write_record(record | {"pages": {**record["pages"], STEM: entry}})
     return publish.GENERATED / f"{STEM}.html"

@@ -125,6 +125,7 @@ SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_da
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
+POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and its rivals
 SERVERS = ("judge.base_url",)  # settings that no page shows
 NOT_SHOWN = "set (not shown)"
 
@@ -146,7 +147,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     else:
         del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
-        numerics = (*NUMERICS, "frozen_dtype") if row.policy_gradient else NUMERICS
+        numerics = POLICY_NUMERICS if row.policy_gradient else NUMERICS
         sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
     return {"seed": config.seed, **sections}
 
