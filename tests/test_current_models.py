@@ -161,6 +161,30 @@ def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
     assert own.of_row(row) == pytest.approx(3 + 4)
 
 
+@pytest.mark.parametrize(
+    ("usage", "written", "reasoning", "usd"),
+    [
+        ((1000, 100, 1400, 0), 400, 300, 0.5),  # Google, xAI: 300 stand in the total alone
+        ((1000, 400, 1400, 300), 400, 300, 0.5),  # OpenAI: they are part of what was written
+        ((1000, 100, 1100, 0), 100, 0, 0.2),
+        ((1000, 0, 1400, 0), 0, 0, None),  # the text was written for some: nobody knows how many
+    ],
+)
+def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reasoning, usd):
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counted = dict(zip(names, usage[:3], strict=True))
+    counted |= {"completion_tokens_details": {"reasoning_tokens": usage[3]}}
+    with serving(lambda number, body: chat(GOOD, usage=counted)) as server:
+        judge = make_judge(llm_config(server, input_price=100, output_price=1000), {})
+        assert isinstance(judge, OpenAIJudge)
+        (question,) = pairs(1)
+        reply = judge.reply(question)
+        bill, worst = judge.chat.bill, judge.chat.worst(judge.chat.request(question), 100)
+    assert (reply.completion_tokens, bill.written, bill.reasoning) == (written, written, reasoning)
+    assert bill.usd == judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
+    assert judge.chat.reasons == (reasoning > 0)
+
+
 def test_the_cap_counts_the_room_for_reasoning():
     with luna_at(Luna()) as url:
         judge = make_judge(luna_config(url, reasoning_effort="high"), {})

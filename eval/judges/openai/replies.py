@@ -66,6 +66,7 @@ class OtherModelError(PassingError):
 def read_reply(raw: str) -> Row:
     """What a raw body says, as columns of the cache, with tokens by kind beside what it keeps.
 
+    `completion_tokens` are all that were written, with the reasoning, wherever a server counts it.
     Raises PassingError where the body is no chat completion.
     """
     try:
@@ -76,16 +77,17 @@ def read_reply(raw: str) -> Row:
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
+        beyond = tokens_beyond(usage, plain(text))
         return {
             "model": plain(completion.get("model")),
             "finish_reason": plain(answer.get("finish_reason")),
             "text": plain(text),
             "prompt_tokens": count(usage.get("prompt_tokens")),
-            "completion_tokens": count(usage.get("completion_tokens")),
+            "completion_tokens": count(usage.get("completion_tokens")) + beyond,
             "raw": raw,
             "cached_tokens": count(read.get("cached_tokens")),
             "cache_write_tokens": count(read.get("cache_write_tokens")),
-            "reasoning_tokens": count(written.get("reasoning_tokens")),
+            "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
             "thought": any(message.get(name) for name in THOUGHTS) or "<think>" in plain(text),
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
@@ -94,6 +96,17 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
+
+
+def tokens_beyond(usage: Row, text: str) -> int:
+    """Tokens that the total alone counts: the reasoning of Google's and xAI's models.
+
+    0 where a count is missing: such a reply counts at its worst price (`Chat.cost`).
+    """
+    read, written = (count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
+    if not read or (text and not written):
+        return 0
+    return max(0, count(usage.get("total_tokens")) - read - written)
 
 
 def is_accepted(judge: JudgeSettings, returned: str) -> bool:
