@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,6 +130,24 @@ def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, mo
         assert isinstance(again, OpenAIJudge)
         again.prepare(pairs(62))
         assert "it reasons: 560 tokens" in capsys.readouterr().out
+
+
+def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
+    """The cache kept the 100 tokens of the reply alone, so more room changed nothing."""
+    with serving(lambda number, body: chat("", "length")) as server:
+        # 100 and the room that is set; 100 + 200 is less than was tried.
+        for room, limits in ((300, [400]), (300, [400]), (700, [400, 800]), (200, [400, 800])):
+            changes = {"reasoning_effort": "low", "reasoning_tokens": room, "asks": 1}
+            assert ask(server, **changes).choice is None
+            assert [request["max_tokens"] for request in server.requests] == limits
+    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
+        assert file.execute("SELECT max_tokens FROM replies").fetchall() == [(400,), (800,)]
+
+
+def test_the_reply_that_shows_that_its_judge_reasons_is_asked_for_again_with_room():
+    with serving(lambda number, body: chat(*[("", "length"), (GOOD,)][number])) as server:
+        assert ask(server, reasoning_tokens=300).choice == "A"
+        assert [request["max_tokens"] for request in server.requests] == [100, 400]
 
 
 def test_a_server_that_refuses_an_effort_is_asked_without_it():

@@ -132,8 +132,8 @@ class OpenAIJudge(Judge):
     def next_budget(self, request: ChatRequest) -> int | None:
         """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
 
-        An unusable reply is not asked for again with the same budget. With a larger
-        judge.max_tokens, only such replies are asked for again.
+        An unusable reply is not asked for again with the limit that it was asked for with. With a
+        larger judge.max_tokens or judge.reasoning_tokens, only such replies are asked for again.
         """
         rows = self._rows(request)
         if request.key in self.chat.unanswerable:
@@ -142,7 +142,7 @@ class OpenAIJudge(Judge):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
-        return next((budget for budget in budgets if budget > tried), None)
+        return next((size for size in budgets if self.chat.limit(request, size) > tried), None)
 
     def _best(self, request: ChatRequest) -> Reply:
         """The first usable reply, else the last; where there is none, why."""
