@@ -19,7 +19,18 @@ import numpy as np
 
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
-from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
+from eval.judges.protocol import (
+    CONTENT_FILTER,
+    FILTERED,
+    TOO_LONG,
+    VERDICTS,
+    About,
+    Comparison,
+    Judge,
+    Reply,
+    Row,
+    judge_all,
+)
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
@@ -142,20 +153,29 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
 
-    `too_long` names the posts that the judge would not take for their length, if there are any.
+    `too_long` names the posts that the judge would not take for their length, `filtered` those that
+    its server's filter kept from it, if there are any.
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
     first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
-    too_long = sorted({row["id"] for row in unjudged if row["finish_reason"] == TOO_LONG})
+    refused = {
+        "too_long": posts_ended_by(unjudged, TOO_LONG),
+        "filtered": posts_ended_by(unjudged, FILTERED, CONTENT_FILTER),
+    }
     return {
         "judge": asdict(about),
         "models": sorted({row["model"] for row in judgements} - {""}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
         "share_first": len(first) / len(decided) if decided else None,
-        **({"too_long": too_long} if too_long else {}),
+        **{name: posts for name, posts in refused.items() if posts},
     }
+
+
+def posts_ended_by(judgements: Sequence[Row], *reasons: str) -> list[str]:
+    """The posts of the judgements that ended for one of these reasons, each once, sorted."""
+    return sorted({row["id"] for row in judgements if row["finish_reason"] in reasons})
 
 
 # -- both orders, and kept -------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
-from eval.judges.protocol import TOO_LONG, Row
+from eval.judges.protocol import FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import is_model
@@ -33,7 +33,7 @@ LENGTH = re.compile(
     r"|`inputs`[^.]{0,60}must be <=",
     re.IGNORECASE,
 )
-FILTERED = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
+FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
 # A refusal with one of these is about the key, the account or the model, never about a post.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
 BLAMED = {
@@ -174,7 +174,7 @@ def about_a_post(status: int, text: str) -> str:
         return ""
     if LENGTH.search(text):
         return TOO_LONG
-    return "filtered" if status < 429 and FILTERED.search(text) else ""
+    return FILTERED if status < 429 and FILTER.search(text) else ""
 
 
 @dataclass(frozen=True)
