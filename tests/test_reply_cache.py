@@ -1,6 +1,7 @@
 """What was paid for: it is never paid for again, and the cap on it holds."""
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -311,6 +312,25 @@ def test_the_controls_may_spend_what_the_summaries_have_left():
         with pytest.raises(UserError, match=r"judge.max_cost=1.3"):
             judge_controls(config)
     assert len(server.requests) == 6
+
+
+def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(capsys):
+    """Three rounds of 2 pairs in both orders, 0.20 USD a reply; the first of all is empty."""
+    with serving(lambda number, body: chat("" if number == 0 else GOOD)) as server:
+        config = llm_config(server, repeats=3, **PRICES)
+        with open_stage(config, "summaries") as run:
+            for k in range(2):
+                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
+                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
+            run.finish({})
+        judge_summaries(config)
+    assert len(server.requests) == 13
+    out = capsys.readouterr().out
+    bills = re.findall(r"([\d,]+) replies cost \$([\d.]+), estimated \$([\d.]+)", out)
+    assert [bill[:2] for bill in bills] == [("4", "0.8000")] * 3
+    assert len({estimate for _, _, estimate in bills}) == 1
+    spent = re.findall(r"\$([\d.]+) spent in all, with earlier and discarded replies", out)
+    assert spent == ["1.0000", "1.8000", "2.6000"]
 
 
 @pytest.mark.parametrize(

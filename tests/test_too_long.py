@@ -165,6 +165,8 @@ def test_a_filtered_post_is_unjudged_named_and_asked_for_once(capsys, answer, fi
         judge = make_judge(llm_config(server), {})
         replies = list(judge_all(judge, questions(2), 2))
         assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+        list(judge_all(judge, questions(), 2))
+        assert "unjudged" not in capsys.readouterr().out
     assert [one.finish_reason for one in replies] == ["stop"] * 2 + [finish_reason] + ["stop"] * 3
     assert [one.choice for one in replies] == [*"AA", None, *"AAA"]
 

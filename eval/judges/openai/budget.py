@@ -146,7 +146,7 @@ WORTH_SAYING = 0.25
 
 @dataclass
 class Bill:
-    """Counts replies as they are kept; may be used from many threads."""
+    """Counts replies to some questions as they are kept; may be used from many threads."""
 
     who: str
     expected: int = 0
@@ -183,18 +183,21 @@ class Bill:
             lines = (took, f"{reasoning:.0f} of them reasoning: {mended}")
             print("\n".join(told(self.who, line) for line in lines), flush=True)
 
-    def lines(self) -> str:
-        """The bill in lines of 80 columns; empty where nothing was asked."""
+    def lines(self, spent: float) -> str:
+        """The bill in lines of 80 columns; empty where nothing was asked.
+
+        `spent`: USD that count towards the cap, with replies before these and discarded ones.
+        """
         if not self.replies:
             return ""
-        cost = ""
-        if self.estimate is not None:
-            cost = f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
-        lines = (
-            f"{self.replies:,} replies{cost}",
+        lines = [
+            f"{self.replies:,} replies",
             f"{self.read:,} tokens read, {self.written:,} written",
             f"of these {self.reasoning:,} reasoning, {self.cut_off:,} in replies cut off",
-        )
+        ]
+        if self.estimate is not None:
+            lines[0] += f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
+            lines.append(f"${usd(spent)} spent in all, with earlier and discarded replies")
         return "\n".join(told(self.who, line) for line in lines)
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 
-from eval.judges.openai.budget import price_of, usd, usual_reply
+from eval.judges.openai.budget import Bill, price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, ChatRequest, DialectError, PostError, StoppedError
 from eval.judges.openai.replies import is_accepted
@@ -66,10 +66,12 @@ class OpenAIJudge(Judge):
         """Print what the missing replies will cost, before the first is asked for.
 
         What `beside` has cost counts towards judge.max_cost too. A server that nobody has asked
-        before is asked the shortest question first, to find out what it takes.
+        before is asked the shortest question first, to find out what it takes. The bill and the
+        posts that are not judged are those of these questions alone.
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
+        self.chat.bill, self.unjudged = Bill(self.chat.bill.who), {}
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = [*requests.values(), *map(self.chat.request, beside)]
         keys = {key for request in account for key in (request.key, *request.other_keys)}
@@ -127,7 +129,7 @@ class OpenAIJudge(Judge):
 
     def finish(self) -> None:
         """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if lines := self.chat.bill.lines():
+        if lines := self.chat.bill.lines(self.chat.budget.spent):
             print(lines, flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
