@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
 from eval.outputs import labelled_rows
+from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
     Labelled,

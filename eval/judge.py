@@ -7,7 +7,6 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 `gold_scores.jsonl`.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -31,6 +30,7 @@ from eval.judges.protocol import (
     Row,
     judge_all,
 )
+from eval.questions import comparison_of, questions_about, questions_of_run, to_repeat
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
@@ -40,7 +40,6 @@ from stages.settings import config as settings
 from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
-from stages.settings.judge import REPEATED
 from stages.settings.judge_models import check_asking
 
 Task = tuple[str, Row, str]
@@ -55,8 +54,11 @@ def judge_summaries(config: Config) -> dict[str, Any]:
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
-        results = summarize(judge.about, judgements) | ask_again(run, judge, policies, judgements)
+        # Controls and pairs that an earlier try has asked about have spent of the same money.
+        beside = questions_of_run(config, policies)
+        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", beside)
+        again = ask_again(run, judge, policies, judgements, beside)
+        results = summarize(judge.about, judgements) | again
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
             results["gold"] = judge.facts()
@@ -73,39 +75,18 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     return policies
 
 
-def questions_about(
-    config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
-) -> list[Comparison]:
-    """What is asked about each policy's summaries: all of them, in both orders, and some again."""
-    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
-    return [
-        comparison_of(row, order)._replace(repeat=repeat)
-        for repeat, rows_of in enumerate(rounds)
-        for rows in rows_of.values()
-        for row in rows
-        for order in VERDICTS
-    ]
-
-
-def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """The rows that a judge is asked about again: `REPEATED` of them, drawn by the seed."""
-    differ = [
-        (name, row)
-        for name in rows
-        for row in rows[name]
-        if not comparison_of(row, next(iter(VERDICTS))).is_identical
-    ]
-    drawn = random.Random(f"again {config.seed}").sample(differ, min(REPEATED, len(differ)))
-    return {name: [row for of, row in drawn if of == name] for name in rows}
-
-
 def ask_again(
-    run: Run, judge: Judge, rows: Mapping[str, Sequence[Row]], judgements: Sequence[Row]
+    run: Run,
+    judge: Judge,
+    rows: Mapping[str, Sequence[Row]],
+    judgements: Sequence[Row],
+    beside: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
 
     `times` and `questions`; `same`, the share of the questions whose verdicts are all alike, and
     Fleiss' `kappa` of the tries, with 95% intervals over posts. Empty where `judge.repeats` is 1.
+    `beside` falls under the same cap on the cost.
     """
     config, times = run.config, run.config.judge.repeats
     if times == 1:
@@ -119,7 +100,7 @@ def ask_again(
     }
     tries = [list(judgements)]
     for repeat in range(1, times):
-        before = questions_about(config, rows, repeat)
+        before = [*beside, *questions_about(config, rows, repeat)]
         tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
     for row in (row for judged in tries for row in judged):
         verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
@@ -232,14 +213,6 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
         lines = path.read_bytes().splitlines(keepends=True)
         cut_file(path, sum(map(len, lines[: len(kept)])))
     return kept
-
-
-def comparison_of(row: Row, order: str) -> Comparison:
-    """The question that a summary and its reference make, shown in one order."""
-    first, second = row["summary"], row["reference"]
-    if order == "reference_first":
-        first, second = second, first
-    return Comparison(row["id"], row["query"], first, second)
 
 
 def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:

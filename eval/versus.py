@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
+from eval.controls import outcome
 from eval.judge import capped, judge_both_orders, make_judge
 from eval.judges.protocol import Row
+from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only, rows_for
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
