@@ -104,7 +104,9 @@ def ask_again(
         tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
     for row in (row for judged in tries for row in judged):
         verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
-    posts = [post for _, post, _ in verdicts]
+    drawn = [row for name in sample for row in sample[name]]
+    post_of = {row["id"]: str(row.get("post", row["id"])) for row in drawn}
+    posts = [post_of[name] for _, name, _ in verdicts]
     same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
     kappa = fleiss_over_posts(list(verdicts.values()), posts)
     counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
