@@ -164,7 +164,13 @@ def check_posts(a: Side, b: Side) -> None:
 
 
 def check_scores(a: Side, b: Side) -> None:
-    """Raise UserError unless one reward model scored both sides."""
+    """Raise UserError unless one reward model scored both sides, every summary."""
+    for side in (a, b):
+        if any(row["score"] is None for row in side.rows.values()):
+            raise UserError(
+                f"judge.kind={OWN_TEXTS_ONLY}: no reward model scored the summaries of"
+                f" {side.label}: choose another judge with --set judge.kind=... (make: SET=)"
+            )
     read = [(read_manifest(side.folder) or {}).get("inputs", {}) for side in (a, b)]
     scored_by = [inputs.get("normalize", inputs.get("released")) for inputs in read]
     if scored_by[0] != scored_by[1]:

@@ -240,6 +240,17 @@ def test_scores_of_two_reward_models_are_not_compared(runs):
         judge_sides("tiny/1", "tiny/2", ["judge.kind=reward_model"])
 
 
+def test_summaries_that_no_reward_model_scored_are_not_judged_by_scores(runs):
+    """As those of two files are: it ended in a TypeError."""
+    summarise(1, ppo=["event"], sft=["second"])
+    path = read_side("tiny/1").folder / "sft.jsonl"
+    rows = [json.dumps(row | {"score": None}) for row in read_lines(path)]
+    path.write_text("\n".join(rows) + "\n")
+    for sides in (("tiny/1", "tiny/1:sft"), ("tiny/1:sft", "tiny/1")):
+        with pytest.raises(UserError, match="no reward model scored the summaries of tiny-1-sft"):
+            judge_sides(*sides, ["judge.kind=reward_model"])
+
+
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):
     summarise(1, ppo=["event"], sft=["second"])
     with pytest.raises(SystemExit):
