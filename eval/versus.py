@@ -29,7 +29,7 @@ from stages.running.progress import folded
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
-from stages.settings.command_line import make_config, override_of
+from stages.settings.command_line import make_config, override_of, recorded_config
 from stages.settings.config import Checks, Config, JudgeSettings, UserError
 
 DEFAULT_SEED = "44413"
@@ -181,15 +181,23 @@ def check_scores(a: Side, b: Side) -> None:
 
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str], judge_folder: str = "") -> Config:
-    """A config that names the comparison's folder and holds the judge of run A and its checks."""
+    """A config that names the comparison's folder and holds the judge of run A and its checks.
+
+    Posts are read and batched as run A does (`data`, `memory`): a gold model cuts them and controls
+    parse them. The hash of the settings has neither, because the summaries of both sides, which are
+    inputs, follow from the data.
+    """
     changes = judge_changes(overrides, "versus")
     folders = judged_folders(a, judge_folder)
     saved = [saved_settings(folder, "kind" in changes) for folder in folders]
-    judge, *others = (changed_judge(recorded["judge"], changes) for recorded in saved)
+    judge, *others = (changed_judge(of_judge["judge"], changes) for of_judge in saved)
     if any(other != judge for other in others):
         names = ", ".join(folder.name for folder in folders)
         raise UserError(f"{a.label} was judged by {names}: choose one with JUDGE= (its folder)")
     config = make_config("tiny", seed=a.seed)
+    recorded = recorded_config(a.folder)
+    if recorded is not None:
+        config = replace(config, data=recorded.data, memory=recorded.memory)
     name = f"versus-{a.label}-{b.label}"
     checks = Checks(**saved[0]["checks"]) if "checks" in saved[0] else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.settings.prompt import format_post
 from tests.told import told
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
@@ -120,6 +122,26 @@ def test_the_judge_is_the_runs_own_unless_set(runs):
     assert found["estimate"] == 1.0  # the recorded score is the number of clauses
     with pytest.raises(UserError, match="versus takes judge"):
         judge_sides("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
+
+
+def test_posts_are_read_and_batched_as_run_a_does(runs):
+    """Another prompt left the controls without a title, and a gold model cut posts as `tiny`."""
+    forum = "Forum {subreddit}:\n{post}\n\nTITLE: {title}\n\nIn one sentence:"
+    own = ("data.max_query_tokens=300", "memory.forward_batch_size=5")
+    config = make_config("tiny", name="forum", overrides=own)
+    config = replace(config, data=replace(config.data, prompt=forum))
+    fields = {"subreddit": "x", "title": "My lamp is gone", "post": "It is gone. I miss it."}
+    with open_stage(config, "summaries") as run:
+        for number in range(4):
+            post = f"toy1-validation-{number}"
+            texts = {"id": post, "query": format_post(fields, forum), "reference": told(post)}
+            for policy in ("ppo", "sft"):
+                summary = {"summary": f"{policy} {number}", "score": 0.0}
+                run.append(f"{policy}.jsonl", texts | summary | {"reference_score": 0.0})
+        run.finish({})
+    used, found = judge_sides("forum:ppo", "forum:sft")
+    assert (used.data, used.memory) == (config.data, config.memory)
+    assert found["controls"]["controls"]["title"]["posts"] == 4
 
 
 ALPHA = ("judge.kind=openai", "judge.model=alpha@1", "judge.base_url=http://127.0.0.1:1/v1")
