@@ -23,7 +23,7 @@ from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only, rows_for
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
-from stages.finished import names_of_runs, no_such_run, read_manifest, stage_folder
+from stages.finished import gold_folder, names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record, write_json
 from stages.running.progress import folded
 from stages.runs import Run, open_stage
@@ -68,7 +68,8 @@ def judge_sides(
 
     `judge_folder` names one of the judges that judged run A, where these are several.
 
-    Raises UserError where a side has no summaries, the posts differ, or no post is judged.
+    Raises UserError where a side has no summaries, the posts differ, the judge is a reward model
+    that cannot compare the sides, or no post is judged.
     """
     left, right = read_side(a), read_side(b)
     check_posts(left, right)
@@ -76,6 +77,7 @@ def judge_sides(
     config = replace(config, judge=capped(config.judge, max_cost))
     if knows_own_texts_only(config.judge):
         check_scores(left, right)
+    check_gold(config, left, right)
     rows = pair_rows(left, right)
     with open_stage(config, "versus") as run:
         for side in dict.fromkeys((left.folder, right.folder)):
@@ -178,6 +180,19 @@ def check_scores(a: Side, b: Side) -> None:
             f"judge.kind={OWN_TEXTS_ONLY}: {a.label} and {b.label} were scored by two reward"
             " models: choose another judge with --set judge.kind=... (make: SET=)"
         )
+
+
+def check_gold(config: Config, a: Side, b: Side) -> None:
+    """Raise UserError where the gold reward model is the own one of a side's run."""
+    gold = read_manifest(gold_folder(config)) if config.judge.gold else None
+    for side in (a, b):
+        recorded = recorded_config(side.folder)
+        own = read_manifest(stage_folder(recorded, "normalize")) if recorded else None
+        if gold and own and gold.get("content") == own.get("content"):
+            raise UserError(
+                f"judge.model={config.judge.gold} is the reward model of {side.label} itself: name"
+                " another run's, or leave judge.model out"
+            )
 
 
 def versus_config(a: Side, b: Side, overrides: Sequence[str], judge_folder: str = "") -> Config:

@@ -273,6 +273,19 @@ def test_summaries_that_no_reward_model_scored_are_not_judged_by_scores(runs):
             judge_sides(*sides, ["judge.kind=reward_model"])
 
 
+@pytest.mark.parametrize("own", [1, 2])
+def test_the_reward_model_of_a_side_is_no_gold_one(runs, own):
+    """The guard looked at the folder of the comparison, which has no reward model."""
+    summarise(1, ppo=["event"])
+    summarise(2, ppo=["event", "second"])
+    with open_stage(make_config("tiny", seed=own), "normalize") as run:
+        run.finish({})
+    gold = ["judge.kind=reward_model", f"judge.model=tiny/seed{own}"]
+    said = rf"judge\.model=tiny/seed{own} is the reward model of tiny-{own}-ppo itself: name"
+    with pytest.raises(UserError, match=said):
+        judge_sides("tiny/1", "tiny/2", gold)
+
+
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):
     summarise(1, ppo=["event"], sft=["second"])
     with pytest.raises(SystemExit):
