@@ -21,8 +21,9 @@ import numpy as np
 from eval.judges.openai.budget import (
     CHARACTERS_PER_TOKEN,
     TEMPLATE_TOKENS,
-    USUAL_REPLY_TOKENS,
+    is_to_reason,
     price_of,
+    usual_reply,
 )
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
@@ -157,7 +158,7 @@ def dollars_a_question(
             for key in ("prompt_tokens", "completion_tokens")
         )
     else:
-        read, written = _tokens_of_texts(summaries), min(judge.max_tokens, USUAL_REPLY_TOKENS)
+        read, written = _tokens_of_texts(summaries), usual_reply(judge, is_to_reason(judge))
     return price.of(read, written)
 
 

@@ -207,19 +207,28 @@ def test_the_tokens_that_were_counted_price_whatever_asks_the_same(runs, capsys,
 
 
 @pytest.mark.parametrize(
-    ("model", "prices"), [("gpt-6-luna", (0.1, 0.5)), ("nobody-knows", None), ("mine", (2, 10))]
+    ("own", "prices", "written"),
+    [
+        (["judge.model=gpt-6-luna"], (0.1, 0.5), 60),
+        (["judge.model=nobody-knows"], None, 60),
+        (["judge.model=mine"], (2, 10), 60),
+        (["judge.reasoning_effort=low"], (2, 10), 60 + 500),  # 500 tokens of reasoning are assumed
+        (["judge.reasoning_effort=low", "judge.reasoning_tokens=99"], (2, 10), 60 + 99),
+    ],
 )
-def test_another_model_does_not_cost_what_the_recorded_one_does(runs, capsys, model, prices):
+def test_a_price_without_counted_tokens_is_the_models_own_with_its_reasoning(
+    runs, capsys, own, prices, written
+):
     mine = ("judge.kind=openai", "judge.model=mine", "judge.input_price=2", "judge.output_price=10")
     write_run({"ppo": [1.0, 0.0] * 50}, own=(*mine, "judge.max_cost=9"))  # no counted tokens
-    main(["--difference", "3", "--set", f"judge.model={model}"])
+    main(["--difference", "3", "--set", *own])
     (row,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("ppo vs")]
     questions, dollars = row.split()[4:6]
     if prices is None:
         assert dollars == "unknown"
         return
     texts = make_question("q" * 4000, "s", "r", LINES).prompt
-    expected = (prices[0] * (len(texts) / 4 + 16) + prices[1] * 60) / 1e6
+    expected = (prices[0] * (len(texts) / 4 + 16) + prices[1] * written) / 1e6
     spent = float(dollars.replace(",", ""))
     assert spent == pytest.approx(expected * int(questions.replace(",", "")), abs=0.005)
 

@@ -88,6 +88,11 @@ def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
     return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
+def is_to_reason(judge: JudgeSettings) -> bool:
+    """Whether the settings ask the model to reason; its replies may show that it does unasked."""
+    return judge.reasoning_effort not in ("none", "default")
+
+
 def usual_reply(judge: JudgeSettings, reasons: bool) -> int:
     """Tokens that a reply is assumed to take, with its reasoning if the judge reasons."""
     reasoning = min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS) if reasons else 0

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from eval.judges.openai.budget import Bill, Budget, Price
+from eval.judges.openai.budget import Bill, Budget, Price, is_to_reason
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
     Dialect,
@@ -111,7 +111,7 @@ class Chat:
         # Whether a temperature is taken depends on the effort.
         self.note = f"takes {self.url} {judge.model} {judge.reasoning_effort}"
         known, reasons = noted_dialect(self.cache.note(self.note))
-        self.reasons = reasons or judge.reasoning_effort not in ("none", "default")
+        self.reasons = reasons or is_to_reason(judge)
         self.dialect = known or Dialect(structured=True)
         if judge.structured != "auto":
             self.dialect = replace(self.dialect, structured=judge.structured == "on")
