@@ -31,6 +31,7 @@ from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import make_config, override_of, recorded_config
 from stages.settings.config import Checks, Config, JudgeSettings, UserError
+from stages.settings.judge import at_server
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -240,7 +241,7 @@ def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge
         kept = {}
     elif changes.get("model", recorded.model) != recorded.model:
         kept = {key: value for key, value in kept.items() if key not in OF_THE_SERVER}
-    return JudgeSettings(**{**kept, **changes})
+    return at_server(JudgeSettings(**{**kept, **changes}))
 
 
 def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:

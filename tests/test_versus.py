@@ -3,13 +3,13 @@
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Judge, Reply
-from eval.versus import judge_sides, main, read_side, summary_of, versus_config
+from eval.versus import changed_judge, judge_sides, main, read_side, summary_of, versus_config
 from reports import versus_page
 from reports.parts import page
 from reports.parts.page import PUBLIC
@@ -179,6 +179,21 @@ def test_another_model_is_never_asked_at_the_server_of_the_recorded_one(runs):
     assert (judge.kind, judge.base_url, judge.input_price) == ("openai", "", -1)
     assert judge.max_tokens == 32
     assert versus_config(a, b, ["judge.concurrency=2"]).judge.base_url.endswith(":1/v1")
+
+
+def test_a_server_that_the_environment_names_is_another_judge(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    url, own = "http://127.0.0.1:1/v1", ("judge.kind=openai", "judge.model=alpha@1")
+    nowhere, rule = make_config("tiny", overrides=own).judge, make_config("tiny").judge
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    named = make_config("tiny", overrides=own).judge
+    assert named == make_config("tiny", overrides=ALPHA).judge
+    assert named.folder != nowhere.folder
+    assert make_config("tiny", overrides=BETA).judge.base_url == "http://127.0.0.1:2/v1"
+    assert make_config("tiny").judge == rule  # which asks no server
+    assert changed_judge(asdict(nowhere), {}) == named  # it would be asked there
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert changed_judge(asdict(named), {}) == named
 
 
 def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, monkeypatch):
