@@ -109,7 +109,8 @@ class JudgeSettings:
     requests_per_minute: float = 0
     """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest wait for one reply, seconds. The client's default, 600, would hide a dead server."""
+    """Longest silence of the server, seconds; a reply that trickles in may take longer. 600, the
+    client's default, would hide a dead server."""
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
