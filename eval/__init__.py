@@ -4,6 +4,7 @@ summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
 outputs        summaries that exist already, in files
 output_rows    what a row of such a file says
+questions      what a judge is asked: about summaries, controls and pairs
 judge          each summary against the reference, in both orders
 win_rate       win rates against the reference, with intervals; proxy and gold scores
 control_texts  texts whose worth is known from how they were made

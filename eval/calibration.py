@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
 from eval.outputs import labelled_rows
+from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
     Corrected,
     Labelled,
@@ -33,7 +33,7 @@ from eval.rates.correction import (
 )
 from eval.rates.formulas import clustered_share, needed_to_show, post_numbers
 from eval.rates.simple_judges import NAMES, agreements, beside_simple_judges, measured, not_beaten
-from eval.rates.table import analyse, leaning, verdict_table
+from eval.rates.table import analyse, leaning, leanings, verdict_table
 from eval.win_rate import post_scores
 from stages.driving.start import run_stage
 from stages.posts.bad_rows import BadRows
@@ -54,7 +54,7 @@ LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
 LEAST_AGREEMENT = 0.6  # a judge whose interval reaches below it is flagged
-# Pairs with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
+# Posts with which a judge that agrees as often as people do is shown to, in 4 of 5 cases.
 NEEDED = needed_to_show(HUMAN_CEILING[0], LEAST_AGREEMENT)
 LEAST_CONSISTENCY = 0.6
 
@@ -176,16 +176,21 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
     `agreement` counts a tie (also one between the orders) half; `agreement_decided` leaves ties
     out. Intervals are those of `clustered_share`. `sensitivity` and `specificity` are
     the judge's agreement where the label prefers `summary` and where it does not; `by_family`
-    has both for each family of policies.
+    has both for each family of policies. `statistics` are those of `analyse`, but for what the
+    judge leans to, whose intervals are over posts too: several pairs may be about one post.
     A judge that says nothing usable has no agreement (None), and is flagged for that. What else
     is there: `eval.rates.simple_judges.beside_simple_judges`.
     """
     judged = [pair for pair in pairs if pair["answer"] is not None]
     decided = [pair for pair in judged if pair["answer"] != 0.5]
     texts = {pair["id"]: (pair["summary"], pair["reference"]) for pair in pairs}
+    table = verdict_table(judgements, texts)
+    post_of = {pair["id"]: pair["post"] for pair in pairs}
+    posts = post_numbers([post_of[row["id"]] for row in judgements])
     errors = error_pairs(judged)
     results = {
         "pairs": len(pairs),
+        "posts": len(set(post_of.values())),
         "judged": len(judged),
         "ties": len(judged) - len(decided),
         "agreement": _agreement(judged),
@@ -196,7 +201,7 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "error_pairs": len(errors),
         "by_family": errors_by_family(known_errors(pairs)),
         "by_strength": _by_strength(judged),
-        "statistics": analyse(verdict_table(judgements, texts)),
+        "statistics": analyse(table) | leanings(table, posts),
         "human_ceiling": list(HUMAN_CEILING),
         **beside_simple_judges(judged),
     }
@@ -228,25 +233,26 @@ def error_pairs(judged: Sequence[Row]) -> list[Row]:
 
 
 def flags(results: dict[str, Any]) -> tuple[list[str], str]:
-    """Reasons not to trust this judge, in plain sentences, and what pairs are too few to decide.
+    """Reasons not to trust this judge, in plain sentences, and what posts are too few to decide.
 
     A judge that is worse than it must be is flagged whatever their number; one that is not shown
-    to be better, where there are `NEEDED` pairs. Both are empty where there is nothing to say.
+    to be better, where the pairs are about `NEEDED` posts. Both are empty where there is nothing to
+    say.
     """
-    agreement, statistics, pairs = results["agreement"], results["statistics"], results["pairs"]
+    agreement, statistics, posts = results["agreement"], results["statistics"], results["posts"]
     reasons, doubts = [], []
     if agreement is None:
         reasons.append("no pair has a verdict in both orders")
     elif agreement["low"] <= LEAST_AGREEMENT:
         worse = agreement["high"] < LEAST_AGREEMENT
         what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {pairs} pairs"
+        share = f"it agrees with the labels on {_percent(agreement)} of {results['pairs']} pairs"
         doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
     same = statistics["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:
         worse = same["high"] < LEAST_CONSISTENCY
         doubts.append((f"its verdict survives a swap of the order in only {_percent(same)}", worse))
-    few = pairs < NEEDED
+    few = posts < NEEDED
     doubts = [*doubts[:1], *not_beaten(results), *doubts[1:]]
     reasons += [reason for reason, worse in doubts if worse or not few]
     first = statistics["share_first"]
@@ -255,7 +261,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     if statistics["unjudged"] > MOST_UNJUDGED:
         reasons.append(f"{statistics['unjudged']:.1%} of its replies say nothing usable")
     open_ = few and not all(worse for _, worse in doubts)
-    return reasons, f"its calibration, too few pairs ({pairs} of {NEEDED} needed)" if open_ else ""
+    return reasons, f"its calibration, too few posts ({posts} of {NEEDED} needed)" if open_ else ""
 
 
 def _percent(share: dict[str, Any]) -> str:

@@ -12,34 +12,25 @@ summaries. Where an interval holds both answers because posts are few, it has ne
 failed.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from eval.control_texts import CONTROLS, SELF, control_texts
-from eval.judge import (
-    config_with_cap,
-    judge_both_orders,
-    make_judge,
-    questions_about,
-    read_policies,
-)
+from eval.control_texts import CONTROLS, SELF
+from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
+from eval.questions import questions_of_run, rows_for
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import analyse, verdict_table
 from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config
-from stages.settings.judge import MOST_UNJUDGED, JudgeSettings
-from stages.settings.prompt import PROMPT
+from stages.settings.judge import MOST_UNJUDGED
 
 EVEN = 0.5
 # Posts with which a judge that prefers the reference on 80% of them passes in 4 of 5 cases.
 NEEDED = needed_to_show(0.2, EVEN)
-# This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
-OWN_TEXTS_ONLY = "reward_model"
 
 
 def judge_controls(config: Config) -> dict[str, Any]:
@@ -51,23 +42,12 @@ def judge_controls(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
-        # All questions of a run share one cap: the controls may spend what the summaries left.
-        beside = questions_about(config, policies, config.judge.repeats)
+        # All questions of a run share one cap: the controls may spend what the others left.
+        beside = questions_of_run(config, policies)
         judgements = judge_both_orders(run, judge, rows, "controls", beside)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)
     return results
-
-
-def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
-    """The controls that the judge of a config can be asked about, of as many posts as it says."""
-    rows = control_rows(list(posts[: config.checks.control_posts]), config.data.prompt)
-    return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
-
-
-def knows_own_texts_only(judge: JudgeSettings) -> bool:
-    """Whether a judge has recorded scores alone and can judge no other text."""
-    return judge.kind == OWN_TEXTS_ONLY and not judge.gold
 
 
 def outcome(judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:
@@ -93,21 +73,6 @@ TOO_FEW = "too few posts"
 def too_few(posts: int) -> str:
     """Why a control is neither passed nor failed."""
     return f"{TOO_FEW} ({posts} of {NEEDED} needed)"
-
-
-def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
-    """For each control one row a post, with the control's text as `summary`.
-
-    A post without such a text (no title, no number or name to swap) has no row.
-    """
-    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
-    for index, post in enumerate(posts):
-        others = posts[index + 1 :] + posts[:index]
-        for name, text in control_texts(post, others, prompt).items():
-            if text.strip():
-                kept = {key: post[key] for key in ("id", "query", "reference")}
-                rows[name].append({**kept, "summary": text.strip()})
-    return rows
 
 
 def describe(name: str, judgements: list[Row], rows: dict[str, list[Row]]) -> dict[str, Any]:

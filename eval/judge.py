@@ -7,7 +7,6 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 `gold_scores.jsonl`.
 """
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
@@ -19,7 +18,19 @@ import numpy as np
 
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.openai.server_judge import OpenAIJudge
-from eval.judges.protocol import TOO_LONG, VERDICTS, About, Comparison, Judge, Reply, Row, judge_all
+from eval.judges.protocol import (
+    CONTENT_FILTER,
+    FILTERED,
+    TOO_LONG,
+    VERDICTS,
+    About,
+    Comparison,
+    Judge,
+    Reply,
+    Row,
+    judge_all,
+)
+from eval.questions import comparison_of, questions_about, questions_of_run, to_repeat
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
@@ -29,7 +40,6 @@ from stages.settings import config as settings
 from stages.settings.checks import Parser
 from stages.settings.command_line import config_from_arguments
 from stages.settings.config import Config, JudgeSettings, UserError
-from stages.settings.judge import REPEATED
 from stages.settings.judge_models import check_asking
 
 Task = tuple[str, Row, str]
@@ -44,8 +54,11 @@ def judge_summaries(config: Config) -> dict[str, Any]:
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}")
-        results = summarize(judge.about, judgements) | ask_again(run, judge, policies, judgements)
+        # Controls and pairs that an earlier try has asked about have spent of the same money.
+        beside = questions_of_run(config, policies)
+        judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", beside)
+        again = ask_again(run, judge, policies, judgements, beside)
+        results = summarize(judge.about, judgements) | again
         if scores := judge.scores_of(policies):
             write_rows(run, "gold_scores.jsonl", scores)
             results["gold"] = judge.facts()
@@ -62,39 +75,18 @@ def read_policies(folder: Path) -> dict[str, list[Row]]:
     return policies
 
 
-def questions_about(
-    config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
-) -> list[Comparison]:
-    """What is asked about each policy's summaries: all of them, in both orders, and some again."""
-    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
-    return [
-        comparison_of(row, order)._replace(repeat=repeat)
-        for repeat, rows_of in enumerate(rounds)
-        for rows in rows_of.values()
-        for row in rows
-        for order in VERDICTS
-    ]
-
-
-def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """The rows that a judge is asked about again: `REPEATED` of them, drawn by the seed."""
-    differ = [
-        (name, row)
-        for name in rows
-        for row in rows[name]
-        if not comparison_of(row, next(iter(VERDICTS))).is_identical
-    ]
-    drawn = random.Random(f"again {config.seed}").sample(differ, min(REPEATED, len(differ)))
-    return {name: [row for of, row in drawn if of == name] for name in rows}
-
-
 def ask_again(
-    run: Run, judge: Judge, rows: Mapping[str, Sequence[Row]], judgements: Sequence[Row]
+    run: Run,
+    judge: Judge,
+    rows: Mapping[str, Sequence[Row]],
+    judgements: Sequence[Row],
+    beside: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
 
     `times` and `questions`; `same`, the share of the questions whose verdicts are all alike, and
     Fleiss' `kappa` of the tries, with 95% intervals over posts. Empty where `judge.repeats` is 1.
+    `beside` falls under the same cap on the cost.
     """
     config, times = run.config, run.config.judge.repeats
     if times == 1:
@@ -108,11 +100,13 @@ def ask_again(
     }
     tries = [list(judgements)]
     for repeat in range(1, times):
-        before = questions_about(config, rows, repeat)
+        before = [*beside, *questions_about(config, rows, repeat)]
         tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
     for row in (row for judged in tries for row in judged):
         verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
-    posts = [post for _, post, _ in verdicts]
+    drawn = [row for name in sample for row in sample[name]]
+    post_of = {row["id"]: str(row.get("post", row["id"])) for row in drawn}
+    posts = [post_of[name] for _, name, _ in verdicts]
     same = np.array([float(len(set(answers)) == 1) for answers in verdicts.values()])
     kappa = fleiss_over_posts(list(verdicts.values()), posts)
     counts = {"times": times, "questions": len(verdicts), "kappa": as_plain(kappa)}
@@ -142,20 +136,29 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
 def summarize(about: About, judgements: list[Row]) -> dict[str, Any]:
     """The manifest's results; shares lie in [0, 1], `share_first` is None without a decision.
 
-    `too_long` names the posts that the judge would not take for their length, if there are any.
+    `too_long` names the posts that the judge would not take for their length, `filtered` those that
+    its server's filter kept from it, if there are any.
     """
     unjudged = [row for row in judgements if row["verdict"] == "unjudged"]
     decided = [row for row in judgements if row["verdict"] in ("policy", "reference")]
     first = [row for row in decided if row["verdict"] == VERDICTS[row["order"]]["A"]]
-    too_long = sorted({row["id"] for row in unjudged if row["finish_reason"] == TOO_LONG})
+    refused = {
+        "too_long": posts_ended_by(unjudged, TOO_LONG),
+        "filtered": posts_ended_by(unjudged, FILTERED, CONTENT_FILTER),
+    }
     return {
         "judge": asdict(about),
         "models": sorted({row["model"] for row in judgements} - {""}),
         "judgements": len(judgements),
         "unjudged": len(unjudged) / len(judgements),
         "share_first": len(first) / len(decided) if decided else None,
-        **({"too_long": too_long} if too_long else {}),
+        **{name: posts for name, posts in refused.items() if posts},
     }
+
+
+def posts_ended_by(judgements: Sequence[Row], *reasons: str) -> list[str]:
+    """The posts of the judgements that ended for one of these reasons, each once, sorted."""
+    return sorted({row["id"] for row in judgements if row["finish_reason"] in reasons})
 
 
 # -- both orders, and kept -------------------------------------------------------------------------
@@ -212,14 +215,6 @@ def kept_judgements(path: Path, tasks: Sequence[Task]) -> list[Row]:
         lines = path.read_bytes().splitlines(keepends=True)
         cut_file(path, sum(map(len, lines[: len(kept)])))
     return kept
-
-
-def comparison_of(row: Row, order: str) -> Comparison:
-    """The question that a summary and its reference make, shown in one order."""
-    first, second = row["summary"], row["reference"]
-    if order == "reference_first":
-        first, second = second, first
-    return Comparison(row["id"], row["query"], first, second)
 
 
 def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> Row:

@@ -6,21 +6,10 @@ writes `judgements.jsonl`, whose `policy` names both. `make leaderboard DIRECT=1
 strengths then rest on all pairs, and not on the comparisons with the reference alone.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
-from eval.controls import rows_for
-from eval.judge import (
-    config_with_cap,
-    judge_both_orders,
-    make_judge,
-    questions_about,
-    read_policies,
-    summarize,
-)
-from eval.judges.protocol import Row
-from eval.win_rate import pair_name
+from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies, summarize
+from eval.questions import pair_rows, questions_of_run
 from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
@@ -36,29 +25,12 @@ def judge_pairs(config: Config) -> dict[str, Any]:
         if len(policies) < 2:
             raise UserError(f"there is one system, {next(iter(policies))}: pairs need two")
         judge = make_judge(config, policies)
-        first = next(iter(policies.values()))
         # All questions of a run share one cap: pairs may spend what the others left.
-        beside = [
-            *questions_about(config, policies, config.judge.repeats),
-            *questions_about(config, rows_for(config, first)),
-        ]
+        beside = questions_of_run(config, policies)
         judgements = judge_both_orders(run, judge, pair_rows(policies), "pairs", beside)
         results = summarize(judge.about, judgements)
         run.finish(results)
     return results
-
-
-def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """For all pairs of systems the first one's rows, with the other's summary as the reference."""
-    by_post = {name: {row["id"]: row for row in rows} for name, rows in policies.items()}
-    return {
-        pair_name(a, b): [
-            {**row, "reference": other["summary"], "reference_score": other["score"]}
-            for post, row in by_post[a].items()
-            if (other := by_post[b].get(post))
-        ]
-        for a, b in combinations(policies, 2)
-    }
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,12 +5,12 @@
 Two policies are compared on the same posts, so what counts is the spread of each post's difference
 in score. A finished run gives that spread, with its ties: the more posts score alike, the fewer are
 needed, down to as many as such a difference must part. `--set judge.*` asks for the price of
-another judge than the run's own; its verdicts may spread differently.
+another judge than the run's own, which inherits no price; its verdicts may spread differently.
 """
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import ceil, nan
 from pathlib import Path
@@ -21,13 +21,14 @@ import numpy as np
 from eval.judges.openai.budget import (
     CHARACTERS_PER_TOKEN,
     TEMPLATE_TOKENS,
-    USUAL_REPLY_TOKENS,
+    is_to_reason,
     price_of,
+    usual_reply,
 )
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
 from eval.rates.formulas import Floats
-from eval.versus import check_run, finished_in, judge_changes
+from eval.versus import changed_judge, check_run, finished_in, judge_changes
 from eval.win_rate import post_scores, row_of, written_by_policy
 from stages.finished import stage_folder
 from stages.running.files import read_lines
@@ -147,7 +148,7 @@ def dollars_a_question(
     """
     if judge.kind != "openai":
         return 0.0
-    price = price_of(judge)
+    price = price_of(replace(judge, max_cost=0))  # a plan spends nothing
     if price is None:
         return None
     counted = [row for row in judgements if row["prompt_tokens"]]
@@ -157,7 +158,7 @@ def dollars_a_question(
             for key in ("prompt_tokens", "completion_tokens")
         )
     else:
-        read, written = _tokens_of_texts(summaries), min(judge.max_tokens, USUAL_REPLY_TOKENS)
+        read, written = _tokens_of_texts(summaries), usual_reply(judge, is_to_reason(judge))
     return price.of(read, written)
 
 
@@ -247,7 +248,7 @@ def main(argv: list[str] | None = None) -> None:
     config = recorded_config(folder)
     if config is None:
         raise UserError(f"{folder / 'config.json'} is missing: run `make eval` again")
-    judge = replace(config.judge, **judge_changes(args.overrides, "power"))
+    judge = changed_judge(asdict(config.judge), judge_changes(args.overrides, "power"))
     judgements = read_lines(folder / "judgements.jsonl")
     needs = needed(judgements, args.difference / 100)
     known = judgements if token_settings(judge) == token_settings(config.judge) else []

@@ -16,20 +16,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eval.controls import OWN_TEXTS_ONLY, knows_own_texts_only, outcome, rows_for
+from eval.controls import outcome
 from eval.judge import capped, judge_both_orders, make_judge
 from eval.judges.protocol import Row
+from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only, rows_for
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
-from stages.finished import names_of_runs, no_such_run, read_manifest, stage_folder
+from stages.finished import gold_folder, names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record, write_json
 from stages.running.progress import folded
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
-from stages.settings.command_line import make_config, override_of
+from stages.settings.command_line import make_config, override_of, recorded_config
 from stages.settings.config import Checks, Config, JudgeSettings, UserError
+from stages.settings.judge import at_server
 
 DEFAULT_SEED = "44413"
 DEFAULT_POLICY = "ppo"
@@ -67,7 +69,8 @@ def judge_sides(
 
     `judge_folder` names one of the judges that judged run A, where these are several.
 
-    Raises UserError where a side has no summaries, the posts differ, or no post is judged.
+    Raises UserError where a side has no summaries, the posts differ, the judge is a reward model
+    that cannot compare the sides, or no post is judged.
     """
     left, right = read_side(a), read_side(b)
     check_posts(left, right)
@@ -75,6 +78,7 @@ def judge_sides(
     config = replace(config, judge=capped(config.judge, max_cost))
     if knows_own_texts_only(config.judge):
         check_scores(left, right)
+    check_gold(config, left, right)
     rows = pair_rows(left, right)
     with open_stage(config, "versus") as run:
         for side in dict.fromkeys((left.folder, right.folder)):
@@ -163,7 +167,13 @@ def check_posts(a: Side, b: Side) -> None:
 
 
 def check_scores(a: Side, b: Side) -> None:
-    """Raise UserError unless one reward model scored both sides."""
+    """Raise UserError unless one reward model scored both sides, every summary."""
+    for side in (a, b):
+        if any(row["score"] is None for row in side.rows.values()):
+            raise UserError(
+                f"judge.kind={OWN_TEXTS_ONLY}: no reward model scored the summaries of"
+                f" {side.label}: choose another judge with --set judge.kind=... (make: SET=)"
+            )
     read = [(read_manifest(side.folder) or {}).get("inputs", {}) for side in (a, b)]
     scored_by = [inputs.get("normalize", inputs.get("released")) for inputs in read]
     if scored_by[0] != scored_by[1]:
@@ -173,16 +183,37 @@ def check_scores(a: Side, b: Side) -> None:
         )
 
 
+def check_gold(config: Config, a: Side, b: Side) -> None:
+    """Raise UserError where the gold reward model is the own one of a side's run."""
+    gold = read_manifest(gold_folder(config)) if config.judge.gold else None
+    for side in (a, b):
+        recorded = recorded_config(side.folder)
+        own = read_manifest(stage_folder(recorded, "normalize")) if recorded else None
+        if gold and own and gold.get("content") == own.get("content"):
+            raise UserError(
+                f"judge.model={config.judge.gold} is the reward model of {side.label} itself: name"
+                " another run's, or leave judge.model out"
+            )
+
+
 def versus_config(a: Side, b: Side, overrides: Sequence[str], judge_folder: str = "") -> Config:
-    """A config that names the comparison's folder and holds the judge of run A and its checks."""
+    """A config that names the comparison's folder and holds the judge of run A and its checks.
+
+    Posts are read and batched as run A does (`data`, `memory`): a gold model cuts them and controls
+    parse them. The hash of the settings has neither, because the summaries of both sides, which are
+    inputs, follow from the data.
+    """
     changes = judge_changes(overrides, "versus")
     folders = judged_folders(a, judge_folder)
     saved = [saved_settings(folder, "kind" in changes) for folder in folders]
-    judge, *others = (changed_judge(recorded["judge"], changes) for recorded in saved)
+    judge, *others = (changed_judge(of_judge["judge"], changes) for of_judge in saved)
     if any(other != judge for other in others):
         names = ", ".join(folder.name for folder in folders)
         raise UserError(f"{a.label} was judged by {names}: choose one with JUDGE= (its folder)")
     config = make_config("tiny", seed=a.seed)
+    recorded = recorded_config(a.folder)
+    if recorded is not None:
+        config = replace(config, data=recorded.data, memory=recorded.memory)
     name = f"versus-{a.label}-{b.label}"
     checks = Checks(**saved[0]["checks"]) if "checks" in saved[0] else config.checks
     return replace(config, name=name, judge=judge, checks=checks, overrides=tuple(overrides))
@@ -210,7 +241,7 @@ def changed_judge(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> Judge
         kept = {}
     elif changes.get("model", recorded.model) != recorded.model:
         kept = {key: value for key, value in kept.items() if key not in OF_THE_SERVER}
-    return JudgeSettings(**{**kept, **changes})
+    return at_server(JudgeSettings(**{**kept, **changes}))
 
 
 def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from reports.parts.words import (
     Row,
     accuracy,
     at_equal_length,
-    counted,
     judge,
     named,
     number,
@@ -238,11 +237,11 @@ def _groups(record: Record) -> Table:
             names = sorted(names, key=lambda name: (-groups[name]["pairs"], name))[:MOST_GROUPS]
         for name in names:
             point = theirs.get(str(5 + int(name)), {}) if key == "by_strength" and size else {}
-            cells = [what, name, counted(groups[name]), whole(groups[name]["pairs"])]
+            cells = [what, name, accuracy(groups[name]), whole(groups[name]["pairs"])]
             rows.append([*cells, percent(point.get(size))])
     if results["cnndm"]:
         news = results["cnndm"]
-        rows.append(["news articles", "CNN/DM", counted(news), whole(news["pairs"]), MISSING])
+        rows.append(["news articles", "CNN/DM", accuracy(news), whole(news["pairs"]), MISSING])
     header = ["pairs by", "", "accuracy [95%]", "pairs", f"paper {(size or '').upper()}"]
     caption = f"Strength: 1 slightly better, 4 far better. At most {MOST_GROUPS} groups of a kind."
     if not size:

@@ -19,7 +19,7 @@ from stages.settings import config as settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-for name in ("WANDB_PROJECT", "TRACKIO_PROJECT"):
+for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
     os.environ.pop(name, None)
 torch.set_num_threads(1)  # two workers share two cores
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, max_examples=60)

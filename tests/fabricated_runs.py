@@ -40,7 +40,11 @@ WRITTEN = {
     "eos_rate": 0.991,
     "reference_score": 0.017,
 }
-GROUPS = {"1": {"accuracy": 0.75, "pairs": 1500}, "4": {"accuracy": 0.83, "pairs": 500}}
+GROUPS = {
+    strength: {"accuracy": share, "accuracy_low": share - 0.02, "accuracy_high": share + 0.02}
+    | {"pairs": pairs}
+    for strength, share, pairs in (("1", 0.75, 1500), ("4", 0.83, 500))
+}
 POSTS = {"rows": 16000, "longest_query": 101, "longest_summary": 21, "longest_query_summary": 117}
 PAIRS = {"rows": 15000, "longest_query": 101, "longest_chosen": 30, "longest_query_chosen": 120}
 ODD = {"over_limit": 27, "most_over": 4, "empty_summaries": 14, "equal_summaries": 3}

@@ -186,7 +186,7 @@ def labelled_pairs_with(answers):
     return describe(with_answers(pairs, judgements), judgements)
 
 
-def test_a_judge_that_is_worse_is_told_from_one_that_pairs_are_too_few_for():
+def test_a_judge_that_is_worse_is_told_from_one_that_posts_are_too_few_for():
     right, wrong = ["reference", "policy"] * 150, ["policy", "reference"] * 150
     for answers, flagged, undecided in (
         (right, "", False),
@@ -198,9 +198,34 @@ def test_a_judge_that_is_worse_is_told_from_one_that_pairs_are_too_few_for():
         found = labelled_pairs_with(answers)
         assert flagged in "; ".join(found["flags"]), answers
         assert bool(flagged) == bool(found["flags"]), answers
-        said = f"too few pairs ({len(answers)} of 125 needed)" if undecided else ""
+        said = f"too few posts ({len(answers)} of 125 needed)" if undecided else ""
         assert said in found["undecided"], answers
         assert bool(said) == bool(found["undecided"]), answers
+
+
+def test_150_pairs_about_3_posts_count_as_3_posts():
+    located = [labelled(number % 3, choice=number % 2) for number in range(150)]
+    pairs = sample_pairs(located, 0, seed=1)
+    judgements = judgements_of(pairs, [("policy", "reference")] * 150)  # it takes the first
+    found = describe(with_answers(pairs, judgements), judgements)
+    assert (found["pairs"], found["posts"]) == (150, 3)
+    first, same = (found["statistics"][key] for key in ("share_first", "swap_consistency"))
+    # Wilson of 3 of 3: 3 / (3 + 1.96^2), which is 44%; of 150 it was 97.5%.
+    assert (first["posts"], first["estimate"]) == (3, 1.0)
+    assert first["low"] == pytest.approx(3 / (3 + 1.959964**2), abs=1e-4)
+    assert (same["posts"], same["estimate"]) == (3, 0.0)
+    assert same["high"] == pytest.approx(1 - first["low"], abs=1e-4)
+    assert found["undecided"] == "its calibration, too few posts (3 of 125 needed)"
+    assert not any("shown first" in flag for flag in found["flags"])
+
+
+def test_questions_about_one_post_that_are_asked_again_are_one_cluster(runs, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with serving(lambda number, request: chat(GOOD)) as url:
+        judge = JudgeSettings(model="judge", base_url=url.url, repeats=2)
+        found = calibrate(small_config(judge=judge, checks=Checks(calibration_pairs=90)))
+    again = found["repeats"]
+    assert again["same"]["posts"] <= found["posts"] < again["questions"] / 2
 
 
 def test_flags_are_printed_within_80_columns_and_begin_each_with_the_word(capsys):

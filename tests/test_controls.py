@@ -6,10 +6,11 @@ import pytest
 
 from eval import controls
 from eval.control_texts import CONTROLS, LONGER, content, control_texts, negated, swapped
-from eval.controls import control_rows, describe, judge_controls, outcome, print_summary
-from eval.judge import comparison_of, judgement
+from eval.controls import describe, judge_controls, outcome, print_summary
+from eval.judge import judgement
 from eval.judges import protocol
 from eval.judges.protocol import VERDICTS, About, Reply, judge_pair
+from eval.questions import comparison_of, control_rows
 from reports.sections import judging as judge_page
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import UNWANTED_COST, facts_of, make_post, read_summary, score_summary

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,6 +132,24 @@ def test_a_judge_that_reasons_unasked_is_found_out_by_its_first_reply(capsys, mo
         assert "it reasons: 560 tokens" in capsys.readouterr().out
 
 
+def test_a_reply_that_was_cut_off_is_asked_for_again_with_more_room_for_reasoning(runs):
+    """The cache kept the 100 tokens of the reply alone, so more room changed nothing."""
+    with serving(lambda number, body: chat("", "length")) as server:
+        # 100 and the room that is set; 100 + 200 is less than was tried.
+        for room, limits in ((300, [400]), (300, [400]), (700, [400, 800]), (200, [400, 800])):
+            changes = {"reasoning_effort": "low", "reasoning_tokens": room, "asks": 1}
+            assert ask(server, **changes).choice is None
+            assert [request["max_tokens"] for request in server.requests] == limits
+    with sqlite3.connect(runs / "judge_cache" / "replies.sqlite") as file:
+        assert file.execute("SELECT max_tokens FROM replies").fetchall() == [(400,), (800,)]
+
+
+def test_the_reply_that_shows_that_its_judge_reasons_is_asked_for_again_with_room():
+    with serving(lambda number, body: chat(*[("", "length"), (GOOD,)][number])) as server:
+        assert ask(server, reasoning_tokens=300).choice == "A"
+        assert [request["max_tokens"] for request in server.requests] == [100, 400]
+
+
 def test_a_server_that_refuses_an_effort_is_asked_without_it():
     def answer(number: int, body: dict[str, Any]) -> Any:
         if "reasoning_effort" in body:
@@ -159,6 +178,30 @@ def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
     own = price_of(JudgeSettings(input_price=3, output_price=4))
     assert own is not None
     assert own.of_row(row) == pytest.approx(3 + 4)
+
+
+@pytest.mark.parametrize(
+    ("usage", "written", "reasoning", "usd"),
+    [
+        ((1000, 100, 1400, 0), 400, 300, 0.5),  # Google, xAI: 300 stand in the total alone
+        ((1000, 400, 1400, 300), 400, 300, 0.5),  # OpenAI: they are part of what was written
+        ((1000, 100, 1100, 0), 100, 0, 0.2),
+        ((1000, 0, 1400, 0), 0, 0, None),  # the text was written for some: nobody knows how many
+    ],
+)
+def test_reasoning_that_stands_in_the_total_alone_is_billed(usage, written, reasoning, usd):
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counted = dict(zip(names, usage[:3], strict=True))
+    counted |= {"completion_tokens_details": {"reasoning_tokens": usage[3]}}
+    with serving(lambda number, body: chat(GOOD, usage=counted)) as server:
+        judge = make_judge(llm_config(server, input_price=100, output_price=1000), {})
+        assert isinstance(judge, OpenAIJudge)
+        (question,) = pairs(1)
+        reply = judge.reply(question)
+        bill, worst = judge.chat.bill, judge.chat.worst(judge.chat.request(question), 100)
+    assert (reply.completion_tokens, bill.written, bill.reasoning) == (written, written, reasoning)
+    assert bill.usd == judge.chat.budget.spent == pytest.approx(worst if usd is None else usd)
+    assert judge.chat.reasons == (reasoning > 0)
 
 
 def test_the_cap_counts_the_room_for_reasoning():

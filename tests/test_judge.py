@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from eval.judge import comparison_of, judge_summaries, judgement, main
+from eval.judge import judge_summaries, judgement, main
 from eval.judges.offline import FactsJudge, RewardModelJudge
 from eval.judges.protocol import Choice, Comparison, Judge, Reply, judge_pair
+from eval.questions import comparison_of
 from stages.finished import read_manifest, stage_folder
 from stages.posts.toy import OPTIONAL, facts_of, make_post
 from stages.running.files import read_lines

@@ -74,7 +74,7 @@ def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_
     by_name = {row["judge"]: row for row in rows}
     paid, longest = by_name["another"], by_name["the longest text"]
     assert paid["agreement"] == longest["agreement"] | {"pairs": 60}
-    assert "too few pairs (60 of 125 needed)" in paid["undecided"][0]
+    assert "too few posts (45 of 125 needed)" in paid["undecided"][0]
     # 2 orders of 1,000 pairs, each 500 tokens at 1 USD and 50 at 2 USD a million.
     assert paid["dollars_per_1000_pairs"] == pytest.approx(1.2 * paid_share(groups[0]))
     assert by_name[names[0]]["dollars_per_1000_pairs"] == 0.0
@@ -88,7 +88,7 @@ def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_
     assert text.split("\n\n")[1] == f"{told[0]}; 1 of 2 judges cannot. {told[0]}."
     assert "people with each other | – | 72 to 77% |" in text
     assert text.count("| the label that most pairs have |") == 2
-    assert "another has neither passed nor failed its calibration, too few pairs (60" in text
+    assert "another has neither passed nor failed its calibration, too few posts (45" in text
 
 
 def test_judges_that_share_a_name_are_told_apart(two_judges):

@@ -31,8 +31,12 @@ def test_a_scorer_of_length_alone_gets_what_the_longer_one_gets():
     found = pair_statistics(gap_rows(gaps, split_of(CHOSEN, REJECTED)))["length"]
     # Longer: rows 0, 1, 4, 7; equal: 2, 6. So (4 + 2 / 2) / 10.
     assert found["longer"]["estimate"] == 0.5
-    assert (found["longer"]["low"], found["longer"]["high"]) == wilson(5, 10)
-    assert found["above_longer"] == {"estimate": 0.0, "low": 0.0, "high": 0.0, "pairs": 10}
+    # Bonett and Price: with one post more at each end the squares sum to 10 / 4 and to 2.
+    half, none = (1.959964 * (12 / 11 * squares) ** 0.5 / 12 for squares in (2.5, 2.0))
+    assert found["longer"]["low"] == pytest.approx(0.5 - half, abs=1e-6)
+    assert found["longer"]["high"] == pytest.approx(0.5 + half, abs=1e-6)
+    assert (found["above_longer"]["estimate"], found["above_longer"]["pairs"]) == (0.0, 10)
+    assert found["above_longer"]["high"] == pytest.approx(none, abs=1e-6)
     # At most 10 % apart: rows 1, 2, 5, 6, 8, 9 (10 of 11 is 9.1 %).
     assert found["near_equal"] == found["longer_near_equal"]
     assert (found["near_equal"]["estimate"], found["near_equal"]["pairs"]) == (2 / 6, 6)
@@ -50,9 +54,30 @@ def test_lengths_a_tenth_of_the_longer_one_apart_are_nearly_equal_and_more_is_no
 def test_two_summaries_of_one_length_are_half_a_point_for_the_longer_one_in_groups_too():
     length = pair_statistics(gap_rows([1.0] * 4, split_of([7, 7, 8, 6], [7, 7, 7, 7])))["length"]
     assert length["longer"]["estimate"] == 0.5
-    assert length["by_split"] == {"v": {"accuracy": 0.5, "pairs": 4}}
+    (group,) = length["by_split"].values()
+    assert (group["accuracy"], group["pairs"]) == (0.5, 4)
     ties = pair_statistics(gap_rows([1.0] * 2, split_of([7, 7], [7, 7])))["length"]
     assert ties["longer"]["estimate"] == ties["by_split"]["v"]["accuracy"] == 0.5
+
+
+def test_two_pairs_of_a_post_that_go_together_count_as_one():
+    """6 of 10 posts are ranked right, each by two pairs; as 12 of 20 it was narrower."""
+    split = split_of(CHOSEN * 2, REJECTED * 2)
+    split.rows[10:] = split.rows[:10]
+    found = pair_statistics(gap_rows([1.0] * 6 + [-1.0] * 4 + [1.0] * 6 + [-1.0] * 4, split))
+    low, high = wilson(0.6 * 9, 9)  # the spread over 10 posts is that of 9 with a known mean
+    (group,) = found["by_split"].values()
+    for shares in (found, group):
+        assert (shares["accuracy"], shares["pairs"]) == (0.6, 20)
+        assert (shares["accuracy_low"], shares["accuracy_high"]) == pytest.approx((low, high))
+    alone = pair_statistics(gap_rows([1.0] * 6 + [-1.0] * 4, split_of(CHOSEN, REJECTED)))
+    assert (alone["accuracy_low"], alone["accuracy_high"]) == pytest.approx(wilson(6, 10))
+    widths = [
+        [ours["length"][key]["high"] - ours["length"][key]["low"] for ours in (found, alone)]
+        for key in ("longer", "above_longer", "near_equal")
+    ]
+    for both, once in widths:
+        assert both == pytest.approx(once, rel=0.1)
 
 
 def test_pairs_of_one_post_widen_the_interval_at_equal_length():
@@ -73,9 +98,10 @@ def test_pairs_of_one_post_widen_the_interval_at_equal_length():
 def test_a_scorer_that_is_right_where_length_is_wrong_stands_above_it():
     found = beside_length([1.0] * 10, CHOSEN, REJECTED, POSTS)
     assert found["above_longer"]["estimate"] == 0.5
-    # Differences: 1 in four rows, 1/2 in two, 0 in four; their deviation by hand is sqrt(2 / 9).
-    half = 1.959964 * (2 / 9) ** 0.5 / 10**0.5
-    assert found["above_longer"]["high"] == pytest.approx(0.5 + half, abs=1e-6)
+    # Differences: 1 in four rows, 1/2 in two, 0 in four; with -1 and 1 added their mean is 5 / 12,
+    # and the squares of what is left sum to 53 / 12.
+    half = 1.959964 * (12 / 11 * 53 / 12) ** 0.5 / 12
+    assert found["above_longer"]["high"] == pytest.approx(5 / 12 + half, abs=1e-6)
     assert found["near_equal"]["estimate"] == 1.0
 
 

@@ -9,6 +9,7 @@ from eval.judges.prompt import LETTER, make_question
 from eval.judges.protocol import Comparison, judge_all
 from stages.learning.models import load_tokenizer, save_model
 from stages.settings.config import UserError
+from tests.resuming import Killed
 from tests.test_injection import INJECTIONS
 
 TEMPLATE = (
@@ -72,6 +73,43 @@ def test_a_batch_of_different_lengths_judges_as_each_alone_does(judge, chat_fold
     assert [one.choice for one in together] == [one.choice for one in alone]
     for one, other in zip(together, alone, strict=True):
         assert one.confidence == pytest.approx(other.confidence, rel=1e-4)
+
+
+def test_texts_of_equal_length_are_batched_in_their_own_order(judge, monkeypatch):
+    """In the order of a set, batches and so the last digits differed from run to run."""
+    pairs = [Comparison(f"p{k}", f"post {k}", "one", "two") for k in range(10)]
+    batches: list[list[Comparison]] = []
+
+    def note(some):
+        batches.append(some)
+        return {}
+
+    monkeypatch.setattr(judge, "_judge", note)
+    judge.prepare([pairs[k] for k in (7, 2, 9, 4, 0, 5, 1, 8, 3, 6)])
+    assert batches == [pairs[:3], pairs[3:6], pairs[6:9], pairs[9:]]
+
+
+def test_an_interrupted_judging_goes_on_where_it_was(chat_folder, tmp_path, monkeypatch):
+    """It dies in its third batch of four, and goes on without the post that has its row by then."""
+    pairs = [Comparison(f"p{k}", "post " * k, "one", "two") for k in range(1, 11)]
+    whole = list(judge_all(LocalJudge(str(chat_folder), batch_size=3), pairs, 1))
+    judge, judged = LocalJudge(str(chat_folder), batch_size=3), LocalJudge._judge
+    sizes: list[int] = []
+
+    def dies_at_third(self, some):
+        sizes.append(len(some))
+        if len(sizes) == 3:
+            raise Killed
+        return judged(self, some)
+
+    monkeypatch.setattr(LocalJudge, "_judge", dies_at_third)
+    judge.keep_in(tmp_path / "resume")
+    with pytest.raises(Killed):
+        judge.prepare(pairs)
+    again = LocalJudge(str(chat_folder), batch_size=3)
+    again.keep_in(tmp_path / "resume")
+    assert list(judge_all(again, pairs[1:], 1)) == whole[1:]
+    assert sizes == [3, 3, 3, 3, 1]
 
 
 def test_what_does_not_fit_the_model_is_unjudged_and_says_so(judge):

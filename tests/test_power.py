@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from eval.judges.prompt import LINES, make_question
 from eval.power import (
     detectable_difference,
     dollars_a_question,
@@ -189,7 +190,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(runs, capsys, arguments, 
     [
         (["judge.concurrency=3"], True),
         (["judge.base_url=http://127.0.0.1:1/v1", "judge.max_cost=2"], True),
-        (["judge.model=another"], False),
+        (["judge.model=another", "judge.input_price=2", "judge.output_price=10"], False),
         (["judge.max_tokens=8"], False),
     ],
 )
@@ -203,6 +204,33 @@ def test_the_tokens_that_were_counted_price_whatever_asks_the_same(runs, capsys,
     questions, dollars = (float(cell.replace(",", "")) for cell in row.split()[4:6])
     # 500 tokens read and 60 written; else the texts' lengths say how many.
     assert (dollars == pytest.approx(0.0016 * questions, abs=0.01)) is counted
+
+
+@pytest.mark.parametrize(
+    ("own", "prices", "written"),
+    [
+        (["judge.model=gpt-6-luna"], (0.1, 0.5), 60),
+        (["judge.model=nobody-knows"], None, 60),
+        (["judge.model=mine"], (2, 10), 60),
+        (["judge.reasoning_effort=low"], (2, 10), 60 + 500),  # 500 tokens of reasoning are assumed
+        (["judge.reasoning_effort=low", "judge.reasoning_tokens=99"], (2, 10), 60 + 99),
+    ],
+)
+def test_a_price_without_counted_tokens_is_the_models_own_with_its_reasoning(
+    runs, capsys, own, prices, written
+):
+    mine = ("judge.kind=openai", "judge.model=mine", "judge.input_price=2", "judge.output_price=10")
+    write_run({"ppo": [1.0, 0.0] * 50}, own=(*mine, "judge.max_cost=9"))  # no counted tokens
+    main(["--difference", "3", "--set", *own])
+    (row,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("ppo vs")]
+    questions, dollars = row.split()[4:6]
+    if prices is None:
+        assert dollars == "unknown"
+        return
+    texts = make_question("q" * 4000, "s", "r", LINES).prompt
+    expected = (prices[0] * (len(texts) / 4 + 16) + prices[1] * written) / 1e6
+    spent = float(dollars.replace(",", ""))
+    assert spent == pytest.approx(expected * int(questions.replace(",", "")), abs=0.005)
 
 
 def test_long_names_that_begin_alike_stay_two(capsys):

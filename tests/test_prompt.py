@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from eval.controls import control_rows
 from eval.judges.prompt import LINES, make_question
+from eval.questions import control_rows
 from reports.sharing.cards import POST, card
 from stages.base import make_base
 from stages.finished import stage_folder

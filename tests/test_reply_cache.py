@@ -1,11 +1,14 @@
 """What was paid for: it is never paid for again, and the cap on it holds."""
 
 import json
+import re
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
+from eval.pairs import judge_pairs
+from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.config import JudgeSettings, UserError
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
@@ -311,6 +316,53 @@ def test_the_controls_may_spend_what_the_summaries_have_left():
         with pytest.raises(UserError, match=r"judge.max_cost=1.3"):
             judge_controls(config)
     assert len(server.requests) == 6
+
+
+@pytest.mark.parametrize("stage", [judge_controls, judge_pairs])
+def test_the_summaries_may_spend_what_controls_and_pairs_have_left(stage):
+    """2 posts by two policies: 8 replies, then those of the stage, at 0.20 USD each and at most
+    0.24. A third policy has 0.30 USD left: one reply, where it had the stage's money again.
+    """
+
+    def summarise(config, *policies):
+        shutil.rmtree(stage_folder(config, "summaries"), ignore_errors=True)
+        with open_stage(config, "summaries") as run:
+            for policy, k in product(policies, range(2)):
+                texts = {"query": f"post {k}.", "reference": f"two words {k}"}
+                run.append(f"{policy}.jsonl", {"id": f"p{k}", "summary": policy, **texts})
+            run.finish({})
+
+    with serving(lambda number, body: chat(GOOD)) as server:
+        config = llm_config(server, **PRICES)
+        summarise(config, "ppo", "sft")
+        judge_summaries(config)
+        stage(config)
+        asked = len(server.requests)
+        assert asked > 8
+        summarise(config, "ppo", "sft", "rloo")
+        capped = llm_config(server, max_cost=0.2 * asked + 0.3, **PRICES)
+        with pytest.raises(UserError, match=r"judge.max_cost="):
+            judge_summaries(capped)
+    assert len(server.requests) == asked + 1
+
+
+def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(capsys):
+    """Three rounds of 2 pairs in both orders, 0.20 USD a reply; the first of all is empty."""
+    with serving(lambda number, body: chat("" if number == 0 else GOOD)) as server:
+        config = llm_config(server, repeats=3, **PRICES)
+        with open_stage(config, "summaries") as run:
+            for k in range(2):
+                texts = {"query": f"post {k}.", "summary": "s", "reference": f"two words {k}"}
+                run.append("ppo.jsonl", {"id": f"p{k}", **texts})
+            run.finish({})
+        judge_summaries(config)
+    assert len(server.requests) == 13
+    out = capsys.readouterr().out
+    bills = re.findall(r"([\d,]+) replies cost \$([\d.]+), estimated \$([\d.]+)", out)
+    assert [bill[:2] for bill in bills] == [("4", "0.8000")] * 3
+    assert len({estimate for _, _, estimate in bills}) == 1
+    spent = re.findall(r"\$([\d.]+) spent in all, with earlier and discarded replies", out)
+    assert spent == ["1.0000", "1.8000", "2.6000"]
 
 
 @pytest.mark.parametrize(

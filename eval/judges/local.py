@@ -4,7 +4,8 @@ It cannot answer "tie": a pair is a tie where its two orders disagree.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from threading import Lock
 
 import torch
@@ -18,8 +19,10 @@ from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
 from stages.learning.sharding import leave_out_cudnn
 from stages.posts.ragged import pad_left
+from stages.running.files import KeptRows
 from stages.running.progress import progress
 from stages.settings.checks import UserError, first_line, is_out_of_memory
+from stages.settings.config import hash_of
 
 LETTERS: tuple[Choice, Choice] = ("A", "B")
 # Stands in for the question while the chat template is rendered.
@@ -49,6 +52,7 @@ class LocalJudge(Judge):
         self.letter_ids = [letter_ids(self.tokenizer, letter) for letter in LETTERS]
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.known: dict[Comparison, Reply] = {}
+        self.keep: Path | None = None
         self.source, self.axis = source, axis
 
     @property
@@ -58,18 +62,33 @@ class LocalJudge(Judge):
         note = "LLM in this process: the more probable of the answers A and B, not sampled"
         return About(kind="local", name=name, is_llm=True, note=note)
 
+    def keep_in(self, folder: Path) -> None:
+        """Finished batches outlast the process in this folder."""
+        self.keep = folder
+
     def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
         """Judge them all, in batches of texts of similar length, which pad the least.
 
         It costs nothing, so questions asked `beside` do not matter.
         """
-        todo = sorted(
-            set(comparisons) - set(self.known), key=lambda texts: sum(map(len, texts[1:4]))
-        )
+        new = set(comparisons) - self.known.keys()
+        kept = KeptRows(self.keep, "local verdicts", 0) if self.keep and new else None
+        if kept is not None:
+            numbered = ((comparison, number_of(comparison)) for comparison in new)
+            self.known |= {
+                comparison: Reply(**kept.known[number])
+                for comparison, number in numbered
+                if number in kept.known
+            }
+        # Equal lengths in the order of their texts: a set has another order in each process.
+        todo = sorted(new - self.known.keys(), key=lambda texts: (sum(map(len, texts[1:4])), texts))
         starts = range(0, len(todo), self.batch_size)
         batches = [todo[start : start + self.batch_size] for start in starts]
         for some in progress(batches, "judge local, batches", len(batches)):
-            self.known |= self._judge(some)
+            replies = self._judge(some)
+            if kept is not None:
+                kept.add([*map(number_of, replies)], [asdict(reply) for reply in replies.values()])
+            self.known |= replies
 
     def reply(self, comparison: Comparison) -> Reply:
         """The more probable letter, with its share of both as confidence.
@@ -120,6 +139,11 @@ class LocalJudge(Judge):
         shares = logits.float().softmax(dim=-1).cpu()
         a, b = (shares[:, ids].sum(dim=-1).tolist() for ids in self.letter_ids)
         return list(zip(a, b, strict=True))
+
+
+def number_of(comparison: Comparison) -> int:
+    """Names a question among those that are kept, whichever others are asked with it."""
+    return int(hash_of(comparison), 16)
 
 
 def letter_ids(tokenizer: PreTrainedTokenizerBase, letter: str) -> list[int]:

@@ -18,6 +18,10 @@ SECONDS_TO_FINISH = 2.0
 """How long a judge that is stopped waits for replies that are under way."""
 TOO_LONG = "too long"
 """The `finish_reason` of a post that is longer than the judge takes."""
+FILTERED = "filtered"
+"""The `finish_reason` of a post that a server's filter refuses to judge."""
+CONTENT_FILTER = "content_filter"
+"""The `finish_reason` of a reply that a server's filter has cut off or emptied."""
 Row = dict[str, Any]
 Choice = Literal["A", "B", "tie"]
 

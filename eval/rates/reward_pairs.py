@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from eval.rates.formulas import (
     Floats,
     Z,
+    as_plain,
     clustered_logit,
+    clustered_share,
     length_terms,
-    mean_with_error,
     post_numbers,
     sigmoid,
-    wilson,
 )
+from eval.rates.simple_judges import paired_difference
 from stages.running.files import read_lines
 from stages.runs import HELD_OUT_CNNDM, HELD_OUT_PAIRS
 
@@ -47,27 +48,41 @@ def with_statistics(results: dict[str, Any], folder: Path) -> dict[str, Any]:
     return results | pair_statistics(read_lines(folder / HELD_OUT_PAIRS)) | {"cnndm": articles}
 
 
-def accuracy_interval(results: dict[str, Any]) -> dict[str, float]:
-    """Wilson's interval at 95 % of an `accuracy` on `pairs`."""
-    low, high = wilson(round(results["accuracy"] * results["pairs"]), results["pairs"])
-    return {"accuracy_low": low, "accuracy_high": high}
+def held_out_accuracy(folder: Path) -> dict[str, float]:
+    """`accuracy_of` the held-out pairs of a stage's folder; empty if it wrote no such rows."""
+    path = folder / HELD_OUT_PAIRS
+    if not path.exists():
+        return {}
+    rows = read_lines(path)
+    return accuracy_of([row["gap"] > 0 for row in rows], [row["id"] for row in rows])
+
+
+def accuracy_of(right: Sequence[float], posts: Sequence[str]) -> dict[str, float]:
+    """`accuracy` on so many `pairs`, with its 95% interval over posts.
+
+    `right`: 1 for a pair that is ranked as by the labellers, 1/2 for a tie that counts half, else
+    0; `posts`: the post's id, both [pairs] and not empty.
+    """
+    share = clustered_share(np.array(right, dtype=float), post_numbers(posts))
+    assert share is not None  # there are pairs
+    bounds = {"accuracy_low": share.low, "accuracy_high": share.high}
+    return {"accuracy": share.estimate, **bounds, "pairs": len(right)}
 
 
 def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Statistics of a scorer on held-out pairs; a gap of 0 is wrong.
 
-    `accuracy` and its interval; `by_*`: accuracy in each group of pairs; `calibration`; `length`:
-    `beside_length`, with the accuracy of "the longer one" in groups.
+    `accuracy` and its interval; `by_*`: the same in each group of pairs; `calibration`; `length`:
+    `beside_length`, with the accuracy of "the longer one" in groups. Several pairs are about one
+    post, and labels and scores of them go together, so all intervals are over posts.
     """
-    gaps = [row["gap"] for row in rows]
+    gaps, posts = ([row[key] for row in rows] for key in ("gap", "id"))
     chosen, rejected = ([row[f"{name}_tokens"] for row in rows] for name in ("chosen", "rejected"))
-    right = [gap > 0 for gap in gaps]
-    overall = {"accuracy": sum(right) / len(right), "pairs": len(right)}
-    beside = beside_length(gaps, chosen, rejected, [row["id"] for row in rows])
+    right = [float(gap > 0) for gap in gaps]
+    beside = beside_length(gaps, chosen, rejected, posts)
     longer = [0.5 + 0.5 * ((a > b) - (a < b)) for a, b in zip(chosen, rejected, strict=True)]
     return {
-        **overall,
-        **accuracy_interval(overall),
+        **accuracy_of(right, posts),
         **_by_groups(rows, right),
         "calibration": calibration(gaps),
         "length": beside | _by_groups(rows, longer),
@@ -75,18 +90,21 @@ def pair_statistics(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_groups(rows: Sequence[dict[str, Any]], right: Sequence[float]) -> dict[str, Any]:
-    return {f"by_{key}": accuracy_by([row[key] for row in rows], right) for key in GROUPS}
+    posts = [row["id"] for row in rows]
+    return {f"by_{key}": accuracy_by([row[key] for row in rows], right, posts) for key in GROUPS}
 
 
-def accuracy_by(groups: Sequence[Any], right: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Accuracy and number of pairs in each group, by name; rows without a value are left out."""
-    points: dict[str, list[float]] = {}
-    for group, point in zip(groups, right, strict=True):
+def accuracy_by(
+    groups: Sequence[Any], right: Sequence[float], posts: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """`accuracy_of` each group, by name; rows without a value are left out."""
+    of_group: dict[str, list[int]] = {}
+    for row, group in enumerate(groups):
         if group is not None:
-            points.setdefault(str(group), []).append(point)
+            of_group.setdefault(str(group), []).append(row)
     return {
-        name: {"accuracy": sum(values) / len(values), "pairs": len(values)}
-        for name, values in sorted(points.items())
+        name: accuracy_of([right[row] for row in rows], [posts[row] for row in rows])
+        for name, rows in sorted(of_group.items())
     }
 
 
@@ -115,20 +133,19 @@ def beside_length(
 
     `longer`: accuracy of "the longer one"; `above_longer`: the scorer's accuracy minus that, on the
     same pairs; `near_equal`, `longer_near_equal`: both where lengths differ by at most 10 %;
-    `at_equal_length`: see `accuracy_at_equal_length`. Rates lie in [0, 1], with 95% intervals.
+    `at_equal_length`: see `accuracy_at_equal_length`. Rates lie in [0, 1], with 95% intervals over
+    posts.
     """
     right = _points(np.array(gaps, dtype=float))
     ours, theirs = np.array(chosen, dtype=float), np.array(rejected, dtype=float)
-    longer = _points(ours - theirs)
+    longer, numbers = _points(ours - theirs), post_numbers(posts)
     near = np.abs(ours - theirs) <= NEAR * np.maximum(ours, theirs)
     return {
-        "longer": _share(longer),
-        "above_longer": _mean(right - longer),
-        "near_equal": _share(right[near]),
-        "longer_near_equal": _share(longer[near]),
-        "at_equal_length": accuracy_at_equal_length(
-            right, np.log(ours / theirs), post_numbers(posts)
-        ),
+        "longer": _share(longer, numbers),
+        "above_longer": _mean(right - longer, numbers),
+        "near_equal": _share(right[near], numbers[near]),
+        "longer_near_equal": _share(longer[near], numbers[near]),
+        "at_equal_length": accuracy_at_equal_length(right, np.log(ours / theirs), numbers),
     }
 
 
@@ -160,15 +177,16 @@ def _points(differences: Floats) -> Floats:
     return 0.5 + 0.5 * np.sign(differences)
 
 
-def _share(values: Floats) -> dict[str, Any] | None:
-    """A share with Wilson's interval; None where there is no pair."""
-    if not len(values):
-        return None
-    low, high = wilson(float(values.sum()), len(values))
-    return {"estimate": float(values.mean()), "low": low, "high": high, "pairs": len(values)}
+def _share(values: Floats, posts: NDArray[np.int64]) -> dict[str, Any] | None:
+    """A share with its interval over posts; None where there is no pair."""
+    share = as_plain(clustered_share(values, posts))
+    return None if share is None else _of_pairs(share, len(values))
 
 
-def _mean(values: Floats) -> dict[str, Any]:
-    """A mean of differences with its normal interval."""
-    interval = asdict(mean_with_error(values))
-    return interval | {"pairs": interval.pop("posts")}
+def _mean(values: Floats, posts: NDArray[np.int64]) -> dict[str, Any]:
+    """A mean of differences in [-1, 1] with its interval over posts."""
+    return _of_pairs(asdict(paired_difference(values, posts)), len(values))
+
+
+def _of_pairs(interval: dict[str, Any], pairs: int) -> dict[str, Any]:
+    return {key: interval[key] for key in ("estimate", "low", "high")} | {"pairs": pairs}

@@ -8,6 +8,7 @@ from math import log
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.rates.formulas import (
     CONFIDENCE,
@@ -35,16 +36,13 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
 
     `raw`: mean of the judgements, with the interval of `clustered_share`. `order_balanced`: mean of
     the rates when shown first and second, bootstrap over posts. `shown_first`, `shown_second`,
-    `length_controlled`, `length_bins`. `share_first`: of the judgements that are no tie, those for
-    the text shown first. `swap_consistency`: of the posts asked about in both orders, those with
-    one verdict. `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them
-    lost and all won. A rate without judgements is None.
+    `length_controlled`, `length_bins`; `share_first` and `swap_consistency` of `leanings`.
+    `unjudged` is a share of the judgements, `worst_case` the raw rate with all of them lost and all
+    won. A rate without judgements is None.
     """
     rows = table.judged()
     first = rows.only(rows.shown_first)
     second = rows.only(~rows.shown_first)
-    decided = rows.only(rows.outcomes != 0.5)
-    chose_first = np.where(decided.shown_first, decided.outcomes, 1 - decided.outcomes)
     n, missing = len(table.outcomes), len(table.outcomes) - len(rows.outcomes)
     won = float(rows.outcomes.sum())
     return {
@@ -56,13 +54,29 @@ def analyse(table: VerdictTable) -> dict[str, Any]:
         "order_balanced": as_plain(order_balanced(table)),
         "shown_first": as_plain(clustered_share(first.outcomes, first.posts)),
         "shown_second": as_plain(clustered_share(second.outcomes, second.posts)),
-        "share_first": as_plain(clustered_share(chose_first, decided.posts)),
-        "swap_consistency": as_plain(swap_consistency(rows)),
+        **leanings(table, table.posts),
         "length_controlled": length_controlled(table),
         "length_bins": rates_by_length(table),
         "median_length_ratio": _median_ratio(table.log_ratios),
         # Of the posts whose texts differ in length; None where none do.
         "median_other_ratio": _median_ratio(table.log_ratios[np.abs(table.log_ratios) > 1e-9]),
+    }
+
+
+def leanings(table: VerdictTable, clusters: NDArray[np.int64]) -> dict[str, Any]:
+    """What a judge leans to, whoever wrote what, with 95% intervals over clusters.
+
+    `share_first`: of the judgements that are no tie, those for the text shown first.
+    `swap_consistency`: of the `posts` asked about in both orders, those with one verdict. What the
+    table calls a post may be one pair of several about a post: `clusters` [rows] then number the
+    posts. A share without judgements is None.
+    """
+    judged = ~np.isnan(table.outcomes)
+    decided = judged & (table.outcomes != 0.5)
+    chose_first = np.where(table.shown_first, table.outcomes, 1 - table.outcomes)
+    return {
+        "share_first": as_plain(clustered_share(chose_first[decided], clusters[decided])),
+        "swap_consistency": as_plain(swap_consistency(table.only(judged), clusters[judged])),
     }
 
 
@@ -112,15 +126,18 @@ def order_balanced(table: VerdictTable) -> Interval | None:
     return Interval(estimate=mean, low=low, high=high, posts=len(sums))
 
 
-def swap_consistency(rows: VerdictTable) -> Interval | None:
-    """Of the posts judged in both orders, the share with one verdict; Wilson over posts.
+def swap_consistency(rows: VerdictTable, clusters: NDArray[np.int64]) -> Interval | None:
+    """Of the posts judged in both orders, the share with one verdict, with its interval over
+    clusters.
 
-    Identical texts are left out: the judge was not asked about them.
+    Identical texts are left out: the judge was not asked about them. Shapes: clusters [rows].
     """
-    sums = _by_post(rows.only(rows.differ))
-    kept = sums[(sums[:, 1] > 0) & (sums[:, 3] > 0)]
-    same = (kept[:, 0] / kept[:, 1] == kept[:, 2] / kept[:, 3]).astype(float)
-    return clustered_share(same, np.arange(len(same)))
+    asked_about = rows.only(rows.differ)
+    sums = _by_post(asked_about)
+    both = (sums[:, 1] > 0) & (sums[:, 3] > 0)
+    same = sums[both, 0] / sums[both, 1] == sums[both, 2] / sums[both, 3]
+    firsts = np.unique(asked_about.posts, return_index=True)[1]
+    return clustered_share(same.astype(float), clusters[rows.differ][firsts][both])
 
 
 def _by_post(rows: VerdictTable) -> Floats:

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.judges.openai.budget import CHARACTERS_PER_TOKEN, TEMPLATE_TOKENS, price_of, usual_reply
+from eval.judges.openai.budget import (
+    CHARACTERS_PER_TOKEN,
+    TEMPLATE_TOKENS,
+    is_to_reason,
+    price_of,
+    usual_reply,
+)
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS
 from reports.needs.memory import FULL, MOMENTS, Setting
@@ -130,8 +136,7 @@ def questions_of(setting: Setting) -> Questions | None:
     )
     prompt = make_question(post, summary, summary, LINES).prompt
     read = calls * (len(prompt) / CHARACTERS_PER_TOKEN + TEMPLATE_TOKENS)
-    reasons = config.judge.reasoning_effort not in ("none", "default")
-    written = float(calls * usual_reply(config.judge, reasons))
+    written = float(calls * usual_reply(config.judge, is_to_reason(config.judge)))
     price = price_of(config.judge)
     dollars = None if price is None else price.of(read, written)
     return Questions(calls=calls, read=read, written=written, dollars=dollars)

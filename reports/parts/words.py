@@ -6,7 +6,7 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import Interval, mean_of_seeds, wilson
+from eval.rates.formulas import Interval, mean_of_seeds
 from stages.settings.config import public_value
 from stages.settings.judge import READ_BY, JudgeSettings
 from stages.settings.stages import POLICY_STAGES
@@ -64,15 +64,8 @@ def estimate(rate: Row | Interval | None) -> str:
 
 
 def accuracy(results: Row) -> str:
-    """The accuracy of a reward model with its interval."""
+    """The accuracy of a scorer of pairs with its interval."""
     return share(*(results[key] for key in ("accuracy", "accuracy_low", "accuracy_high")))
-
-
-def counted(results: Row) -> str:
-    """The `accuracy` of some `pairs`, with Wilson's 95% interval."""
-    return share(
-        results["accuracy"], *wilson(results["accuracy"] * results["pairs"], results["pairs"])
-    )
 
 
 def rate(row: Row, policy: str) -> str:

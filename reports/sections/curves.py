@@ -10,7 +10,7 @@ from reports.parts import plots
 from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Figure, Heading, Table, Text
 from reports.parts.plots import Curve, Panel
-from reports.parts.words import STRENGTH, Row, accuracy, counted, named, number, whole
+from reports.parts.words import STRENGTH, Row, accuracy, named, number, whole
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 
@@ -374,7 +374,7 @@ def dpo_blocks(record: Record) -> list[Block]:
 
 def _group_table(reward: Row, dpo: Row, what: str) -> Table:
     rows = [
-        [name, counted(reward[name]), counted(dpo[name]), whole(dpo[name]["pairs"])]
+        [name, accuracy(reward[name]), accuracy(dpo[name]), whole(dpo[name]["pairs"])]
         for name in sorted(dpo, key=lambda name: (len(name), name))
     ]
     return Table((what, "reward model [95%]", "DPO [95%]", "pairs"), rows)

@@ -164,8 +164,8 @@ def _direction(gain: Row | None) -> str:
 
 LONGER = ("longer", "longer_near_equal")
 CAPTION = (
-    "Pairs ranked as the labellers did, with 95% intervals. The longer one: how often the summary"
-    " with more tokens is the preferred one, an equal length counting half. Two texts"
+    "Pairs ranked as the labellers did, with 95% intervals over posts. The longer one: how often"
+    " the summary with more tokens is the preferred one, an equal length counting half. Two texts"
     " alike have equal scores, which counts as wrong of all pairs, as in the paper's code, and"
     " half elsewhere. Nearly equal: pairs"
     " whose lengths differ by at most 10% of the longer. At equal length: what a logistic model"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from eval.rates.reward_pairs import accuracy_interval
+from eval.rates.reward_pairs import held_out_accuracy
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import write_text
 from stages.settings.config import HUB, RANDOM, TOY, Config, is_path, public_value, settings_of
@@ -135,7 +135,7 @@ def card(
         made_from=", ".join(f"{name} `{version[:12]}`" for name, version in inputs.items()),
         sources=base.get("hub", []),
         counts=[(name, f"{count['rows']:,}") for name, count in base.get("rows", {}).items()],
-        results=[*_results(made["results"]), *judged],
+        results=[*_results(config, stage, made["results"]), *judged],
         judged=judged,
         table=_table,
     )
@@ -173,9 +173,9 @@ def _known(licences: Mapping[str, str], name: str) -> str:
     return next((terms for key, terms in licences.items() if name.startswith(key)), UNKNOWN)
 
 
-def _results(results: dict[str, Any]) -> list[tuple[str, str]]:
+def _results(config: Config, stage: str, results: dict[str, Any]) -> list[tuple[str, str]]:
     """What a stage recorded of its model, in words."""
-    known = results | (accuracy_interval(results) if "accuracy" in results else {})
+    known = results | held_out_accuracy(stage_folder(config, stage))
     return [
         (f"{meaning} (`{key}`)", f"{known[key]:.4g}")
         for key, meaning in MEANINGS.items()

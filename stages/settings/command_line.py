@@ -27,6 +27,7 @@ from stages.settings.config import (
     UserError,
     is_run_name,
 )
+from stages.settings.judge import at_server
 from stages.settings.presets import PRESETS
 from stages.settings.stages import (
     OUTPUTS,
@@ -128,6 +129,7 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
         name=_name(request, config),
         upstream=request.upstream,
         overrides=request.overrides,
+        judge=at_server(config.judge),
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.settings.checks import UserError, at_least_0, in_range, one_of, positive, require
@@ -79,7 +79,8 @@ class JudgeSettings:
     """Model id asked of the server; for `local` a folder or hub id; for `reward_model` a run below
     runs/ (`name` or `name/seed1`) or a folder with a reward model (the default: the run's own)."""
     base_url: str = ""
-    """Server; empty: the client's default or OPENAI_BASE_URL. The key is OPENAI_API_KEY."""
+    """Server; empty: what OPENAI_BASE_URL names, which a run records here, or the client's default.
+    The key is OPENAI_API_KEY."""
     temperature: float = 0.0
     """Of the judge's replies. If the model refuses it, it is left out, and the manifest says so."""
     reasoning_effort: str = "none"
@@ -108,7 +109,8 @@ class JudgeSettings:
     requests_per_minute: float = 0
     """Most requests per minute; 0: no limit."""
     request_seconds: float = 120.0
-    """Longest wait for one reply, seconds. The client's default, 600, would hide a dead server."""
+    """Longest silence of the server, seconds; a reply that trickles in may take longer. 600, the
+    client's default, would hide a dead server."""
     max_retries: int = 8
     """Further tries after a rate limit, a server error or a broken reply; then the judge stops."""
     input_price: float = -1
@@ -176,3 +178,14 @@ class JudgeSettings:
         last = f"gold-{self.gold}" if is_run else self.model.rstrip("/").split("/")[-1]
         name = re.sub(r"[^A-Za-z0-9.]+", "-", last).strip("-.")
         return f"{name[:40] or self.kind}-{digest[:6]}"
+
+
+def at_server(judge: JudgeSettings) -> JudgeSettings:
+    """The settings with the server that OPENAI_BASE_URL names, where they ask one and name none.
+
+    A command that may ask takes these, so that two servers have two folders. Who reads a record
+    does not: where it was made is what counts. Raises UserError as `check_address` does.
+    """
+    address = os.environ.get("OPENAI_BASE_URL", "")
+    is_named = judge.kind != "openai" or judge.base_url or not address
+    return judge if is_named else replace(judge, base_url=address)

@@ -88,6 +88,11 @@ def cost(judge: JudgeSettings, rows: Sequence[Row]) -> float | None:
     return sum(price.of(row["prompt_tokens"], row["completion_tokens"]) for row in rows)
 
 
+def is_to_reason(judge: JudgeSettings) -> bool:
+    """Whether the settings ask the model to reason; its replies may show that it does unasked."""
+    return judge.reasoning_effort not in ("none", "default")
+
+
 def usual_reply(judge: JudgeSettings, reasons: bool) -> int:
     """Tokens that a reply is assumed to take, with its reasoning if the judge reasons."""
     reasoning = min(judge.reasoning_tokens, ASSUMED_REASONING_TOKENS) if reasons else 0
@@ -146,7 +151,7 @@ WORTH_SAYING = 0.25
 
 @dataclass
 class Bill:
-    """Counts replies as they are kept; may be used from many threads."""
+    """Counts replies to some questions as they are kept; may be used from many threads."""
 
     who: str
     expected: int = 0
@@ -183,18 +188,21 @@ class Bill:
             lines = (took, f"{reasoning:.0f} of them reasoning: {mended}")
             print("\n".join(told(self.who, line) for line in lines), flush=True)
 
-    def lines(self) -> str:
-        """The bill in lines of 80 columns; empty where nothing was asked."""
+    def lines(self, spent: float) -> str:
+        """The bill in lines of 80 columns; empty where nothing was asked.
+
+        `spent`: USD that count towards the cap, with replies before these and discarded ones.
+        """
         if not self.replies:
             return ""
-        cost = ""
-        if self.estimate is not None:
-            cost = f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
-        lines = (
-            f"{self.replies:,} replies{cost}",
+        lines = [
+            f"{self.replies:,} replies",
             f"{self.read:,} tokens read, {self.written:,} written",
             f"of these {self.reasoning:,} reasoning, {self.cut_off:,} in replies cut off",
-        )
+        ]
+        if self.estimate is not None:
+            lines[0] += f" cost ${usd(self.usd)}, estimated ${usd(self.estimate)}"
+            lines.append(f"${usd(spent)} spent in all, with earlier and discarded replies")
         return "\n".join(told(self.who, line) for line in lines)
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from eval.judges.openai.budget import Bill, Budget, Price
+from eval.judges.openai.budget import Bill, Budget, Price, is_to_reason
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import (
     Dialect,
@@ -111,7 +111,7 @@ class Chat:
         # Whether a temperature is taken depends on the effort.
         self.note = f"takes {self.url} {judge.model} {judge.reasoning_effort}"
         known, reasons = noted_dialect(self.cache.note(self.note))
-        self.reasons = reasons or judge.reasoning_effort not in ("none", "default")
+        self.reasons = reasons or is_to_reason(judge)
         self.dialect = known or Dialect(structured=True)
         if judge.structured != "auto":
             self.dialect = replace(self.dialect, structured=judge.structured == "on")
@@ -157,8 +157,10 @@ class Chat:
 
     def body(self, request: ChatRequest, max_tokens: int) -> dict[str, Any]:
         """The request as the protocol spells it; a judge that reasons gets room for it."""
-        limit = {request.dialect.tokens: self.limit(request, max_tokens)}
-        return self._body(request.question, request.dialect) | limit
+        return self._limited(request, self.limit(request, max_tokens))
+
+    def _limited(self, request: ChatRequest, limit: int) -> dict[str, Any]:
+        return self._body(request.question, request.dialect) | {request.dialect.tokens: limit}
 
     def limit(self, request: ChatRequest, max_tokens: int) -> int:
         """The most tokens a reply may take: its budget, and room for reasoning that grows with it.
@@ -225,9 +227,10 @@ class Chat:
 
     def worst(self, request: ChatRequest, max_tokens: int) -> float:
         """USD that a reply cannot exceed; 0 where the price is unknown."""
-        if self.price is None:
-            return 0.0
-        return self.price.at_worst(self.body(request, max_tokens), self.limit(request, max_tokens))
+        return self._worst(request, self.limit(request, max_tokens))
+
+    def _worst(self, request: ChatRequest, limit: int) -> float:
+        return self.price.at_worst(self._limited(request, limit), limit) if self.price else 0.0
 
     def cost(self, row: Row) -> float | None:
         """USD that a reply cost; 0 where the price is unknown, None where its tokens are."""
@@ -256,10 +259,12 @@ class Chat:
             self.budget.settle(worst, end["usd"])
 
     def _try(self, request: ChatRequest, max_tokens: int, last: bool) -> None:
-        body, worst = self.body(request, max_tokens), self.worst(request, max_tokens)
+        # Computed once: another thread may find out meanwhile that the judge reasons.
+        limit = self.limit(request, max_tokens)
+        body, worst = self._limited(request, limit), self._worst(request, limit)
         with self._entered(request, worst) as end:
             end["raw"] = self._post(body, request.dialect)
-            row = self._read(request, max_tokens, end["raw"])
+            row = self._read(request, limit, end["raw"])
             if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
                 raise PassingError("the reply is empty", usd=self.cost(row))
             end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
@@ -324,15 +329,15 @@ class Chat:
         taken = replace(dialect, structured=dialect.structured or self.settings.structured == "off")
         self.cache.set_note(self.note, json.dumps({**asdict(taken), "reasons": reasons}))
 
-    def _read(self, request: ChatRequest, max_tokens: int, raw: str) -> Row:
-        """A raw body as a row of the cache.
+    def _read(self, request: ChatRequest, limit: int, raw: str) -> Row:
+        """A raw body as a row of the cache, with the limit that was sent as its `max_tokens`.
 
         Raises PassingError where it is no chat completion or another model's, whose verdict must
         not enter the results.
         """
         row = read_reply(raw) | {
             "key": request.key,
-            "max_tokens": max_tokens,
+            "max_tokens": limit,
             "prompt_hash": request.question.hash,
             "requested_model": self.settings.model,
         }

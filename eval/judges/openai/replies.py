@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
-from eval.judges.protocol import TOO_LONG, Row
+from eval.judges.protocol import FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import is_model
@@ -33,7 +33,7 @@ LENGTH = re.compile(
     r"|`inputs`[^.]{0,60}must be <=",
     re.IGNORECASE,
 )
-FILTERED = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
+FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
 # A refusal with one of these is about the key, the account or the model, never about a post.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
 BLAMED = {
@@ -66,6 +66,7 @@ class OtherModelError(PassingError):
 def read_reply(raw: str) -> Row:
     """What a raw body says, as columns of the cache, with tokens by kind beside what it keeps.
 
+    `completion_tokens` are all that were written, with the reasoning, wherever a server counts it.
     Raises PassingError where the body is no chat completion.
     """
     try:
@@ -76,16 +77,17 @@ def read_reply(raw: str) -> Row:
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
+        beyond = tokens_beyond(usage, plain(text))
         return {
             "model": plain(completion.get("model")),
             "finish_reason": plain(answer.get("finish_reason")),
             "text": plain(text),
             "prompt_tokens": count(usage.get("prompt_tokens")),
-            "completion_tokens": count(usage.get("completion_tokens")),
+            "completion_tokens": count(usage.get("completion_tokens")) + beyond,
             "raw": raw,
             "cached_tokens": count(read.get("cached_tokens")),
             "cache_write_tokens": count(read.get("cache_write_tokens")),
-            "reasoning_tokens": count(written.get("reasoning_tokens")),
+            "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
             "thought": any(message.get(name) for name in THOUGHTS) or "<think>" in plain(text),
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
@@ -94,6 +96,17 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
+
+
+def tokens_beyond(usage: Row, text: str) -> int:
+    """Tokens that the total alone counts: the reasoning of Google's and xAI's models.
+
+    0 where a count is missing: such a reply counts at its worst price (`Chat.cost`).
+    """
+    read, written = (count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion"))
+    if not read or (text and not written):
+        return 0
+    return max(0, count(usage.get("total_tokens")) - read - written)
 
 
 def is_accepted(judge: JudgeSettings, returned: str) -> bool:
@@ -161,7 +174,7 @@ def about_a_post(status: int, text: str) -> str:
         return ""
     if LENGTH.search(text):
         return TOO_LONG
-    return "filtered" if status < 429 and FILTERED.search(text) else ""
+    return FILTERED if status < 429 and FILTER.search(text) else ""
 
 
 @dataclass(frozen=True)

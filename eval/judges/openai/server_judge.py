@@ -11,18 +11,28 @@ from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 
-from eval.judges.openai.budget import price_of, usd, usual_reply
+from eval.judges.openai.budget import Bill, price_of, usd, usual_reply
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.client import Chat, ChatRequest, DialectError, PostError, StoppedError
 from eval.judges.openai.replies import is_accepted
 from eval.judges.prompt import Question, parse_choice
-from eval.judges.protocol import About, Choice, Comparison, Judge, Reply, Row
+from eval.judges.protocol import (
+    CONTENT_FILTER,
+    FILTERED,
+    About,
+    Choice,
+    Comparison,
+    Judge,
+    Reply,
+    Row,
+)
 from stages.running.progress import folded, told
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
 MOST_NAMED = 5
 """Posts that one line names."""
+CUT_BY_FILTER = f"{FILTERED}: the server's filter has cut the reply off"
 
 
 class OpenAIJudge(Judge):
@@ -56,10 +66,12 @@ class OpenAIJudge(Judge):
         """Print what the missing replies will cost, before the first is asked for.
 
         What `beside` has cost counts towards judge.max_cost too. A server that nobody has asked
-        before is asked the shortest question first, to find out what it takes.
+        before is asked the shortest question first, to find out what it takes. The bill and the
+        posts that are not judged are those of these questions alone.
         """
         if warning := warning_of(self.settings.model):
             print("\n".join(folded(warning)), flush=True)
+        self.chat.bill, self.unjudged = Bill(self.chat.bill.who), {}
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
         account = [*requests.values(), *map(self.chat.request, beside)]
         keys = {key for request in account for key in (request.key, *request.other_keys)}
@@ -89,9 +101,12 @@ class OpenAIJudge(Judge):
                 self._see_through(request)
             except DialectError:
                 continue
+            reply = self._best(request)
             if request.key in self.chat.unanswerable:
                 self.unjudged[comparison.post_id] = self.chat.unanswerable[request.key]
-            return self._best(request)
+            elif reply.choice is None and reply.finish_reason == CONTENT_FILTER:
+                self.unjudged[comparison.post_id] = CUT_BY_FILTER
+            return reply
 
     def _see_through(self, request: ChatRequest) -> None:
         """Ask until a reply is usable or all asks are spent, while nobody else asks the same."""
@@ -114,7 +129,7 @@ class OpenAIJudge(Judge):
 
     def finish(self) -> None:
         """Print what the replies cost beside the estimate, and which posts were not judged."""
-        if lines := self.chat.bill.lines():
+        if lines := self.chat.bill.lines(self.chat.budget.spent):
             print(lines, flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
@@ -132,20 +147,21 @@ class OpenAIJudge(Judge):
     def next_budget(self, request: ChatRequest) -> int | None:
         """Tokens to ask for next, or None where a usable reply is known or all asks are spent.
 
-        An unusable reply is not asked for again with the same budget. With a larger
-        judge.max_tokens, only such replies are asked for again.
+        A reply that the server's filter has cut off is not asked for again: the filter stays.
+        An unusable reply is not asked for again with the limit that it was asked for with. With a
+        larger judge.max_tokens or judge.reasoning_tokens, only such replies are asked for again.
         """
         rows = self._rows(request)
         if request.key in self.chat.unanswerable:
             return None
-        if any(choice_of(row, request.question) for row in rows):
+        if any(choice_of(row, request.question) or is_filtered(row) for row in rows):
             return None
         tried = max((row["max_tokens"] for row in rows if row["key"] == request.key), default=0)
         budgets = (self.settings.max_tokens * 2**k for k in range(self.settings.asks))
-        return next((budget for budget in budgets if budget > tried), None)
+        return next((size for size in budgets if self.chat.limit(request, size) > tried), None)
 
     def _best(self, request: ChatRequest) -> Reply:
-        """The first usable reply, else the last; where there is none, why."""
+        """The first usable reply, else one that a filter cut off, else the last; if none, why."""
         rows = self._rows(request)
         if not rows:
             why = self.chat.unanswerable[request.key]
@@ -157,7 +173,7 @@ class OpenAIJudge(Judge):
                 prompt_hash=request.question.hash,
             )
         usable = [row for row in rows if choice_of(row, request.question)]
-        row = usable[0] if usable else rows[-1]
+        row = (usable or [row for row in rows if is_filtered(row)] or rows[-1:])[0]
         names = {field.name for field in fields(Reply)} & set(row)
         choice = choice_of(row, request.question)
         return Reply(choice=choice, **{name: row[name] for name in names})
@@ -181,6 +197,11 @@ class OpenAIJudge(Judge):
         if self.chat.reasons:
             lines.append(told(who, f"it reasons: {written} tokens a reply are assumed"))
         return "\n".join(lines)
+
+
+def is_filtered(row: Row) -> bool:
+    """Whether the server's filter has cut off or emptied a kept reply."""
+    return bool(row["finish_reason"] == CONTENT_FILTER)
 
 
 def choice_of(row: Row, question: Question) -> Choice | None:

@@ -1,0 +1,110 @@
+"""What a run asks its judge: about summaries, controls and pairs of systems, under one cap.
+
+A row names its post, with a `summary` and the `reference` that it is compared with.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from eval.control_texts import CONTROLS, SELF, control_texts
+from eval.judges.protocol import VERDICTS, Comparison, Row
+from eval.win_rate import pair_name
+from stages.settings.config import Config
+from stages.settings.judge import REPEATED, JudgeSettings
+from stages.settings.prompt import PROMPT
+
+# This judge knows only the texts that the run scored, unless `judge.model` names a gold one.
+OWN_TEXTS_ONLY = "reward_model"
+
+
+def comparison_of(row: Row, order: str) -> Comparison:
+    """The question that a summary and its reference make, shown in one order."""
+    first, second = row["summary"], row["reference"]
+    if order == "reference_first":
+        first, second = second, first
+    return Comparison(row["id"], row["query"], first, second)
+
+
+def questions_of_run(config: Config, policies: Mapping[str, Sequence[Row]]) -> list[Comparison]:
+    """All that a run may ask its judge about some policies: what counts towards its cap.
+
+    Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
+    """
+    controls = rows_for(config, next(iter(policies.values())))
+    return [
+        *questions_about(config, policies, config.judge.repeats),
+        *questions_about(config, controls),
+        *questions_about(config, pair_rows(policies)),
+    ]
+
+
+def questions_about(
+    config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
+) -> list[Comparison]:
+    """What is asked about each policy's summaries: all of them, in both orders, and some again."""
+    rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
+    return [
+        comparison_of(row, order)._replace(repeat=repeat)
+        for repeat, rows_of in enumerate(rounds)
+        for rows in rows_of.values()
+        for row in rows
+        for order in VERDICTS
+    ]
+
+
+def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """The rows that a judge is asked about again: `REPEATED` of them, drawn by the seed."""
+    differ = [
+        (name, row)
+        for name in rows
+        for row in rows[name]
+        if not comparison_of(row, next(iter(VERDICTS))).is_identical
+    ]
+    drawn = random.Random(f"again {config.seed}").sample(differ, min(REPEATED, len(differ)))
+    return {name: [row for of, row in drawn if of == name] for name in rows}
+
+
+# -- controls --------------------------------------------------------------------------------------
+
+
+def rows_for(config: Config, posts: Sequence[Row]) -> dict[str, list[Row]]:
+    """The controls that the judge of a config can be asked about, of as many posts as it says."""
+    rows = control_rows(list(posts[: config.checks.control_posts]), config.data.prompt)
+    return {SELF: rows[SELF]} if knows_own_texts_only(config.judge) else rows
+
+
+def knows_own_texts_only(judge: JudgeSettings) -> bool:
+    """Whether a judge has recorded scores alone and can judge no other text."""
+    return judge.kind == OWN_TEXTS_ONLY and not judge.gold
+
+
+def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
+    """For each control one row a post, with the control's text as `summary`.
+
+    A post without such a text (no title, no number or name to swap) has no row.
+    """
+    rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
+    for index, post in enumerate(posts):
+        others = posts[index + 1 :] + posts[:index]
+        for name, text in control_texts(post, others, prompt).items():
+            if text.strip():
+                kept = {key: post[key] for key in ("id", "query", "reference")}
+                rows[name].append({**kept, "summary": text.strip()})
+    return rows
+
+
+# -- pairs of systems ------------------------------------------------------------------------------
+
+
+def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """For all pairs of systems the first one's rows, with the other's summary as the reference."""
+    by_post = {name: {row["id"]: row for row in rows} for name, rows in policies.items()}
+    return {
+        pair_name(a, b): [
+            {**row, "reference": other["summary"]}
+            for post, row in by_post[a].items()
+            if (other := by_post[b].get(post))
+        ]
+        for a, b in combinations(policies, 2)
+    }
