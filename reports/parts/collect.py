@@ -6,7 +6,7 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -28,12 +28,7 @@ SIDE = "calibration"  # beside the run; shown if it is there
 STAGES = tuple(name for name in TABLE if name in (*TABLE["report"].inputs, *POLICY_STAGES))
 RELEASED = "released"  # the policy of a run that trains none
 GIVEN = "outputs"  # the section of settings that only a run of given summaries has
-# The knobs of the memory section that cut batches and change no number beyond rounding.
-MEMORY_KNOBS = tuple(
-    f"memory.{knob.name}"
-    for knob in fields(settings.Memory)
-    if knob.name not in settings.POLICY_NUMERICS
-)
+MEMORY_KNOBS = tuple(f"memory.{name}" for name in settings.CUT_BATCHES)
 EXPLAINED = "val/explained_variance"
 ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")

@@ -126,6 +126,7 @@ SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_da
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and its rivals
+CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POLICY_NUMERICS)
 SERVERS = ("judge.base_url",)  # settings that no page shows
 NOT_SHOWN = "set (not shown)"
 
