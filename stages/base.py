@@ -2,8 +2,8 @@
 
 The checkpoint is a folder, a hub id, or a randomly initialised GPT-NeoX (Pythia's architecture) for
 presets that need no download. The tokenizer is the checkpoint's, a given one, or a BPE trained on
-the preset's own posts. Tokens are cached by content and shared between runs. This is the only stage
-of training that asks the hub for anything.
+the preset's own posts. Tokens are cached by content and code, and shared between runs. This is the
+only stage of training that asks the hub for anything.
 """
 
 import hashlib
@@ -47,6 +47,7 @@ from stages.posts.readers import (
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
+from stages.running.machine import code_of
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
@@ -61,7 +62,8 @@ from stages.settings.sections import (
     PPO_TRAIN,
 )
 
-CACHE_VERSION = 3
+# Whose code makes the tokens, beside that of the libraries.
+TOKENISES = ("stages/posts/", "stages/settings/prompt")
 
 
 def make_base(config: Config) -> None:
@@ -296,7 +298,8 @@ def copy_tokens(
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 
-    digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
+    code = {k: v for k, v in code_of("stages.posts.tokens").items() if k.startswith(TOKENISES)}
+    digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
         for where, row in located:
