@@ -172,7 +172,7 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
 
 def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, lengths, counts = run.partial / "data", {}, {}
+    folder, lengths, counts, ids = run.partial / "data", {}, {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
     left_out = {row["where"] for row in listed}
     for name, located in rows.located.items():
@@ -186,6 +186,9 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
         }
         if "chosen" in split.columns:
             counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
+        ids[name] = {row["id"] for row in split.rows}
+    in_training = len(ids[POSTS[0]] & ids[POSTS[1]])
+    counts[POSTS[1]] |= {"in_training": in_training} if in_training else {}
     return {"tokens": lengths, "rows": counts, "published": rows.published}
 
 
@@ -196,6 +199,12 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
         f"data.max_*, by {counts['most_over']:,} tokens at most; they are kept"
         for name, counts in results["rows"].items()
         if counts["over_limit"]
+    ]
+    lines += [
+        f"{name}: {counts['in_training']:,} of {counts['rows']:,} posts have an id of {POSTS[0]}: "
+        "what is learned there is judged here"
+        for name, counts in results["rows"].items()
+        if "in_training" in counts
     ]
     skipped = sum(counts["skipped"] for counts in results["rows"].values())
     if skipped:

@@ -1,9 +1,46 @@
 """Posts and comparisons of one's own: what is passed over, and what is refused by its place."""
 
-from tests.test_posts import POST, read_all, write_folder
+import pytest
+
+from stages import base
+from stages.posts.bad_rows import BadRows
+from stages.posts.readers import read_source
+from stages.settings.config import Data, UserError
+from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
 
 def test_blank_lines_are_no_rows_and_are_counted(tmp_path):
     folder = write_folder(tmp_path, sft_train=[POST, "", POST, " "])
     places = [where.rpartition(":")[2] for where, _ in read_all(folder)["sft_train"]]
     assert places == ["1", "3"]
+
+
+def test_the_id_of_an_earlier_held_out_post_is_refused_or_skipped_and_elsewhere_kept(tmp_path):
+    again = [POST, POST | {"id": "a2"}, POST | {"post": "Another."}]
+    folder = write_folder(
+        tmp_path, sft_train=again, sft_validation=again, comparisons_train=[PAIR] * 2
+    )
+    with pytest.raises(UserError) as refusal:
+        read_all(folder)
+    text = one_line(refusal.value)
+    assert text.startswith(
+        f"{folder}/sft_validation.jsonl:3: field id is 'a1', as in an earlier row"
+    )
+    assert "give each held-out post its own id" in text
+    bad = BadRows("skip")
+    kept = dict(read_source(Data(source=str(folder), on_bad_row="skip"), str(folder), bad))
+    assert [row["id"] for _, row in kept["sft_validation"]] == ["a1", "a2"]
+    assert [listed["where"] for listed in bad.skipped] == [f"{folder}/sft_validation.jsonl:3"]
+    assert (len(kept["sft_train"]), len(kept["comparisons_train"])) == (3, 2)
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_held_out_posts_that_are_trained_on_are_told_in_one_line(
+    tmp_path, monkeypatch, capsys, shared
+):
+    monkeypatch.chdir(tmp_path)
+    held_out = [POST | {"id": name} for name in ("h1", "a1" if shared else "h2")]
+    write_folder(tmp_path / "data", sft_validation=held_out)
+    base.main(["--preset", "tiny", "--data", "data", "--name", "own", "--set", "ppo.batch_size=8"])
+    told = "sft_validation: 1 of 2 posts have an id of sft_train: what is learned there is judged"
+    assert capsys.readouterr().err.count(told) == shared

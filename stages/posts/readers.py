@@ -23,6 +23,7 @@ from stages.settings.checks import UserError
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
+HELD_OUT = POSTS[1]
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
@@ -61,7 +62,7 @@ def read_source(
 def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
     bad = bad or BadRows(data.on_bad_row)
-    located = []
+    located, ids = [], set[str]()
     raw = read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
     for where, row in raw:
         with bad.of(split):
@@ -70,6 +71,8 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
                 check_comparison(where, checked)
             else:
                 check_post(where, checked, with_summary=split in POSTS)
+            if split == HELD_OUT:
+                _check_new(where, checked["id"], ids)
             located.append((where, checked))
     if not located:
         raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
@@ -149,6 +152,14 @@ def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> No
         raise BadRowError(where, "field summary is empty: drop the row or fill it")
     if not with_summary and row.get("summary") is not None:
         _require_type(where, row, "summary", str)
+
+
+def _check_new(where: str, post_id: str, before: set[str]) -> None:
+    """Raise BadRowError for the id of an earlier row: summaries are told apart by it. Notes it."""
+    if post_id in before:
+        given = f"field id is {post_id[:60]!r}, as in an earlier row"
+        raise BadRowError(where, f"{given}: give each held-out post its own id")
+    before.add(post_id)
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:
