@@ -1,11 +1,15 @@
 """Posts and comparisons of one's own: what is passed over, and what is refused by its place."""
 
+import errno
+
+import datasets
 import pytest
+from datasets.exceptions import DatasetGenerationError
 
 from stages import base
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import read_source
-from stages.settings.config import Data, UserError
+from stages.posts.readers import read_hub, read_source
+from stages.settings.config import HUB, Data, UserError
 from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
 
@@ -44,3 +48,22 @@ def test_held_out_posts_that_are_trained_on_are_told_in_one_line(
     base.main(["--preset", "tiny", "--data", "data", "--name", "own", "--set", "ppo.batch_size=8"])
     told = "sft_validation: 1 of 2 posts have an id of sft_train: what is learned there is judged"
     assert capsys.readouterr().err.count(told) == shared
+
+
+def test_a_data_set_whose_files_are_damaged_is_refused_with_what_is_wrong_below(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    posts = tmp_path / "posts"
+    posts.mkdir()
+    (posts / "train.jsonl").write_text('{"id": "a1"}\n{"id": \n')
+    with pytest.raises(UserError, match=r"posts, split train, does not load: JSON parse error: .*"):
+        list(read_hub(Data(source=HUB, sft_dataset=str(posts)), "sft_train"))
+
+    def full(*_, **__):
+        raise DatasetGenerationError("while generating") from OSError(errno.ENOSPC, "No space")
+
+    monkeypatch.setattr(datasets, "load_dataset", full)
+    with pytest.raises(OSError, match="No space") as stop:
+        list(read_hub(Data(source=HUB, sft_dataset=str(posts)), "sft_train"))
+    assert stop.value.errno == errno.ENOSPC

@@ -18,8 +18,8 @@ from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.tables import parse_line, raw_rows
-from stages.running.hub import Fetched, Source, dataset_source, fetch
-from stages.settings.checks import UserError
+from stages.running.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.settings.checks import UserError, first_line
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
@@ -120,6 +120,7 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises UserError for a data set that cannot be fetched or has no such configuration or split.
     """
     from datasets import disable_progress_bars, load_dataset
+    from datasets.exceptions import DatasetsError
 
     disable_progress_bars()
     kind, part = split.split("_", 1)
@@ -130,9 +131,14 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     chosen = {"data_dir": name} if has_folder else {"name": name or None}
     try:
         loaded = load_dataset(str(fetched.folder), split=part, **chosen)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{source.label}, split {part}, does not load: {reason}") from None
+    except (OSError, RuntimeError, ValueError, DatasetsError) as error:
+        deepest: BaseException = error  # the one on top says only that something was wrong
+        while deepest.__cause__ is not None:
+            deepest = deepest.__cause__
+        if isinstance(deepest, OSError) and deepest.errno in ABOUT_THE_DISK:
+            raise deepest from None
+        reason = f"{source.label}, split {part}, does not load: {first_line(deepest)}"
+        raise UserError(f"{reason}: correct its files or the setting") from None
     text = data.sft_dataset if kind == "sft" else data.comparisons_dataset
     for number, row in enumerate(loaded, start=1):
         yield f"{text}[{part}]:{number}", dict(row)
