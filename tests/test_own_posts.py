@@ -8,7 +8,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from stages import base
 from stages.posts.bad_rows import BadRows
-from stages.posts.readers import read_hub, read_source
+from stages.posts.readers import ROWS_SETTINGS, read_hub, read_source, subsample
 from stages.settings.config import HUB, Data, UserError
 from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
@@ -67,3 +67,20 @@ def test_a_data_set_whose_files_are_damaged_is_refused_with_what_is_wrong_below(
     with pytest.raises(OSError, match="No space") as stop:
         list(read_hub(Data(source=HUB, sft_dataset=str(posts)), "sft_train"))
     assert stop.value.errno == errno.ENOSPC
+
+
+def test_the_optional_split_may_be_missing_where_a_preset_counts_its_posts(tmp_path):
+    data = Data(source=str(write_folder(tmp_path)), ppo_posts=512)
+    assert "ppo_train" not in subsample(data, read_all(tmp_path))
+    (tmp_path / "ppo_train.jsonl").write_text((tmp_path / "sft_train.jsonl").read_text())
+    with pytest.raises(UserError) as refusal:
+        subsample(data, read_all(tmp_path))
+    asked = "data.ppo_posts: 512 rows of ppo_train are asked for, there are 1"
+    assert one_line(refusal.value) == f"{asked}: give at most that, or 0 for all"
+
+
+def test_the_setting_that_is_named_is_the_one_that_counts_a_splits_rows():
+    for number, (split, setting) in enumerate(ROWS_SETTINGS.items(), start=1):
+        section, _, name = setting.partition(".")
+        assert section == "data"
+        assert Data(**{name: number}).rows == dict.fromkeys(ROWS_SETTINGS, 0) | {split: number}

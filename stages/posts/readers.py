@@ -24,6 +24,14 @@ from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
 HELD_OUT = POSTS[1]
+# Split -> what says how many of its rows are used.
+ROWS_SETTINGS = {
+    "sft_train": "data.train_posts",
+    "sft_validation": "data.validation_posts",
+    PPO_TRAIN: "data.ppo_posts",
+    "comparisons_train": "data.train_comparisons",
+    "comparisons_validation": "data.validation_comparisons",
+}
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
@@ -259,7 +267,8 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
     """The rows of each split that the settings use, in their order.
 
     The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
-    Raises UserError if a split has fewer rows than are asked for, or none.
+    Raises UserError if a split has fewer rows than are asked for, or none; the optional split may
+    be missing.
     """
     drawn, longest = dict(located), data.max_post_characters
     for name in [name for name in (*POSTS, PPO_TRAIN) if longest and name in drawn]:
@@ -267,9 +276,12 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
         if not drawn[name]:
             raise UserError(f"data.max_post_characters: raise {longest}, no post of {name} is left")
     for name, count in data.rows.items():
-        rows = drawn.get(name, [])
+        if name not in drawn:
+            continue
+        rows = drawn[name]
         if count > len(rows):
-            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {len(rows)}")
+            short = f"{count} rows of {name} are asked for, there are {len(rows)}"
+            raise UserError(f"{ROWS_SETTINGS[name]}: {short}: give at most that, or 0 for all")
         if count:
             places = sorted(random.Random(name).sample(range(len(rows)), count))
             drawn[name] = [rows[place] for place in places]
