@@ -14,7 +14,7 @@ from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, make_command
-from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
+from stages.settings.config import Config, UserError, hash_of, is_same, settings_hash, settings_of
 from stages.settings.stages import NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
@@ -209,7 +209,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
     return [
         f"{key}: made with {made.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
         for key in made | requested
-        if made.get(key) != requested.get(key)
+        if not is_same(key, made.get(key), requested.get(key))
     ]
 
 

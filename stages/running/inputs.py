@@ -30,7 +30,7 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
 
 
 def _reads_folder(config: Config, stage: str) -> bool:
-    return STAGES[stage].reads_data and config.data.source not in ("", settings.TOY, settings.HUB)
+    return STAGES[stage].reads_data and config.data.source not in settings.NO_FOLDERS
 
 
 def older_hash(config: Config, stage: str, name: str) -> str | None:

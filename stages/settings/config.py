@@ -8,6 +8,7 @@ installed.
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,6 +54,12 @@ __all__ = [
 # fmt: on
 
 RUNS = Path("runs")
+# Settings that may name a folder of this machine, and what they hold where they name none.
+PLACES = tuple(
+    "base.checkpoint base.tokenizer data.source released.policy released.reward_model"
+    " outputs.file".split()
+)
+NO_FOLDERS = ("", TOY, HUB, RANDOM, TRAIN_TOKENIZER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +161,16 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
 def settings_hash(config: Config, stage: str) -> str:
     """Short name of `settings_of`, as manifests record it."""
     return hash_of(settings_of(config, stage))
+
+
+def is_same(name: str, value: Any, other: Any) -> bool:
+    """Whether two values of a setting are one: a folder may be written in several ways.
+
+    `name` is section and field: `data.source`.
+    """
+    if value == other or name not in PLACES or {value, other} & {*NO_FOLDERS, None}:
+        return bool(value == other)
+    return os.path.abspath(value) == os.path.abspath(other)
 
 
 def hash_of(value: Any) -> str:
