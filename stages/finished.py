@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.running.files import file_hash, hash_files, read_record
-from stages.running.inputs import DATA, data_inputs, older_hash
+from stages.running.files import file_hash, hash_files, known_hash, read_record
+from stages.running.inputs import DATA, FOLDERS, older_hash, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -176,10 +176,12 @@ def why_not(config: Config, stage: str) -> Problem | None:
         return Problem(f"was made with other settings ({differences})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
         recorded = manifest["inputs"].get(name)
+        if recorded is None and name in FOLDERS:  # which manifests once did not record
+            continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
         if recorded not in (now, older_hash(config, stage, name)):
-            which = "other" if name == DATA else "an earlier"
+            which = "another" if name in FOLDERS else "other" if name == DATA else "an earlier"
             return Problem(f"was made from {which} {name}")
     for name, size in manifest["sizes"].items():
         path = folder / name
@@ -251,8 +253,8 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
 
 
 def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """What a stage is made from beside other stages: data, a gold reward model."""
-    return data_inputs(config, stage) | gold_inputs(config, stage)
+    """What a stage is made from beside other stages: the user's files, a gold reward model."""
+    return own_inputs(config, stage) | gold_inputs(config, stage)
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
@@ -263,7 +265,9 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     manifest = read_manifest(folder)
     if manifest is None and not (folder / "config.json").exists():
         return {GOLD: None}
-    return {GOLD: str(manifest["content"]) if manifest else hash_of(hash_files(folder))}
+    if manifest is None:
+        return {GOLD: hash_of(hash_files(folder, hash_of_file=known_hash))}
+    return {GOLD: str(manifest["content"])}
 
 
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:

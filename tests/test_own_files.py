@@ -1,16 +1,18 @@
 """The user's own files: a change makes stale what was made from them, and nothing else does."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from stages import finished
 from stages.finished import differing_settings, seal_of, stage_folder, why_not
 from stages.running import files
-from stages.running.inputs import data_inputs
+from stages.running.inputs import own_inputs
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import UserError
+from stages.settings.config import HUB, UserError
 from tests.test_posts import write_folder
 
 
@@ -41,13 +43,67 @@ def asked(*overrides, **more):
     return make_config("tiny", name="own", overrides=overrides, **more)
 
 
+POLICY = ("released.policy=model", "released.reward_model=reward")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stage", "changed", "setting"),
+    [
+        (["base.checkpoint=model"], "base", "model/model.safetensors", "base.checkpoint"),
+        (["base.checkpoint=model"], "base", "model/config.json", "base.checkpoint"),
+        (["base.tokenizer=tokenizer"], "base", "tokenizer/config.json", "base.tokenizer"),
+        (POLICY, "base", "model/model.safetensors", "base.checkpoint"),
+        (POLICY, "released", "reward/model.safetensors", "released.reward_model"),
+        (
+            [f"data.source={HUB}", "data.sft_dataset=data", "data.comparisons_dataset=data:x"],
+            "base",
+            "data/sft_train.jsonl",
+            "data.sft_dataset",
+        ),
+        (
+            [f"data.source={HUB}", "data.sft_dataset=a/b", "data.comparisons_dataset=data:x"],
+            "calibration",
+            "data/sft_train.jsonl",
+            "data.comparisons_dataset",
+        ),
+    ],
+)
+def test_a_folder_that_a_setting_names_counts_by_what_it_holds(
+    folders, overrides, stage, changed, setting
+):
+    config = asked(*overrides)
+    manifest = made(config, stage)
+    (folders / changed).write_text("other")
+    assert str(why_not(config, stage)) == f"was made from another {setting}"
+    record = json.loads(manifest.read_text())  # of before: it names no folder
+    record["inputs"] = {}
+    manifest.write_text(json.dumps(record | {"seal": seal_of(record)}))
+    assert why_not(config, stage) is None
+
+
+def test_what_nobody_loads_of_a_folder_counts_for_nothing(folders):
+    config = asked("base.checkpoint=model", "base.tokenizer=tokenizer")
+    made(config)
+    (folders / "model/README.md").write_text("a card that somebody edits")
+    (folders / "model/checkpoint-9").mkdir()
+    (folders / "model/checkpoint-9/model.safetensors").write_text("of a trainer")
+    (folders / "tokenizer/model.safetensors").write_text("weights of a tokenizer's model")
+    assert why_not(config, "base") is None
+
+
+def test_words_that_are_no_folder_name_none(folders):
+    for word in ("random", "train", "toy"):
+        (folders / word).mkdir()
+    assert own_inputs(asked(), "base") == {}
+
+
 def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale(folders):
     config = asked(data="data")
-    only_read = data_inputs(config, "base")
+    only_read = own_inputs(config, "base")
     manifest = made(config)
     (folders / "data/notes.jsonl").write_text("{}\n")
     (folders / "data/sft_train.parquet").write_text("beside the JSON lines, which are read")
-    assert data_inputs(config, "base") == only_read
+    assert own_inputs(config, "base") == only_read
     assert why_not(config, "base") is None
     tables = sorted((folders / "data").glob("*.*"))
     record = json.loads(manifest.read_text())
@@ -84,3 +140,18 @@ def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
     write_folder(folders / "other")
     with pytest.raises(UserError, match="no stage can be taken from a run with another base"):
         make_config("tiny", data="other", **more)
+
+
+def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights", []
+    hashed = files.file_hash
+    monkeypatch.setattr(files, "file_hash", lambda path: read.append(path) or hashed(path))
+    path.write_text("one")
+    first = files.known_hash(path)
+    monkeypatch.chdir(tmp_path)
+    assert files.known_hash(Path("weights")) == first
+    assert len(read) == 1
+    path.write_text("two")
+    os.utime(path, ns=(1, 1))
+    assert files.known_hash(path) == hashed(path) != first
+    assert len(read) == 2

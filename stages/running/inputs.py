@@ -1,9 +1,13 @@
-"""The user's own files that a stage reads: posts and summaries. Content decides here too."""
+"""The user's own files that a stage reads: posts, summaries, and folders of models and data sets.
+
+Content decides here too. A manifest records one hash for each setting that names such files.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.running.files import file_hash
+from stages.running.files import known_hash
+from stages.running.hub import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, dataset_source, model_source
 from stages.settings import config as settings
 from stages.settings.config import Config, hash_of
 from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
@@ -12,6 +16,20 @@ from stages.settings.stages import OUTPUTS, STAGES
 DATA = "data"  # as an input of the stages that read it
 DATA_FILES = ("*.jsonl", "*.parquet")
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
+OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
+# Settings that may name a folder of this machine -> which of its files are read.
+FOLDERS = {
+    "base.checkpoint": OF_A_MODEL,
+    "base.tokenizer": BESIDE_WEIGHTS,
+    "released.reward_model": OF_A_MODEL,
+    "data.sft_dataset": ("**/*",),
+    "data.comparisons_dataset": ("**/*",),
+}
+
+
+def own_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash of the user's own files that a stage reads, by what names them."""
+    return data_inputs(config, stage) | folder_inputs(config, stage)
 
 
 def data_inputs(config: Config, stage: str) -> dict[str, str]:
@@ -49,5 +67,27 @@ def output_files(source: str) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix in OUTPUT_FILES)
 
 
-def _hash_of(paths: Sequence[Path]) -> str:
-    return hash_of({path.name: file_hash(path) for path in paths})
+def folder_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash of each folder of this machine from which a stage loads a model, a tokenizer or a data
+    set, by the setting that names it.
+    """
+    names = {"base": ("base.checkpoint", "base.tokenizer"), "released": ("released.reward_model",)}
+    loaded = list(names.get(stage, ()))
+    if STAGES[stage].reads_data and config.data.source == settings.HUB:
+        loaded += ["data.sft_dataset", "data.comparisons_dataset"]
+    hashes = {}
+    for name in loaded:
+        section, _, key = name.partition(".")
+        text = getattr(getattr(config, section), key)
+        source = dataset_source(name, text) if section == "data" else model_source(name, text)
+        if text not in settings.NO_FOLDERS and source.is_folder:
+            folder = Path(source.name)
+            paths = {path for pattern in FOLDERS[name] for path in folder.glob(pattern)}
+            hashes[name] = _hash_of([path for path in paths if path.is_file()], folder)
+    return hashes
+
+
+def _hash_of(paths: Sequence[Path], folder: Path | None = None) -> str:
+    """One hash of files and their names, which begin below `folder`; else the last part alone."""
+    named = {str(path.relative_to(folder)) if folder else path.name: path for path in paths}
+    return hash_of({name: known_hash(path) for name, path in named.items()})
