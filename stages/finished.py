@@ -257,6 +257,18 @@ def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return own_inputs(config, stage) | gold_inputs(config, stage)
 
 
+def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]) -> None:
+    """Raise UserError where what a stage is made from beside other stages is not as it was before.
+
+    A manifest would else name files that the stage has not read.
+    """
+    now = outer_inputs(config, stage)
+    changed = [name for name in now | before if now.get(name) != before.get(name)]
+    if changed:
+        while_read = f"{', '.join(changed)} changed while it was under way"
+        raise UserError(f"stage {stage}: {while_read}: run it again")
+
+
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     """A hash of the gold reward model that a stage asks, if it asks one; None if it is missing."""
     if "judge" not in STAGES[stage].sections or not config.judge.gold:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stages import finished
-from stages.finished import differing_settings, seal_of, stage_folder, why_not
+from stages.finished import differing_settings, read_manifest, seal_of, stage_folder, why_not
 from stages.running import files
 from stages.running.inputs import own_inputs
 from stages.runs import open_stage
@@ -140,6 +140,22 @@ def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
     write_folder(folders / "other")
     with pytest.raises(UserError, match="no stage can be taken from a run with another base"):
         make_config("tiny", data="other", **more)
+
+
+def test_files_that_change_while_a_stage_reads_them_end_it(folders):
+    config = asked("base.checkpoint=model", data="data")
+
+    def disturbed():
+        with open_stage(config, "base") as run:
+            (folders / "data/sft_train.jsonl").write_text("{}\n")
+            (folders / "model/model.safetensors").write_text("other")
+            run.finish({})
+
+    text = "stage base: data, base.checkpoint changed while it was under way: run it again"
+    with pytest.raises(UserError, match=text):
+        disturbed()
+    assert read_manifest(stage_folder(config, "base")) is None
+    made(config)
 
 
 def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypatch):
