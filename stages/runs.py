@@ -310,6 +310,9 @@ def put_in_place(config: Config, stage: str) -> None:
     manifest = read_manifest(partial)
     if manifest is None:
         return
+    shutil.rmtree(partial / RESUME, ignore_errors=True)  # a kill after the name would leave it
+    for name in WHILE_WORKING[1:]:
+        (partial / name).unlink(missing_ok=True)
     before = read_manifest(folder)
     equal = before is None or before.get("content") == manifest["content"]
     if folder.exists() and (equal or STAGES[stage].reads_records):
@@ -317,9 +320,6 @@ def put_in_place(config: Config, stage: str) -> None:
     elif folder.exists():
         move_aside(folder)
     partial.rename(folder)
-    shutil.rmtree(folder / RESUME, ignore_errors=True)
-    for name in WHILE_WORKING[1:]:
-        (folder / name).unlink(missing_ok=True)
 
 
 def move_aside(folder: Path) -> Path:
