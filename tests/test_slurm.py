@@ -85,6 +85,19 @@ def test_the_script_asks_slurm_for_a_signal_in_time_and_for_the_same_job_again(j
     assert subprocess.run(["bash", "-n", str(job)]).returncode == 0
 
 
+@pytest.mark.parametrize(("given", "seconds"), [({}, "60"), ({"WANDB_FINISH_TIMEOUT": "9"}, "9")])
+def test_a_job_waits_less_for_wandb_than_slurm_waits_for_the_job(job, given, seconds):
+    assert int(seconds) < slurm.SECONDS_TO_STOP
+    (line,) = [line for line in job.read_text().splitlines() if "WANDB_FINISH" in line]
+    printed = subprocess.run(
+        ["bash", "-c", f"{line}; printenv WANDB_FINISH_TIMEOUT"],
+        env={"PATH": os.environ["PATH"]} | given,
+        capture_output=True,
+        text=True,
+    )
+    assert printed.stdout.strip() == seconds
+
+
 def test_a_job_that_cannot_run_is_refused_before_it_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for options in (["--engine", "zero3"], ["--nodes", "0"], ["--preset", "tinny"]):

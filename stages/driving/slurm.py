@@ -40,6 +40,8 @@ SCRIPT = """\
 {array}set -u
 cd {root} || exit 1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 1
+# What wandb has not sent by then stays here: Slurm waits {seconds} s in all.
+export WANDB_FINISH_TIMEOUT=${{WANDB_FINISH_TIMEOUT:-60}}
 export MASTER_ADDR=${{hosts%%$'\\n'*}} MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
 again=
