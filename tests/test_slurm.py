@@ -107,6 +107,17 @@ def test_a_job_that_cannot_run_is_refused_before_it_is_written(tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("more", [[], ["--presets", "tiny-xs"]])
+def test_a_run_whose_name_has_spaces_has_a_job_without(tmp_path, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    slurm.main(["sft", "--name", "my run %j", *more])
+    (path,) = (tmp_path / "runs/slurm").iterdir()
+    asked = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert [line for line in asked if len(line.split()) > 2] == []
+    assert f"#SBATCH --job-name={path.stem}" in asked
+    assert "my run %j'" in path.read_text()  # the run itself keeps its name
+
+
 @pytest.mark.walk
 def test_a_job_that_is_told_to_stop_is_queued_again_and_goes_on_to_the_same_weights(job, tmp_path):
     base.main(ARGUMENTS)

@@ -22,6 +22,7 @@ from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
+from stages.settings.config import slug
 
 GOALS = ("sft", "rm", "ppo")
 SECONDS_TO_STOP = 300
@@ -100,6 +101,7 @@ def write(args: argparse.Namespace) -> Path:
         named["command"] = shlex.join(command_words(args, request))
     for cell in cells:  # an unknown goal, or one that has no part in such a run, is refused here
         wanted_stages(cell.config, args.goals or GOALS)
+    job = slug(job)  # sbatch splits its lines at white space
     path = settings.RUNS / "slurm" / f"{job}.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(
