@@ -133,6 +133,7 @@ SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_da
 # sum, and PPO amplifies it. The others only cut batches.
 NUMERICS = ("mixed_precision", "cpu_threads")
 SERVERS = ("judge.base_url",)  # settings that no page shows
+FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
 
 
@@ -184,7 +185,8 @@ def hash_of(value: Any) -> str:
 def public_value(name: str, value: Any) -> Any:
     """A setting as others may see it: folders by their last name, servers and addresses not at all.
 
-    `name` is section and field: `judge.base_url`. An address may hold a host and a key.
+    `name` is section and field: `judge.base_url`. An address may hold a host and a key. What lies
+    below `runs/` has names of ours, which all may see.
     """
     if name in SERVERS and value:
         return NOT_SHOWN
@@ -192,12 +194,15 @@ def public_value(name: str, value: Any) -> Any:
         return value
     if "://" in value:
         return NOT_SHOWN
-    return f"folder {Path(value).name}" if is_path(value) else value
+    is_place = is_path(value) or (name in FILES and "/" in value)
+    is_ours = value.startswith(f"{RUNS.name}/")
+    return f"folder {Path(value).name}" if is_place and not is_ours else value
 
 
 def is_path(value: str) -> bool:
     """Whether a setting names a place on this machine, as opposed to an id of the hub."""
-    return value.startswith(("/", ".", "~")) or "\\" in value
+    looks_so = value.startswith(("/", ".", "~")) or "\\" in value
+    return looks_so or ("/" in value and os.path.isdir(value))
 
 
 def slug(text: str) -> str:
