@@ -263,7 +263,7 @@ def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]
     A manifest would else name files that the stage has not read.
     """
     now = outer_inputs(config, stage)
-    changed = [name for name in now | before if now.get(name) != before.get(name)]
+    changed = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     if changed:
         while_read = f"{', '.join(changed)} changed while it was under way"
         raise UserError(f"stage {stage}: {while_read}: run it again")

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stages import finished
 from stages.finished import differing_settings, read_manifest, seal_of, stage_folder, why_not
 from stages.running import files
 from stages.running.inputs import own_inputs
 from stages.runs import open_stage
 from stages.settings.command_line import make_config
-from stages.settings.config import HUB, UserError
+from stages.settings.config import HUB, UserError, hash_of
 from tests.test_posts import write_folder
 
 
@@ -107,9 +106,7 @@ def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale
     assert why_not(config, "base") is None
     tables = sorted((folders / "data").glob("*.*"))
     record = json.loads(manifest.read_text())
-    record["inputs"] = {
-        "data": finished.hash_of({path.name: files.file_hash(path) for path in tables})
-    }
+    record["inputs"] = {"data": hash_of({path.name: files.file_hash(path) for path in tables})}
     del record["seal"]
     manifest.write_text(json.dumps(record | {"seal": seal_of(record)}))
     assert record["inputs"] != only_read  # as it was recorded once
@@ -161,7 +158,12 @@ def test_files_that_change_while_a_stage_reads_them_end_it(folders):
 def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypatch):
     path, read = tmp_path / "weights", []
     hashed = files.file_hash
-    monkeypatch.setattr(files, "file_hash", lambda path: read.append(path) or hashed(path))
+
+    def noted(path: Path) -> str:
+        read.append(path)
+        return hashed(path)
+
+    monkeypatch.setattr(files, "file_hash", noted)
     path.write_text("one")
     first = files.known_hash(path)
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from datasets.exceptions import DatasetGenerationError
 from stages import base
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import ROWS_SETTINGS, read_hub, read_source, subsample
+from stages.settings.command_line import changes_of
 from stages.settings.config import HUB, Data, UserError
 from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
@@ -81,6 +82,6 @@ def test_the_optional_split_may_be_missing_where_a_preset_counts_its_posts(tmp_p
 
 def test_the_setting_that_is_named_is_the_one_that_counts_a_splits_rows():
     for number, (split, setting) in enumerate(ROWS_SETTINGS.items(), start=1):
-        section, _, name = setting.partition(".")
+        ((section, counted),) = changes_of([f"{setting}={number}"]).items()
         assert section == "data"
-        assert Data(**{name: number}).rows == dict.fromkeys(ROWS_SETTINGS, 0) | {split: number}
+        assert Data(**counted).rows == dict.fromkeys(ROWS_SETTINGS, 0) | {split: number}
