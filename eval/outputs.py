@@ -16,9 +16,9 @@ from eval.output_rows import Output, check_texts, flattened, outputs_of
 from eval.rates.length_control import mean_words
 from eval.rates.simple_judges import measured
 from stages.driving.start import run_stage
-from stages.finished import OUTPUT_FILES, output_files
 from stages.posts.tables import parsed_rows
 from stages.posts.text_metrics import text_measures
+from stages.running.inputs import OUTPUT_FILES, output_files
 from stages.running.progress import folded
 from stages.runs import open_stage, write_rows
 from stages.settings.config import Config, Outputs, UserError

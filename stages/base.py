@@ -2,8 +2,8 @@
 
 The checkpoint is a folder, a hub id, or a randomly initialised GPT-NeoX (Pythia's architecture) for
 presets that need no download. The tokenizer is the checkpoint's, a given one, or a BPE trained on
-the preset's own posts. Tokens are cached by content and shared between runs. This is the only stage
-of training that asks the hub for anything.
+the preset's own posts. Tokens are cached by content and code, and shared between runs. This is the
+only stage of training that asks the hub for anything.
 """
 
 import hashlib
@@ -47,6 +47,7 @@ from stages.posts.readers import (
 from stages.posts.toy import world_folder
 from stages.running.files import HASHES, cached_folder, read_lines
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
+from stages.running.machine import code_of
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.config import HUB, RANDOM, TOY, TRAIN_TOKENIZER, Config, Data, UserError
@@ -61,7 +62,8 @@ from stages.settings.sections import (
     PPO_TRAIN,
 )
 
-CACHE_VERSION = 3
+# Whose code makes the tokens, beside that of the libraries.
+TOKENISES = ("stages/posts/", "stages/settings/prompt")
 
 
 def make_base(config: Config) -> None:
@@ -170,7 +172,7 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
 
 def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, lengths, counts = run.partial / "data", {}, {}
+    folder, lengths, counts, ids = run.partial / "data", {}, {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
     left_out = {row["where"] for row in listed}
     for name, located in rows.located.items():
@@ -184,6 +186,9 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
         }
         if "chosen" in split.columns:
             counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
+        ids[name] = {row["id"] for row in split.rows}
+    in_training = len(ids[POSTS[0]] & ids[POSTS[1]])
+    counts[POSTS[1]] |= {"in_training": in_training} if in_training else {}
     return {"tokens": lengths, "rows": counts, "published": rows.published}
 
 
@@ -194,6 +199,12 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
         f"data.max_*, by {counts['most_over']:,} tokens at most; they are kept"
         for name, counts in results["rows"].items()
         if counts["over_limit"]
+    ]
+    lines += [
+        f"{name}: {counts['in_training']:,} of {counts['rows']:,} posts have an id of {POSTS[0]}: "
+        "what is learned there is judged here"
+        for name, counts in results["rows"].items()
+        if "in_training" in counts
     ]
     skipped = sum(counts["skipped"] for counts in results["rows"].values())
     if skipped:
@@ -296,7 +307,8 @@ def copy_tokens(
             save_split(tokenize(located, tokenizer, limits[name], name, rows.bad), folder, name)
         rows.bad.write(folder)
 
-    digest = hashlib.sha256(f"{CACHE_VERSION}{tokenizer.backend_tokenizer.to_str()}".encode())
+    code = {k: v for k, v in code_of("stages.posts.tokens").items() if k.startswith(TOKENISES)}
+    digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
         for where, row in located:

@@ -8,17 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.running.files import file_hash, hash_files, read_record
+from stages.running.files import file_hash, hash_files, known_hash, read_record
+from stages.running.inputs import DATA, FOLDERS, older_hash, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import GIVEN_BY, make_command
-from stages.settings.config import Config, UserError, hash_of, settings_hash, settings_of
-from stages.settings.stages import NO_PART, OUTPUTS, STAGES, TRAINED, is_part, row_of, with_inputs
+from stages.settings.config import Config, UserError, hash_of, is_same, settings_hash, settings_of
+from stages.settings.stages import NO_PART, STAGES, TRAINED, is_part, row_of, with_inputs
 
 MOST_SHOWN = 4  # differences that one line names
-DATA_FILES = ("*.jsonl", "*.parquet")
-OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 PARTS_OF_MANIFEST = ("settings", "inputs", "outputs", "sizes", "results")
 GOLD = "gold reward model"  # as an input of the stages that ask it
 ATTEMPT = "attempt.json"  # what a stage under way is made with
@@ -177,10 +176,12 @@ def why_not(config: Config, stage: str) -> Problem | None:
         return Problem(f"was made with other settings ({differences})", needs_replace=True)
     for name, now in current_inputs(config, stage).items():
         recorded = manifest["inputs"].get(name)
+        if recorded is None and name in FOLDERS:  # which manifests once did not record
+            continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
-        if recorded != now:
-            which = "other" if name == "data" else "an earlier"
+        if recorded not in (now, older_hash(config, stage, name)):
+            which = "another" if name in FOLDERS else "other" if name == DATA else "an earlier"
             return Problem(f"was made from {which} {name}")
     for name, size in manifest["sizes"].items():
         path = folder / name
@@ -210,7 +211,7 @@ def differing_settings(config: Config, stage: str) -> list[str]:
     return [
         f"{key}: made with {made.get(key, 'nothing')}, asked {requested.get(key, 'nothing')}"
         for key in made | requested
-        if made.get(key) != requested.get(key)
+        if not is_same(key, made.get(key), requested.get(key))
     ]
 
 
@@ -252,29 +253,20 @@ def identity(config: Config, stage: str, reader: str) -> str | None:
 
 
 def outer_inputs(config: Config, stage: str) -> dict[str, str | None]:
-    """What a stage is made from beside other stages: data, a gold reward model."""
-    return data_inputs(config, stage) | gold_inputs(config, stage)
+    """What a stage is made from beside other stages: the user's files, a gold reward model."""
+    return own_inputs(config, stage) | gold_inputs(config, stage)
 
 
-def data_inputs(config: Config, stage: str) -> dict[str, str]:
-    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
-    source = config.data.source
-    if config.kind == OUTPUTS and stage == "summaries":
-        paths = output_files(config.outputs.file)
-    elif STAGES[stage].reads_data and source not in ("", settings.TOY, settings.HUB):
-        paths = sorted(path for kind in DATA_FILES for path in Path(source).glob(kind))
-    else:
-        return {}
-    return {"data": hash_of({path.name: file_hash(path) for path in paths})}
+def check_unchanged(config: Config, stage: str, before: Mapping[str, str | None]) -> None:
+    """Raise UserError where what a stage is made from beside other stages is not as it was before.
 
-
-def output_files(source: str) -> list[Path]:
-    """The files of summaries that `outputs.file` names: itself, or those of a folder or a run."""
-    path = Path(source)
-    if not path.is_dir():
-        return [path] if path.is_file() else []
-    folder = path / "summaries" if (path / "summaries").is_dir() else path
-    return sorted(file for file in folder.iterdir() if file.suffix in OUTPUT_FILES)
+    A manifest would else name files that the stage has not read.
+    """
+    now = outer_inputs(config, stage)
+    changed = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    if changed:
+        while_read = f"{', '.join(changed)} changed while it was under way"
+        raise UserError(f"stage {stage}: {while_read}: run it again")
 
 
 def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
@@ -285,7 +277,9 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     manifest = read_manifest(folder)
     if manifest is None and not (folder / "config.json").exists():
         return {GOLD: None}
-    return {GOLD: str(manifest["content"]) if manifest else hash_of(hash_files(folder))}
+    if manifest is None:
+        return {GOLD: hash_of(hash_files(folder, hash_of_file=known_hash))}
+    return {GOLD: str(manifest["content"])}
 
 
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from stages.finished import (
     ATTEMPT,
     check_stage,
+    check_unchanged,
     current_inputs,
     identity,
     lock_of,
@@ -109,6 +110,7 @@ class Run:
         """What an interrupted stage goes on from; removed when the stage has finished."""
         self.started = time.monotonic()
         self.inputs: dict[str, str] = {}
+        self.outer: dict[str, str | None] = {}  # beside other stages, as they were at its begin
         self.code: dict[str, Any] = {}
         self.mirrors: list[Mirror] = []
         """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
@@ -169,9 +171,12 @@ class Run:
             write_json(self.resume / HALVED, [*self.halvings, halving])
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Write the manifest and put the stage in its place. Main process only."""
+        """Write the manifest and put the stage in its place. Main process only. Raises UserError
+        where what it was made from has changed since it began.
+        """
         if not self.main:
             return
+        check_unchanged(self.config, self.stage, self.outer)
         hashes = hash_files(self.partial, leave_out=WHILE_WORKING)
         outputs = {name: digest for name, digest in hashes.items() if Path(name).name != CARD}
         for name in outputs:  # a manifest on the disk says that all of this is
@@ -187,7 +192,7 @@ class Run:
             "settings": settings_of(self.config, self.stage),
             "code_version": code_version(),
             "code": self.code,
-            "inputs": self.inputs | outer_inputs(self.config, self.stage),
+            "inputs": self.inputs | self.outer,
             "outputs": outputs,
             "sizes": {name: (self.partial / name).stat().st_size for name in outputs},
             "content": hash_of({k: v for k, v in outputs.items() if k not in RECORDS}),
@@ -260,6 +265,7 @@ def _prepare(run: Run) -> None:
     It goes on with the code of now, and says so if that differs from the code that began it.
     """
     module = row_of(run.stage, run.config.kind).module
+    run.outer = outer_inputs(run.config, run.stage)
     attempt = _attempt(run.config, run.stage)
     before = read_record(run.partial / ATTEMPT) or {}
     code = before.pop("code", None)
@@ -304,6 +310,9 @@ def put_in_place(config: Config, stage: str) -> None:
     manifest = read_manifest(partial)
     if manifest is None:
         return
+    shutil.rmtree(partial / RESUME, ignore_errors=True)  # a kill after the name would leave it
+    for name in WHILE_WORKING[1:]:
+        (partial / name).unlink(missing_ok=True)
     before = read_manifest(folder)
     equal = before is None or before.get("content") == manifest["content"]
     if folder.exists() and (equal or STAGES[stage].reads_records):
@@ -311,9 +320,6 @@ def put_in_place(config: Config, stage: str) -> None:
     elif folder.exists():
         move_aside(folder)
     partial.rename(folder)
-    shutil.rmtree(folder / RESUME, ignore_errors=True)
-    for name in WHILE_WORKING[1:]:
-        (folder / name).unlink(missing_ok=True)
 
 
 def move_aside(folder: Path) -> Path:
@@ -325,9 +331,7 @@ def move_aside(folder: Path) -> Path:
     number = 1 + sum(1 for path in aside.iterdir() if path.name.rpartition("-")[0] == name)
     while (aside / f"{name}-{number}").exists():
         number += 1
-    target = aside / f"{name}-{number}"
-    folder.rename(target)
-    return target
+    return folder.rename(aside / f"{name}-{number}")
 
 
 def remove_empty_folders(folder: Path) -> None:

@@ -31,7 +31,6 @@ def changed(row: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 TRAIN, PAIRS = "sft_train", "comparisons_train"
 ROWS: list[tuple[str, Any, str]] = [
     (TRAIN, '{"id": "p1", ', "sft_train.jsonl:2: not JSON"),
-    (TRAIN, "", "sft_train.jsonl:2: "),
     (TRAIN, "[1]", "sft_train.jsonl:2: "),
     (TRAIN, "null", "sft_train.jsonl:2: "),
     (TRAIN, b'{"id": "\xff"}', "sft_train.jsonl:2: "),

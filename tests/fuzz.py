@@ -151,7 +151,7 @@ class Files:
                 says(error, str(path), "is empty")
                 outcomes[what] = "refused"
                 continue
-            lines = sum(1 for _ in io.BytesIO(content))
+            lines = sum(1 for line in io.BytesIO(content) if line.strip())
             assert len(located) + len(bad.skipped) == lines
             rows = [row for _, row in located]
             json.dumps(rows, ensure_ascii=False).encode()

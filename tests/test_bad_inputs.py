@@ -25,7 +25,7 @@ from stages.settings.command_line import make_config
 from tests import bad_inputs
 from tests.chat_server import ask, serving
 from tests.fabricated_runs import fabricate
-from tests.test_errors import PAIR, POST, write
+from tests.test_errors import PAIR, POST, POSTS, write
 
 ROOT = Path(__file__).parents[1]
 NAMED = ["--preset", "tiny", "--name", "x", "--data", "data"]
@@ -65,7 +65,7 @@ def data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for part in ("train", "validation"):
-        write(tmp_path / f"data/sft_{part}.jsonl", [POST] * 3)
+        write(tmp_path / f"data/sft_{part}.jsonl", POSTS)
         write(tmp_path / f"data/comparisons_{part}.jsonl", [PAIR] * 3)
     return tmp_path / "data"
 

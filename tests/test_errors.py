@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stages.settings.checks import say_error
 
 ROOT = Path(__file__).parents[1]
 POST = {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post.", "summary": "Short."}
+POSTS = [POST | {"id": f"p{number}"} for number in (1, 2, 3)]
 PAIR: dict[str, Any] = {
     "info": {"id": "p1", "subreddit": "tifu", "title": "A title", "post": "A post."},
     "summaries": [{"text": " One.", "policy": "ref"}, {"text": " Two.", "policy": "sup"}],
@@ -32,12 +34,12 @@ def folder(tmp_path, monkeypatch):
     data = tmp_path / "data"
     data.mkdir()
     for part in ("train", "validation"):
-        write(data / f"sft_{part}.jsonl", [POST] * 3)
+        write(data / f"sft_{part}.jsonl", POSTS)
         write(data / f"comparisons_{part}.jsonl", [PAIR] * 3)
     return data
 
 
-def write(path: Path, rows: list[dict | str]) -> None:
+def write(path: Path, rows: Sequence[dict | str]) -> None:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 

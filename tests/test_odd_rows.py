@@ -255,8 +255,8 @@ def test_a_setting_that_is_neither_stop_nor_skip_is_refused():
 @pytest.mark.parametrize("name", sorted(set(BAD_ROWS) - {"half a letter"}))
 def test_a_bad_row_is_skipped_and_listed_where_that_is_asked(tmp_path, name):
     split, row, named = BAD_ROWS[name]
-    good = POST if split.startswith("sft") else PAIR
-    folder = write_folder(tmp_path, **{split: [good, row, good]})
+    good = (POST, POST | {"id": "a2"}) if split.startswith("sft") else (PAIR, PAIR)
+    folder = write_folder(tmp_path, **{split: [good[0], row, good[1]]})
     bad = BadRows("skip")
     data = Data(source=str(folder), on_bad_row="skip")
     found = dict(read_source(data, str(folder), bad))

@@ -8,7 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from stages import base
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer
+from stages.posts.bad_rows import BadRows
 from stages.posts.tokens import plain_encoder, tokenize_posts
+from stages.running.machine import code_of
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
@@ -98,3 +100,20 @@ def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, c
         again, told = made(f"after-{cache.name}")
         assert again == whole
         assert f"{cache} is damaged or of an older version: it is made anew" in told
+
+
+def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
+    runs, tokenizer, tmp_path, monkeypatch
+):
+    rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
+
+    def caches(**edited):
+        closure = code_of("stages.posts.tokens") | edited
+        monkeypatch.setattr(base, "code_of", lambda module: closure)
+        base.copy_tokens(tokenizer, rows, {"sft_train": LIMITS}, tmp_path / "data")
+        return len(list((runs / "cache").iterdir()))
+
+    assert caches() == caches() == 1
+    assert caches(**{"stages/settings/stages.py": "edited"}) == 1
+    assert caches(**{"stages/posts/tokens.py": "edited"}) == 2
+    assert caches(**{"stages/settings/prompt.py": "edited"}) == 3

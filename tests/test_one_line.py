@@ -4,6 +4,7 @@ import ast
 import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,10 @@ ERRORS: list[tuple[Exception, str]] = [
     ),
     (OSError("the hub says\nmore than a line"), "the hub says"),
     (RuntimeError("I/O error: No space left on device (os error 28)"), "make room"),
+    (
+        shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")] * 2),
+        "error: No space left on device: make room",
+    ),
     (SafetensorError("Error while serializing: (os error 27)"), "raise the limit on the size"),
     (SafetensorError("HeaderTooSmall"), "a file is damaged (SafetensorError"),
     (pickle.UnpicklingError("invalid load key"), "a file is damaged (UnpicklingError"),

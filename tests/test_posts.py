@@ -157,7 +157,6 @@ def test_hub_data_sets_are_read_by_id_configuration_and_split(tmp_path, monkeypa
 # Each: split, the line as written, what the message names beside file and line.
 BAD_ROWS = {
     "not JSON": ("sft_train", '{"id": ', "JSON"),
-    "blank line": ("sft_train", "", "JSON"),
     "not an object": ("sft_train", "[1]", "object"),
     "missing field": ("sft_train", {k: v for k, v in POST.items() if k != "title"}, "field title"),
     "null field": ("sft_validation", POST | {"post": None}, "field post"),

@@ -64,6 +64,11 @@ def test_the_code_of_a_stage_is_its_import_closure_and_nothing_above_it():
     assert "eval/judge.py" not in code_of("stages.base")
 
 
+def test_where_git_is_not_installed_the_commit_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert code.code_version() == "unknown"
+
+
 def test_comments_docstrings_and_layout_change_no_hash_and_a_formula_does(tmp_path, monkeypatch):
     formula = "delta + gamma * lam * running"
     hashes = []

@@ -1,17 +1,23 @@
 """Interrupted and resumed equals uninterrupted: weights, metrics and samples, bit for bit."""
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eval import judge
 from eval.judges import protocol
+from stages import runs as runs_module
+from stages.finished import why_not
 from stages.running.files import KeptRows
-from stages.runs import Run
+from stages.runs import WHILE_WORKING, Run, open_stage
+from stages.settings.command_line import make_config
 from tests.resuming import ARGUMENTS, OFTEN, Killed, kill_at, rows_of, same, stage_modules
 
 LEARNING = ("sft", "rm", "ppo", "dpo")
+TINY = make_config("tiny")
 
 
 # -- every stage -----------------------------------------------------------------------------------
@@ -93,3 +99,26 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
     assert asked == [(total - 7, 7)]
     same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")
+
+
+# -- the last moment -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [(shutil, "rmtree"), (Path, "unlink"), (Path, "rename")])
+def test_a_kill_while_a_finished_stage_is_put_in_place_leaves_no_checkpoint(
+    runs, monkeypatch, step
+):
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, open_stage(TINY, "sft") as run:
+        patch.setattr(runs_module, "put_in_place", lambda config, stage: None)
+        (run.resume / "checkpoint-0000001").mkdir(parents=True)
+        run.finish({})
+    with monkeypatch.context() as patch:
+        patch.setattr(*step, kill)
+        with pytest.raises(KeyboardInterrupt):
+            runs_module.put_in_place(TINY, "sft")
+    runs_module.put_in_place(TINY, "sft")
+    assert why_not(TINY, "sft") is None
+    assert not {path.name for path in run.folder.iterdir()} & {*WHILE_WORKING}

@@ -85,6 +85,19 @@ def test_the_script_asks_slurm_for_a_signal_in_time_and_for_the_same_job_again(j
     assert subprocess.run(["bash", "-n", str(job)]).returncode == 0
 
 
+@pytest.mark.parametrize(("given", "seconds"), [({}, "60"), ({"WANDB_FINISH_TIMEOUT": "9"}, "9")])
+def test_a_job_waits_less_for_wandb_than_slurm_waits_for_the_job(job, given, seconds):
+    assert int(seconds) < slurm.SECONDS_TO_STOP
+    (line,) = [line for line in job.read_text().splitlines() if "WANDB_FINISH" in line]
+    printed = subprocess.run(
+        ["bash", "-c", f"{line}; printenv WANDB_FINISH_TIMEOUT"],
+        env={"PATH": os.environ["PATH"]} | given,
+        capture_output=True,
+        text=True,
+    )
+    assert printed.stdout.strip() == seconds
+
+
 def test_a_job_that_cannot_run_is_refused_before_it_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for options in (["--engine", "zero3"], ["--nodes", "0"], ["--preset", "tinny"]):
@@ -92,6 +105,17 @@ def test_a_job_that_cannot_run_is_refused_before_it_is_written(tmp_path, monkeyp
             slurm.main(options)
         assert capsys.readouterr().err.startswith("error: ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [[], ["--presets", "tiny-xs"]])
+def test_a_run_whose_name_has_spaces_has_a_job_without(tmp_path, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    slurm.main(["sft", "--name", "my run %j", *more])
+    (path,) = (tmp_path / "runs/slurm").iterdir()
+    asked = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert [line for line in asked if len(line.split()) > 2] == []
+    assert f"#SBATCH --job-name={path.stem}" in asked
+    assert "my run %j'" in path.read_text()  # the run itself keeps its name
 
 
 @pytest.mark.walk

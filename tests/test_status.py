@@ -4,7 +4,7 @@ import re
 import shutil
 
 from reports import run_page
-from stages.driving.status import COLUMNS, GOAL_LINES, help_lines, status
+from stages.driving.status import COLUMNS, GOAL_LINES, help_lines, kept, status
 from stages.running.machine import ROOT
 from stages.settings.command_line import make_config
 from stages.settings.stages import STAGES
@@ -26,6 +26,22 @@ def test_a_run_is_one_row_and_one_with_two_judges_has_one_more_for_each(runs):
         ["facts", *["ok"] * 4],
         ["tiny-s", "44413", *["ok"] * 5, "-", "-", "-", "ok", "-", "-", "-", "-"],
     ]
+
+
+def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_measured(tmp_path):
+    resume = tmp_path / "resume"
+    assert kept(tmp_path) == "without a checkpoint"
+    resume.mkdir()
+    (resume / "halved.json").write_text("[]")
+    (resume / "checkpoint-0000003.tmp").mkdir()  # that the disk had no room for
+    assert kept(tmp_path) == "without a checkpoint"
+    (resume / "score-references.0.jsonl").write_text("{}\n")
+    assert kept(tmp_path) == "its finished part is kept"
+    (resume / "score-references.0.jsonl").unlink()
+    (tmp_path / "judgements.jsonl").write_text("{}\n")
+    assert kept(tmp_path) == "its finished part is kept"
+    (resume / "checkpoint-0000002").mkdir()
+    assert kept(tmp_path) == "its last checkpoint is of update 2"
 
 
 def test_help_names_every_goal_within_80_columns():

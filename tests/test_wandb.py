@@ -18,13 +18,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from reports.sharing import cards
 from stages.driving.mirror import MOST_ROWS, Tracker, headline, note_for, open_mirrors, results_of
 from stages.finished import read_manifest
 from stages.running.files import read_lines, write_json
 from stages.runs import mirrored_by, open_stage
 from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
-from stages.settings.config import public_settings
+from stages.settings.config import public_settings, public_value
 from tests.resuming import ARGUMENTS
 from tests.wandb_files import all_sent
 
@@ -302,6 +303,27 @@ def test_servers_addresses_and_folders_are_hidden_and_other_settings_are_not():
     assert shown["data"]["source"] == "folder posts"
     assert (shown["ppo"]["kl_coef"], shown["seed"]) == (0.1, 44413)
     assert not any(one in json.dumps(shown) for one in ("pa55word", "example.org", "anna", "host"))
+
+
+def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("clients/acme", "runs/models/smollm2", "here"):
+        (tmp_path / folder).mkdir(parents=True)
+    seen = {
+        ("base.tokenizer", "clients/acme"): "folder acme",
+        ("base.checkpoint", "EleutherAI/pythia-14m"): "EleutherAI/pythia-14m",
+        ("base.checkpoint", "runs/models/smollm2"): "runs/models/smollm2",
+        ("judge.model", "accounts/fireworks/models/x"): "accounts/fireworks/models/x",
+        ("data.source", "clients/gone"): "folder gone",
+        ("outputs.file", "clients/acme/out.jsonl"): "folder out.jsonl",
+        ("outputs.file", "runs/tiny/seed1"): "runs/tiny/seed1",
+        ("data.source", "here"): "here",
+        ("data.prompt", f"r/{'x' * 5000}"): f"r/{'x' * 5000}",
+    }
+    assert {(name, text): public_value(name, text) for name, text in seen} == seen
+    config = make_config("tiny", name="mine", overrides=("base.checkpoint=clients/acme",))
+    assert "clients" not in json.dumps(public_settings(config))
+    assert cards.base_id(config) == ""
 
 
 def test_a_rate_that_may_not_be_given_is_not_in_the_summary():

@@ -22,6 +22,7 @@ from stages.running.launch import add_launch_arguments, check_numbers
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
+from stages.settings.config import slug
 
 GOALS = ("sft", "rm", "ppo")
 SECONDS_TO_STOP = 300
@@ -40,6 +41,8 @@ SCRIPT = """\
 {array}set -u
 cd {root} || exit 1
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || exit 1
+# What wandb has not sent by then stays here: Slurm waits {seconds} s in all.
+export WANDB_FINISH_TIMEOUT=${{WANDB_FINISH_TIMEOUT:-60}}
 export MASTER_ADDR=${{hosts%%$'\\n'*}} MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
 again=
@@ -98,6 +101,7 @@ def write(args: argparse.Namespace) -> Path:
         named["command"] = shlex.join(command_words(args, request))
     for cell in cells:  # an unknown goal, or one that has no part in such a run, is refused here
         wanted_stages(cell.config, args.goals or GOALS)
+    job = slug(job)  # sbatch splits its lines at white space
     path = settings.RUNS / "slurm" / f"{job}.sh"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = SCRIPT.format(

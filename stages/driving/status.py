@@ -146,9 +146,8 @@ def kept(partial: Path) -> str:
     checkpoints = sorted((partial / RESUME).glob("checkpoint-[0-9]*[0-9]"))
     if checkpoints:
         return f"its last checkpoint is of update {int(checkpoints[-1].name.split('-')[1])}"
-    return (
-        "without a checkpoint" if not (partial / RESUME).is_dir() else "its finished part is kept"
-    )
+    measured = [*(partial / RESUME).glob("*.jsonl"), *partial.glob("judgements.jsonl")]
+    return "its finished part is kept" if measured else "without a checkpoint"
 
 
 def _how_far(partial: Path) -> str:

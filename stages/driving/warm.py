@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from stages.driving.start import load
 from stages.running.signals import handled_signals
-from stages.settings.checks import in_one_line
+from stages.settings.checks import UserError, fail, in_one_line, what_to_mend
 
 PR_SET_PDEATHSIG = 1  # of Linux, where alone stages are forked
 DRIVERS = ("nvidia*", "nvmap", "dxg", "kfd", "accel*")
@@ -92,10 +92,19 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def serve(answers: IO[str]) -> tuple[ModuleType, list[str]] | None:
-    """Fork stage after stage; returns in each child what it is to run, and at the end None."""
+    """Fork stage after stage; returns in each child what it is to run, and at the end None.
+
+    Ends the process with one line where a package is missing that the stage loads.
+    """
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        module = load(name)
+        try:
+            module = load(name)
+        except Exception as error:
+            line = what_to_mend(error)
+            if line is None:
+                raise
+            fail(UserError(line))
         sys.stdout.flush()
         # Until it is known who handles them.
         signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())

@@ -18,11 +18,20 @@ from typing import Any
 
 from stages.posts.bad_rows import BadRowError, BadRows
 from stages.posts.tables import parse_line, raw_rows
-from stages.running.hub import Fetched, Source, dataset_source, fetch
-from stages.settings.checks import UserError
+from stages.running.hub import ABOUT_THE_DISK, Fetched, Source, dataset_source, fetch
+from stages.settings.checks import UserError, first_line
 from stages.settings.sections import COMPARISONS, HUB, POSTS, PPO_TRAIN, Data
 
 SPLITS = (*POSTS, *COMPARISONS)
+HELD_OUT = POSTS[1]
+# Split -> what says how many of its rows are used.
+ROWS_SETTINGS = {
+    "sft_train": "data.train_posts",
+    "sft_validation": "data.validation_posts",
+    PPO_TRAIN: "data.ppo_posts",
+    "comparisons_train": "data.train_comparisons",
+    "comparisons_validation": "data.validation_comparisons",
+}
 CNNDM_BATCHES = ("batch0_cnndm", "cnndm0", "cnndm2")
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
@@ -61,7 +70,7 @@ def read_source(
 def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) -> list[Located]:
     """The checked rows of one split. Raises UserError as `read_source` does."""
     bad = bad or BadRows(data.on_bad_row)
-    located = []
+    located, ids = [], set[str]()
     raw = read_hub(data, split) if folder == HUB else _read_file(Path(folder), split)
     for where, row in raw:
         with bad.of(split):
@@ -70,6 +79,8 @@ def read_split(data: Data, folder: str, split: str, bad: BadRows | None = None) 
                 check_comparison(where, checked)
             else:
                 check_post(where, checked, with_summary=split in POSTS)
+            if split == HELD_OUT:
+                _check_new(where, checked["id"], ids)
             located.append((where, checked))
     if not located:
         raise UserError(f"{folder}: split {split} is empty: give it at least one good row")
@@ -117,6 +128,7 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises UserError for a data set that cannot be fetched or has no such configuration or split.
     """
     from datasets import disable_progress_bars, load_dataset
+    from datasets.exceptions import DatasetsError
 
     disable_progress_bars()
     kind, part = split.split("_", 1)
@@ -127,9 +139,14 @@ def read_hub(data: Data, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     chosen = {"data_dir": name} if has_folder else {"name": name or None}
     try:
         loaded = load_dataset(str(fetched.folder), split=part, **chosen)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{source.label}, split {part}, does not load: {reason}") from None
+    except (OSError, RuntimeError, ValueError, DatasetsError) as error:
+        deepest: BaseException = error  # the one on top says only that something was wrong
+        while deepest.__cause__ is not None:
+            deepest = deepest.__cause__
+        if isinstance(deepest, OSError) and deepest.errno in ABOUT_THE_DISK:
+            raise deepest from None
+        reason = f"{source.label}, split {part}, does not load: {first_line(deepest)}"
+        raise UserError(f"{reason}: correct its files or the setting") from None
     text = data.sft_dataset if kind == "sft" else data.comparisons_dataset
     for number, row in enumerate(loaded, start=1):
         yield f"{text}[{part}]:{number}", dict(row)
@@ -149,6 +166,14 @@ def check_post(where: str, row: dict[str, Any], with_summary: bool = True) -> No
         raise BadRowError(where, "field summary is empty: drop the row or fill it")
     if not with_summary and row.get("summary") is not None:
         _require_type(where, row, "summary", str)
+
+
+def _check_new(where: str, post_id: str, before: set[str]) -> None:
+    """Raise BadRowError for the id of an earlier row: summaries are told apart by it. Notes it."""
+    if post_id in before:
+        given = f"field id is {post_id[:60]!r}, as in an earlier row"
+        raise BadRowError(where, f"{given}: give each held-out post its own id")
+    before.add(post_id)
 
 
 def check_comparison(where: str, row: dict[str, Any]) -> None:
@@ -242,7 +267,8 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
     """The rows of each split that the settings use, in their order.
 
     The draw depends on the split alone, so that seeds and sizes are compared on the same rows.
-    Raises UserError if a split has fewer rows than are asked for, or none.
+    Raises UserError if a split has fewer rows than are asked for, or none; the optional split may
+    be missing.
     """
     drawn, longest = dict(located), data.max_post_characters
     for name in [name for name in (*POSTS, PPO_TRAIN) if longest and name in drawn]:
@@ -250,9 +276,12 @@ def subsample(data: Data, located: dict[str, list[Located]]) -> dict[str, list[L
         if not drawn[name]:
             raise UserError(f"data.max_post_characters: raise {longest}, no post of {name} is left")
     for name, count in data.rows.items():
-        rows = drawn.get(name, [])
+        if name not in drawn:
+            continue
+        rows = drawn[name]
         if count > len(rows):
-            raise UserError(f"data.*: {count} rows of {name} are asked for, there are {len(rows)}")
+            short = f"{count} rows of {name} are asked for, there are {len(rows)}"
+            raise UserError(f"{ROWS_SETTINGS[name]}: {short}: give at most that, or 0 for all")
         if count:
             places = sorted(random.Random(name).sample(range(len(rows)), count))
             drawn[name] = [rows[place] for place in places]

@@ -17,6 +17,7 @@ def raw_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """`file:line` and the row of a table, whose ending says what it is.
 
     A row of JSONL is the bytes of its line, so that a bad line can be skipped: see `parse_line`.
+    Blank lines are no rows, and counted.
     Raises UserError for a file of another kind, and for one that cannot be read.
     """
     read = READERS.get(path.suffix)
@@ -40,17 +41,16 @@ def parse_line(where: str, line: bytes) -> dict[str, Any]:
 
 
 def parsed_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`file:line` and the row of a table, without blank lines. Raises UserError at a bad row."""
+    """`file:line` and the row of a table. Raises UserError at a bad row."""
     for where, row in raw_rows(path):
-        if isinstance(row, bytes) and not row.strip():
-            continue
         yield where, parse_line(where, row) if isinstance(row, bytes) else row
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as lines:  # bytes: a line that is not UTF-8 is refused as a line
         for number, line in enumerate(lines, start=1):
-            yield f"{path}:{number}", line
+            if line.strip():
+                yield f"{path}:{number}", line
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:

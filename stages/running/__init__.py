@@ -2,6 +2,7 @@
 
 files     files that are whole or absent, their hashes, JSON lines that a kill leaves good
 hub       models and data sets of the hub, each at one commit
+inputs    the user's own files that a stage reads, and their hashes
 machine   what a run was made with: code, libraries, device, memory
 progress  how far, how long it will take, lines of 80 columns
 signals   what is under way is finished first

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,28 @@ def file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def hash_files(folder: Path, leave_out: Sequence[str] = ()) -> dict[str, str]:
+def known_hash(path: Path) -> str:
+    """`file_hash` of a file that others wrote, read again only where its size or time is another.
+
+    A process that looks at many stages would else read a large model again for each of them.
+    """
+    status = path.stat()
+    return _hash_at(path.absolute(), status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _hash_at(path: Path, size: int, changed: int) -> str:
+    return file_hash(path)
+
+
+def hash_files(
+    folder: Path, leave_out: Sequence[str] = (), hash_of_file: Callable[[Path], str] = file_hash
+) -> dict[str, str]:
     """Relative path -> hash of every file below a folder, without the subfolders left out."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path.relative_to(folder): path for path in paths}
-    return {
-        str(name): file_hash(path) for name, path in names.items() if name.parts[0] not in leave_out
-    }
+    kept = {name: path for name, path in names.items() if name.parts[0] not in leave_out}
+    return {str(name): hash_of_file(path) for name, path in kept.items()}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -35,12 +35,15 @@ Record = dict[str, Any]
 
 
 def code_version() -> str:
-    """The commit that runs, with `-dirty` if files differ from it; `unknown` outside git.
+    """The commit that runs, with `-dirty` if files differ from it; `unknown` where git tells none.
 
     Published pages and Markdown files may differ: no run reads them.
     """
     describe = ["git", "describe", "--always", "--abbrev=10"]
-    described = subprocess.run(describe, capture_output=True, text=True, check=False)
+    try:
+        described = subprocess.run(describe, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
     if described.returncode:
         return "unknown"
     left_out = [":(exclude)reports/generated", ":(exclude)*.md"]

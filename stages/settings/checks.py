@@ -113,7 +113,8 @@ def what_to_mend(error: BaseException) -> str | None:
         return SMALLER
     if number := OS_ERROR.search(str(error)):
         return _about_a_file(OSError(int(number[1]), os.strerror(int(number[1]))), text)
-    if NO_SPACE in str(error) and not isinstance(error, OSError):  # torch has one of its own
+    # torch has one of its own; shutil has a list of all files that it could not copy.
+    if NO_SPACE in str(error) and getattr(error, "errno", None) is None:
         return f"{NO_SPACE}: {MENDS[errno.ENOSPC]}"
     if isinstance(error, UnicodeEncodeError):
         return f"a text holds half a character ({text}): replace it, or save the file as UTF-8"

@@ -26,6 +26,7 @@ from stages.settings.config import (
     Config,
     UserError,
     is_run_name,
+    is_same,
 )
 from stages.settings.judge import at_server
 from stages.settings.presets import PRESETS
@@ -203,7 +204,7 @@ def _shared(
         f"{name}.{field}": getattr(theirs, field)
         for name, theirs in sections.items()
         for field, value in changes.get(name, {}).items()
-        if getattr(theirs, field) != value
+        if not is_same(f"{name}.{field}", getattr(theirs, field), value)
     }
     first = first_changed({key.split(".")[0] for key in other})
     if first == SHARED_STAGES[0]:

@@ -8,6 +8,7 @@ installed.
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,6 +54,12 @@ __all__ = [
 # fmt: on
 
 RUNS = Path("runs")
+# Settings that may name a folder of this machine, and what they hold where they name none.
+PLACES = tuple(
+    "base.checkpoint base.tokenizer data.source released.policy released.reward_model"
+    " outputs.file".split()
+)
+NO_FOLDERS = ("", TOY, HUB, RANDOM, TRAIN_TOKENIZER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +135,7 @@ NUMERICS = ("mixed_precision", "cpu_threads")
 POLICY_NUMERICS = (*NUMERICS, "frozen_dtype")  # of PPO and its rivals
 CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POLICY_NUMERICS)
 SERVERS = ("judge.base_url",)  # settings that no page shows
+FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
 
 
@@ -158,6 +166,16 @@ def settings_hash(config: Config, stage: str) -> str:
     return hash_of(settings_of(config, stage))
 
 
+def is_same(name: str, value: Any, other: Any) -> bool:
+    """Whether two values of a setting are one: a folder may be written in several ways.
+
+    `name` is section and field: `data.source`.
+    """
+    if value == other or name not in PLACES or {value, other} & {*NO_FOLDERS, None}:
+        return bool(value == other)
+    return os.path.abspath(value) == os.path.abspath(other)
+
+
 def hash_of(value: Any) -> str:
     """Sixteen digits that name a value made of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
@@ -169,7 +187,8 @@ def hash_of(value: Any) -> str:
 def public_value(name: str, value: Any) -> Any:
     """A setting as others may see it: folders by their last name, servers and addresses not at all.
 
-    `name` is section and field: `judge.base_url`. An address may hold a host and a key.
+    `name` is section and field: `judge.base_url`. An address may hold a host and a key. What lies
+    below `runs/` has names of ours, which all may see.
     """
     if name in SERVERS and value:
         return NOT_SHOWN
@@ -177,12 +196,15 @@ def public_value(name: str, value: Any) -> Any:
         return value
     if "://" in value:
         return NOT_SHOWN
-    return f"folder {Path(value).name}" if is_path(value) else value
+    is_place = is_path(value) or (name in FILES and "/" in value)
+    is_ours = value.startswith(f"{RUNS.name}/")
+    return f"folder {Path(value).name}" if is_place and not is_ours else value
 
 
 def is_path(value: str) -> bool:
     """Whether a setting names a place on this machine, as opposed to an id of the hub."""
-    return value.startswith(("/", ".", "~")) or "\\" in value
+    looks_so = value.startswith(("/", ".", "~")) or "\\" in value
+    return looks_so or ("/" in value and os.path.isdir(value))
 
 
 def slug(text: str) -> str:

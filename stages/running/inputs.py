@@ -1,0 +1,93 @@
+"""The user's own files that a stage reads: posts, summaries, and folders of models and data sets.
+
+Content decides here too. A manifest records one hash for each setting that names such files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.running.files import known_hash
+from stages.running.hub import BESIDE_WEIGHTS, OLD_WEIGHTS, WEIGHTS, dataset_source, model_source
+from stages.settings import config as settings
+from stages.settings.config import Config, hash_of
+from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
+from stages.settings.stages import OUTPUTS, STAGES
+
+DATA = "data"  # as an input of the stages that read it
+DATA_FILES = ("*.jsonl", "*.parquet")
+OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
+OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
+# Settings that may name a folder of this machine -> which of its files are read.
+FOLDERS = {
+    "base.checkpoint": OF_A_MODEL,
+    "base.tokenizer": BESIDE_WEIGHTS,
+    "released.reward_model": OF_A_MODEL,
+    "data.sft_dataset": ("**/*",),
+    "data.comparisons_dataset": ("**/*",),
+}
+
+
+def own_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash of the user's own files that a stage reads, by what names them."""
+    return data_inputs(config, stage) | folder_inputs(config, stage)
+
+
+def data_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash, as `data`, of the files that a stage reads from the user's own folder."""
+    if config.kind == OUTPUTS and stage == "summaries":
+        return {DATA: _hash_of(output_files(config.outputs.file))}
+    if not _reads_folder(config, stage):
+        return {}
+    folder = Path(config.data.source)
+    both = [
+        [folder / f"{split}{ending}" for ending in (".jsonl", ".parquet")]
+        for split in (*POSTS, *COMPARISONS, PPO_TRAIN)
+    ]
+    there = [[path for path in paths if path.is_file()] for paths in both]
+    return {DATA: _hash_of([paths[0] for paths in there if paths])}
+
+
+def _reads_folder(config: Config, stage: str) -> bool:
+    return STAGES[stage].reads_data and config.data.source not in settings.NO_FOLDERS
+
+
+def older_hash(config: Config, stage: str, name: str) -> str | None:
+    """The hash of an input as manifests once recorded it: of all tables in the folder of posts."""
+    if name != DATA or not _reads_folder(config, stage):
+        return None
+    return _hash_of([path for kind in DATA_FILES for path in Path(config.data.source).glob(kind)])
+
+
+def output_files(source: str) -> list[Path]:
+    """The files of summaries that `outputs.file` names: itself, or those of a folder or a run."""
+    path = Path(source)
+    if not path.is_dir():
+        return [path] if path.is_file() else []
+    folder = path / "summaries" if (path / "summaries").is_dir() else path
+    return sorted(file for file in folder.iterdir() if file.suffix in OUTPUT_FILES)
+
+
+def folder_inputs(config: Config, stage: str) -> dict[str, str]:
+    """A hash of each folder of this machine from which a stage loads a model, a tokenizer or a data
+    set, by the setting that names it.
+    """
+    names = {"base": ("base.checkpoint", "base.tokenizer"), "released": ("released.reward_model",)}
+    loaded = list(names.get(stage, ()))
+    if STAGES[stage].reads_data and config.data.source == settings.HUB:
+        loaded += ["data.sft_dataset", "data.comparisons_dataset"]
+    hashes = {}
+    for name in loaded:
+        section, _, key = name.partition(".")
+        text = getattr(getattr(config, section), key)
+        source = dataset_source(name, text) if section == "data" else model_source(name, text)
+        if text not in settings.NO_FOLDERS and source.is_folder:
+            folder = Path(source.name)
+            paths = {path for pattern in FOLDERS[name] for path in folder.glob(pattern)}
+            hashes[name] = _hash_of([path for path in paths if path.is_file()], folder)
+    return hashes
+
+
+def _hash_of(paths: Sequence[Path], folder: Path | None = None) -> str:
+    """One hash of files and their names, which begin below `folder`; else the last part alone."""
+    named = {str(path.relative_to(folder)) if folder else path.name: path for path in paths}
+    return hash_of({name: known_hash(path) for name, path in named.items()})

@@ -1,0 +1,175 @@
+"""The user's own files: a change makes stale what was made from them, and nothing else does."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stages.finished import differing_settings, read_manifest, seal_of, stage_folder, why_not
+from stages.running import files
+from stages.running.inputs import own_inputs
+from stages.runs import open_stage
+from stages.settings.command_line import make_config
+from stages.settings.config import HUB, UserError, hash_of
+from tests.test_posts import write_folder
+
+
+@pytest.fixture
+def folders(runs, tmp_path, monkeypatch):
+    """A working directory with folders of posts, of a model and of a tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "data")
+    for name in ("model", "tokenizer", "reward"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_text(name)
+    return tmp_path
+
+
+def made(config, stage="base"):
+    """A stage that has finished with these settings."""
+    folder = stage_folder(config, stage)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open_stage(config, stage) as run:
+        (run.partial / "out.txt").write_text("made")
+        run.finish({})
+    assert why_not(config, stage) is None
+    return folder / "manifest.json"
+
+
+def asked(*overrides, **more):
+    return make_config("tiny", name="own", overrides=overrides, **more)
+
+
+POLICY = ("released.policy=model", "released.reward_model=reward")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "stage", "changed", "setting"),
+    [
+        (["base.checkpoint=model"], "base", "model/model.safetensors", "base.checkpoint"),
+        (["base.checkpoint=model"], "base", "model/config.json", "base.checkpoint"),
+        (["base.tokenizer=tokenizer"], "base", "tokenizer/config.json", "base.tokenizer"),
+        (POLICY, "base", "model/model.safetensors", "base.checkpoint"),
+        (POLICY, "released", "reward/model.safetensors", "released.reward_model"),
+        (
+            [f"data.source={HUB}", "data.sft_dataset=data", "data.comparisons_dataset=data:x"],
+            "base",
+            "data/sft_train.jsonl",
+            "data.sft_dataset",
+        ),
+        (
+            [f"data.source={HUB}", "data.sft_dataset=a/b", "data.comparisons_dataset=data:x"],
+            "calibration",
+            "data/sft_train.jsonl",
+            "data.comparisons_dataset",
+        ),
+    ],
+)
+def test_a_folder_that_a_setting_names_counts_by_what_it_holds(
+    folders, overrides, stage, changed, setting
+):
+    config = asked(*overrides)
+    manifest = made(config, stage)
+    (folders / changed).write_text("other")
+    assert str(why_not(config, stage)) == f"was made from another {setting}"
+    record = json.loads(manifest.read_text())  # of before: it names no folder
+    record["inputs"] = {}
+    manifest.write_text(json.dumps(record | {"seal": seal_of(record)}))
+    assert why_not(config, stage) is None
+
+
+def test_what_nobody_loads_of_a_folder_counts_for_nothing(folders):
+    config = asked("base.checkpoint=model", "base.tokenizer=tokenizer")
+    made(config)
+    (folders / "model/README.md").write_text("a card that somebody edits")
+    (folders / "model/checkpoint-9").mkdir()
+    (folders / "model/checkpoint-9/model.safetensors").write_text("of a trainer")
+    (folders / "tokenizer/model.safetensors").write_text("weights of a tokenizer's model")
+    assert why_not(config, "base") is None
+
+
+def test_words_that_are_no_folder_name_none(folders):
+    for word in ("random", "train", "toy"):
+        (folders / word).mkdir()
+    assert own_inputs(asked(), "base") == {}
+
+
+def test_other_tables_in_the_folder_of_posts_are_not_read_and_make_nothing_stale(folders):
+    config = asked(data="data")
+    only_read = own_inputs(config, "base")
+    manifest = made(config)
+    (folders / "data/notes.jsonl").write_text("{}\n")
+    (folders / "data/sft_train.parquet").write_text("beside the JSON lines, which are read")
+    assert own_inputs(config, "base") == only_read
+    assert why_not(config, "base") is None
+    tables = sorted((folders / "data").glob("*.*"))
+    record = json.loads(manifest.read_text())
+    record["inputs"] = {"data": hash_of({path.name: files.file_hash(path) for path in tables})}
+    del record["seal"]
+    manifest.write_text(json.dumps(record | {"seal": seal_of(record)}))
+    assert record["inputs"] != only_read  # as it was recorded once
+    assert why_not(config, "base") is None
+    (folders / "data/sft_train.jsonl").write_text("{}\n")
+    assert str(why_not(config, "base")) == "was made from other data"
+
+
+def test_a_folder_that_is_written_in_another_way_is_the_same(folders):
+    made(asked(data="data", tokenizer="tokenizer"))
+    for data in ("data/", "./data", str(folders / "data"), "tokenizer/../data"):
+        config = asked(data=data, tokenizer=str(folders / "tokenizer/"))
+        assert why_not(config, "base") is None, data
+    write_folder(folders / "toy")
+    other = asked(data=str(folders / "toy"), tokenizer="tokenizer")
+    assert "data.source: made with data, asked" in str(why_not(other, "base"))
+    made(make_config("tiny", name="built-in", overrides=("base.vocab_size=600",)))
+    own = make_config(
+        "tiny", name="built-in", data=str(folders / "toy"), overrides=("base.vocab_size=600",)
+    )
+    assert "data.source: made with toy" in "; ".join(differing_settings(own, "base"))
+
+
+def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
+    made(asked(data="data"))
+    more = {"name": "from", "upstream": "own", "overrides": ("ppo.kl_coef=0.1",)}
+    assert make_config("tiny", data="data/", **more).own_from == ""
+    write_folder(folders / "other")
+    with pytest.raises(UserError, match="no stage can be taken from a run with another base"):
+        make_config("tiny", data="other", **more)
+
+
+def test_files_that_change_while_a_stage_reads_them_end_it(folders):
+    config = asked("base.checkpoint=model", data="data")
+
+    def disturbed():
+        with open_stage(config, "base") as run:
+            (folders / "data/sft_train.jsonl").write_text("{}\n")
+            (folders / "model/model.safetensors").write_text("other")
+            run.finish({})
+
+    text = "stage base: data, base.checkpoint changed while it was under way: run it again"
+    with pytest.raises(UserError, match=text):
+        disturbed()
+    assert read_manifest(stage_folder(config, "base")) is None
+    made(config)
+
+
+def test_a_file_is_hashed_once_by_a_process_until_it_changes(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights", []
+    hashed = files.file_hash
+
+    def noted(path: Path) -> str:
+        read.append(path)
+        return hashed(path)
+
+    monkeypatch.setattr(files, "file_hash", noted)
+    path.write_text("one")
+    first = files.known_hash(path)
+    monkeypatch.chdir(tmp_path)
+    assert files.known_hash(Path("weights")) == first
+    assert len(read) == 1
+    path.write_text("two")
+    os.utime(path, ns=(1, 1))
+    assert files.known_hash(path) == hashed(path) != first
+    assert len(read) == 2
