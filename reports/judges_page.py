@@ -178,8 +178,9 @@ def answer(group: Sequence[Calibrated]) -> str:
     if not judges:
         return f"{pairs} no judge was compared with taking the longer text."
     if not above:
-        none = "the judge does not" if len(judges) == 1 else f"none of the {len(judges)} judges can"
-        return f"{pairs} {none} reliably beat taking the longer text."
+        none = {1: "the judge cannot", 2: "neither judge can"}
+        who = none.get(len(judges), f"none of the {len(judges)} judges can")
+        return f"{pairs} {who} reliably beat taking the longer text."
     rest = len(judges) - len(above)
     others = f"; {rest} of {len(judges)} judges cannot" if rest else ""
     verb = "beats" if len(above) == 1 else "beat"
@@ -221,7 +222,7 @@ def _cells(row: Row) -> list[str]:
         estimate(row["prefers_longer"]),
         estimate(row["share_first"]),
         percent(row["unjudged"]),
-        str(len(row["flags"])),
+        f"{len(row['flags'])}{', undecided' if row['undecided'] else ''}",
         number(dollars, 2) if dollars is not None else MISSING,
         number(row["pairs_per_minute"], 1),
     ]

@@ -88,6 +88,8 @@ def test_judges_of_the_same_pairs_stand_in_one_table_beside_the_simple_ones(two_
     assert text.split("\n\n")[1] == f"{told[0]}; 1 of 2 judges cannot. {told[0]}."
     assert "people with each other | – | 72 to 77% |" in text
     assert text.count("| the label that most pairs have |") == 2
+    (line,) = (line for line in text.splitlines() if line.startswith("| another |"))
+    assert f"| {len(paid['flags'])}, undecided |" in line
     assert "another has neither passed nor failed its calibration, too few posts (45" in text
 
 
