@@ -163,19 +163,16 @@ def test_a_judge_that_was_calibrated_twice_stands_there_as_it_was_last(two_judge
 def test_the_documents_table_of_judges_holds_the_published_pages_figures():
     root = Path(__file__).parents[1]
     page = (root / "reports" / "generated" / "judges.md").read_text(encoding="utf-8")
-    first, second = page.split("\n## ")[1:3]
+    tables = [part for part in page.split("\n## ")[1:] if not part.startswith("More: ")]
     text = (root / "eval" / "README.md").read_text(encoding="utf-8")
     table = text.partition("| judge | labels by")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
-    assert len(rows) == 6
-    unusable = "flagged: no pair has a verdict in both orders; 100.0% of its replies"
+    assert len(rows) == 5
     for name, *cells in rows:
-        for cell, section in zip(cells, (first, second), strict=True):
-            if cell.strip() == "none, flagged":
-                assert ("served" in name, unusable in section.lower()) == (True, True)
-                continue
-            share, interval = cell.removesuffix(", flagged ").strip().split(" ", 1)
-            assert f"{share}% {interval}" in section
+        for cell, section in zip(cells, tables, strict=True):
+            share, interval = cell.partition(",")[0], cell[cell.index("[") : cell.index("]") + 1]
+            assert f"{share.split()[0]}% {interval}" in section, name
+            assert ("undecided" in cell) == ("reward model" in name and section is tables[0])
 
 
 def test_labels_of_a_judged_file_are_named_after_the_file(tmp_path):
