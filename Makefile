@@ -74,7 +74,8 @@ DEVELOPED := $(if $(VENV),$(VENV)/developed)
 DRY := $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run)
 # A dry run installs nothing.
 RUN = $(if $(DRY),$(PYTHON) -B,$(PY)) -m
-SETTINGS = $(call each,$(SET)) \
+# One word, because a value may hold spaces: stages/settings/command_line.py takes it apart.
+SETTINGS = $(if $(SET),$(call quoted,$(SET))) \
 	$(if $(POLICY),$(call quoted,released.policy=$(POLICY))) \
 	$(if $(REWARD_MODEL),$(call quoted,released.reward_model=$(REWARD_MODEL))) \
 	$(if $(INPUT),$(call quoted,outputs.file=$(INPUT)))
@@ -130,7 +131,7 @@ rehearse: $(INSTALLED)
 # Speed and memory beside other implementations, which get environments of their own below runs/.
 bench: $(INSTALLED)
 	@$(PY) -m reports.speed.bench_page $(call options,shapes,$(SHAPES)) $(call option,runs,$(RUNS)) \
-		$(call options,set,$(SET)) $(if $(CHECK),--check)
+		$(call option,set,$(SET)) $(if $(CHECK),--check)
 
 # Modules are compiled when they are first imported, which most of them never are. setuptools is
 # there already when the project's own list of packages is read, so pip need not fetch it again.
@@ -166,9 +167,9 @@ overoptimisation: $(INSTALLED)
 SIDES = --a=$(call quoted,$(A)) --b=$(call quoted,$(B))
 versus: $(INSTALLED)
 	@$(PY) -m stages.driving.start eval.versus $(SIDES) $(call option,judge,$(JUDGE)) \
-		$(call options,set,$(SET)) $(call option,max-cost,$(MAX_COST))
+		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))
 	@$(PY) -m reports.versus_page $(SIDES) $(call option,judge,$(JUDGE)) \
-		$(call options,set,$(SET))
+		$(call option,set,$(SET))
 # One post, typed. It may hold line breaks, so it goes through the environment, where nothing reads it.
 POST ?=
 FILE ?=
@@ -186,7 +187,7 @@ DIFFERENCE ?=
 OF_RUN = $(call option,name,$(or $(NAME),$(PRESET))) $(call option,seed,$(SEED))
 power: $(INSTALLED)
 	@$(PY) -m eval.power --difference=$(call quoted,$(DIFFERENCE)) $(OF_RUN) \
-		$(call option,judge,$(JUDGE)) $(call options,set,$(SET))
+		$(call option,judge,$(JUDGE)) $(call option,set,$(SET))
 leaderboard: $(INSTALLED)
 	+@$(PY) -m eval.leaderboard $(REQUEST) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
 		$(call options,judges,$(JUDGES))

@@ -35,7 +35,7 @@ from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
-from stages.settings.command_line import recorded_config
+from stages.settings.command_line import add_overrides, recorded_config
 from stages.settings.config import JudgeSettings, UserError
 
 POWER = 0.8
@@ -229,7 +229,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", default="tiny", help="the run whose verdicts say the spread")
     parser.add_argument("--seed", type=int, default=44413)
     parser.add_argument("--judge", default="", help="the folder of one judge, of several")
-    parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    add_overrides(parser, "judge.KEY=VALUE")
     args = parser.parse_args(argv)
     try:
         args.difference = float(args.difference)

@@ -29,8 +29,8 @@ from stages.running.progress import folded
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
-from stages.settings.command_line import make_config, override_of, recorded_config
-from stages.settings.config import Checks, Config, JudgeSettings, UserError
+from stages.settings.command_line import add_overrides, make_config, recorded_config
+from stages.settings.config import Checks, Config, JudgeSettings, UserError, override_of
 from stages.settings.judge import at_server
 
 DEFAULT_SEED = "44413"
@@ -329,7 +329,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--a", required=True, help="name[/seed][:policy]")
     parser.add_argument("--b", required=True, help="name[/seed][:policy]")
     parser.add_argument("--judge", default="", help="the folder of one judge of run A, of several")
-    parser.add_argument("--set", nargs="*", default=[], metavar="judge.KEY=VALUE", dest="overrides")
+    add_overrides(parser, "judge.KEY=VALUE")
     parser.add_argument("--max-cost", type=float, help="the most that the judge may cost, USD")
     return parser.parse_args(argv)
 

@@ -9,8 +9,8 @@ from stages.driving.grid import Cell, Execution, ablation_cells, distinct_ablati
 from stages.driving.status import LABEL, status
 from stages.finished import stage_folder, why_not
 from stages.settings import config as settings
-from stages.settings.command_line import Request, config_of, make_config, override_of
-from stages.settings.config import UserError
+from stages.settings.command_line import Request, config_of, make_config
+from stages.settings.config import UserError, override_of
 from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import SHARED_STAGES
 from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed

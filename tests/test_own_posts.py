@@ -9,8 +9,7 @@ from datasets.exceptions import DatasetGenerationError
 from stages import base
 from stages.posts.bad_rows import BadRows
 from stages.posts.readers import ROWS_SETTINGS, read_hub, read_source, subsample
-from stages.settings.command_line import changes_of
-from stages.settings.config import HUB, Data, UserError
+from stages.settings.config import HUB, Data, UserError, changes_of
 from tests.test_posts import PAIR, POST, one_line, read_all, write_folder
 
 

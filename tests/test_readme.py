@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.settings.command_line import make_config, override_of
-from stages.settings.config import SECTIONS, UserError
+from stages.settings.command_line import make_config
+from stages.settings.config import SECTIONS, UserError, override_of
 from stages.settings.ppo import PAPER_QUIRKS
 from stages.settings.presets import ABLATIONS, PRESETS
 from stages.settings.stages import STAGES

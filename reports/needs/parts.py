@@ -23,7 +23,8 @@ from reports.needs.memory import (
     saved_activations,
     training,
 )
-from stages.settings.command_line import changes_of, with_changes
+from stages.settings.command_line import with_changes
+from stages.settings.config import changes_of
 from stages.settings.families import SHARING
 
 # Part -> its stage.

@@ -17,8 +17,7 @@ from reports.parts.words import Row
 from stages.finished import partial_of
 from stages.settings import config as settings
 from stages.settings.checks import UserError
-from stages.settings.command_line import override_of
-from stages.settings.config import SECTIONS
+from stages.settings.config import SECTIONS, override_of
 from stages.settings.presets import ABLATIONS, settings_of_ablation
 from stages.settings.stages import first_changed, shared_before
 

@@ -28,6 +28,7 @@ from reports.speed.speed import OURS
 from stages.running.files import read_json, write_json
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
+from stages.settings.command_line import add_overrides
 from stages.settings.config import UserError
 
 STEM = speed.NAME
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(description="speed and memory, beside other implementations")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    add_overrides(parser)
     parser.add_argument("--check", action="store_true", help="compare with what is published")
     parser.add_argument("--publish", action="store_true", help="publish what was measured last")
     args = parser.parse_args(argv)

@@ -16,7 +16,7 @@ from stages.runs import RESUME, holder_of
 from stages.settings import config as settings
 from stages.settings.checks import UserError, unknown, what_to_mend
 from stages.settings.command_line import recorded_config
-from stages.settings.config import SECTIONS, Config
+from stages.settings.config import LINE_BREAK, SECTIONS, Config
 from stages.settings.presets import PRESETS
 from stages.settings.stages import STAGES
 
@@ -258,4 +258,5 @@ def settings_lines(config: Config) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text.replace("\n", LINE_BREAK)

@@ -7,9 +7,9 @@ Unknown keys and wrong types are refused with one line, and an override needs a 
 
 import argparse
 import json
-import math
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from stages.settings.config import (
     TRAIN_TOKENIZER,
     Config,
     UserError,
+    changes_of,
     is_run_name,
     is_same,
 )
@@ -51,6 +52,8 @@ MAKE_VARIABLES = {
     "released.reward_model": "REWARD_MODEL",
     "outputs.file": "INPUT",
 }
+# What ends a setting's value, which may hold spaces itself, in a word of several.
+NEXT = re.compile(r"\s+(?=[A-Za-z_]\w*\.\w+=)")
 TRAINING_SECTIONS = {"base", "sft", "rm", "ppo", "dpo", "lora"}
 
 
@@ -132,15 +135,6 @@ def config_of(request: Request, upstream: Config | None = None, whole: bool = Tr
         overrides=request.overrides,
         judge=at_server(config.judge),
     )
-
-
-def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The values of some overrides, by section and field. Raises UserError as `override_of`."""
-    changes: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        section, field, value = override_of(text)
-        changes.setdefault(section, {})[field] = value
-    return changes
 
 
 def with_changes(config: Config, changes: dict[str, dict[str, Any]]) -> Config:
@@ -295,25 +289,22 @@ def _check_given(config: Config) -> None:
         )
 
 
-def override_of(override: str) -> tuple[str, str, Any]:
-    """Section, field and value of `section.key=value`. Raises UserError for a bad key or value."""
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise UserError(f"--set takes section.key=value, not {override!r}")
-    section, _, name = key.partition(".")
-    types = {
-        f"{part}.{field.name}": field.type for part in SECTIONS for field in fields(SECTIONS[part])
-    }
-    if key not in types:
-        raise unknown("setting", key, types, "`make settings` lists all of them")
-    kind: Any = types[key]
-    try:
-        value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key} takes a finite number, not {text}")
-    return section, name, value
+class SplitOverrides(argparse.Action):
+    """Takes words that hold several overrides apart."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        """Called by argparse with the words of one option."""
+        texts: Sequence[str] = values
+        parts = [part for text in texts for part in NEXT.split(text.strip())]
+        setattr(namespace, self.dest, parts)
+
+
+def add_overrides(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE") -> None:
+    """The option `--set` of a command line, as `overrides`."""
+    more: dict[str, Any] = {"nargs": "*", "default": [], "action": SplitOverrides}
+    parser.add_argument("--set", metavar=metavar, dest="overrides", **more)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -324,7 +315,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="", help="folder with posts and comparisons")
     parser.add_argument("--tokenizer", default="", help="tokenizer folder or hub id")
     parser.add_argument("--upstream", default="", help="run to take equal stages from")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    add_overrides(parser)
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -384,7 +375,6 @@ def make_command(config: Config, stage: str) -> str:
         "UPSTREAM": "" if elsewhere else config.upstream,
     }
     if not elsewhere:
-        # A path may hold spaces, at which SET= is split.
         pairs = [override.split("=", 1) for override in config.overrides]
         values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
         values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}

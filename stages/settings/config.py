@@ -8,13 +8,15 @@ installed.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stages.settings.checks import UserError, fail, require
+from stages.settings.checks import UserError, fail, require, unknown
 from stages.settings.judge import JudgeSettings
 from stages.settings.outputs import Outputs, Released
 from stages.settings.ppo import Grpo, Ppo, Rloo
@@ -128,6 +130,7 @@ def is_run_name(name: str) -> bool:
     return is_text and "/" not in name and name not in ("", ".", "..", *RESERVED)
 
 
+LINE_BREAK = "\\n"  # of a prompt, as two characters: no command line holds a line break
 SECTIONS = {part.name: part.type for part in fields(Config) if dataclasses.is_dataclass(part.type)}
 # The memory fields that a result depends on: precision and threads change the rounding of every
 # sum, and PPO amplifies it. The others only cut batches.
@@ -137,6 +140,41 @@ CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POL
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
+
+
+def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The values of some overrides, by section and field. Raises UserError as `override_of`."""
+    changes: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        section, field, value = override_of(text)
+        changes.setdefault(section, {})[field] = value
+    return changes
+
+
+def override_of(override: str) -> tuple[str, str, Any]:
+    """Section, field and value of `section.key=value`; `\\n` in a prompt is a line break.
+
+    Raises UserError for a bad key or value.
+    """
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set takes section.key=value, not {override!r}")
+    section, _, name = key.partition(".")
+    types = {
+        f"{part}.{field.name}": field.type for part in SECTIONS for field in fields(SECTIONS[part])
+    }
+    if key not in types:
+        raise unknown("setting", key, types, "`make settings` lists all of them")
+    kind: Any = types[key]
+    if key == "data.prompt":
+        text = text.replace(LINE_BREAK, "\n")
+    try:
+        value = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise UserError(f"{key} takes a value of type {kind.__name__}, not {text!r}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} takes a finite number, not {text}")
+    return section, name, value
 
 
 def settings_of(config: Config, stage: str) -> dict[str, Any]:
