@@ -356,6 +356,8 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         jobs=args.jobs,
         dry_run=args.dry_run,
     )
+    if execution.jobs > 1 and execution.launch and {*GRIDS} & {*args.goals}:
+        raise UserError("-j and GPUS: every run takes all cards: leave out -j, or use make slurm")
     with Maker(execution, says_stop="study" in args.goals) as maker:
         if "study" in args.goals:
             return make_study(

@@ -272,11 +272,8 @@ def study_cells(
 def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int:
     """Make every cell that is missing, then the page about all sizes; returns the exit status.
 
-    A cell that fails stops no other. Raises UserError if the goals are unknown, or if several runs
-    at once are to share the cards of one machine.
+    A cell that fails stops no other. Raises UserError if the goals are unknown.
     """
-    if maker.execution.jobs > 1 and maker.execution.launch:
-        raise UserError("-j and GPUS: every cell takes all cards: leave out -j, or use make slurm")
     todo = Todo(maker, cells)
     if maker.execution.dry_run:
         print("\n".join(todo.lines()))
