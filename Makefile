@@ -66,6 +66,26 @@ SHOW_ONE := scaling compare overoptimisation versus power publish push
 $(if $(filter-out undefined default file,$(origin JUDGE)),$(if $(filter $(SHOW_ONE),$(MAKECMDGOALS)),,$(if \
 	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=..., or JUDGES for leaderboard))))
 
+# What a goal does not read is refused: it would be ignored without a word.
+given = $(if $(filter-out undefined default file,$(origin $(1))),$($(1)))
+asks = $(filter $(1),$(MAKECMDGOALS))
+for = $(if $(call given,$(1)),$(if $(call asks,$(2)),,$(error $(1) is for $(2): $(3))))
+not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2)) takes no $(1): $(3))))
+$(call for,SEEDS,study ablations rivals planted slurm plan,one run takes SEED)
+$(call for,PRESETS,study slurm plan,one run takes PRESET)
+$(call for,JOB,study slurm,name the goals themselves)
+$(call for,ABLATIONS,ablations,leave it out)
+$(call for,PENALTIES,rivals,leave it out)
+$(call for,ERRORS,planted,leave it out)
+$(call not_for,SEED,study ablations rivals planted,give SEEDS)
+$(call not_for,PRESET,study,give PRESETS)
+$(if $(call given,SEEDS),$(call not_for,SEED,plan,give SEED or SEEDS alone))
+$(if $(call given,PRESETS),$(call not_for,PRESET,plan slurm,give PRESET or PRESETS alone))
+$(if $(call given,PRESETS),$(call not_for,SEED,slurm,give SEEDS beside PRESETS),$(call \
+	not_for,SEEDS,slurm,give SEED or add PRESETS))
+$(call not_for,LAUNCH,slurm,give GPUS and NODES and ENGINE)
+$(call not_for,REPLACE,slurm,a job may begin several times: take another NAME)
+
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )
 # What runs need comes first; tools for developers come with the goals that use them.

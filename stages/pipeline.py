@@ -52,11 +52,12 @@ from stages.finished import (
     wanted_stages,
     why_not,
 )
-from stages.running.launch import add_launch_arguments, launch_words
+from stages.running.launch import add_launch_arguments, launch_variables, launch_words
 from stages.running.machine import other_code
 from stages.running.progress import COLUMNS, folded
 from stages.running.signals import (
     CALLER_SAYS_STOP,
+    GOES_ON_WITH,
     answer_at_once,
     handled_signals,
     leave_closed_terminal,
@@ -224,7 +225,8 @@ class Maker:
         """
         # Tools beside this interpreter, such as `accelerate`, are found by their names.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        environment = {**os.environ, "PATH": path}
+        how = " ".join(self.execution.started_by)
+        environment = {**os.environ, "PATH": path, GOES_ON_WITH: how}
         environment |= {CALLER_SAYS_STOP: "1"} if self.says_stop else {}
         if not label and tuple(words[:3]) == START and can_be_forked():
             return _shell_code(self._warmed(environment).run(words[3:]))
@@ -351,11 +353,14 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         require_packages()
     execution = Execution(
         launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
+        started_by=tuple(launch_variables(args)),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,
         dry_run=args.dry_run,
     )
+    if execution.jobs > 1 and execution.launch and {*GRIDS} & {*args.goals}:
+        raise UserError("-j and GPUS: every run takes all cards: leave out -j, or use make slurm")
     with Maker(execution, says_stop="study" in args.goals) as maker:
         if "study" in args.goals:
             return make_study(

@@ -4,18 +4,27 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from stages.driving.start import is_about_another_process
+from eval.judge import capped
+from stages.driving.grid import Execution, study_cells, study_command
+from stages.driving.start import is_about_another_process, run_stage
 from stages.learning.loop import make_accelerator
 from stages.learning.sharding import started_engine
-from stages.pipeline import make_goals, parse
-from stages.running.launch import ENGINES, accelerate_arguments, launch_words, launcher
+from stages.pipeline import Maker, make_goals, parse
+from stages.running.launch import (
+    ENGINES,
+    accelerate_arguments,
+    launch_variables,
+    launch_words,
+    launcher,
+)
 from stages.settings.checks import is_out_of_memory
-from stages.settings.command_line import Request, make_config
+from stages.settings.command_line import Request, make_command, make_config
 from stages.settings.config import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +94,44 @@ def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
     assert launcher("") == ()
     with pytest.raises(UserError, match="there is no program acelerate"):
         launcher("acelerate launch")
+
+
+# -- commands that go on ---------------------------------------------------------------------------
+
+
+def test_a_stage_that_fails_says_how_it_was_started(monkeypatch, capfd):
+    args = parse(["sft", "--gpus", "8", "--engine", "fsdp2", "--launch", "my launcher"])
+    words = launch_variables(args)
+    assert words == ["GPUS=8", "ENGINE=fsdp2", "LAUNCH='my launcher'"]
+    assert launch_variables(parse(["sft"])) == []
+    maker = Maker(Execution(started_by=tuple(words[:2])))
+    assert maker.call(["sh", "-c", "echo $GOES_ON_WITH"], "tiny") == 0
+    assert capfd.readouterr().out == "tiny| GPUS=8 ENGINE=fsdp2\n"
+
+    def full(config):
+        raise OSError(28, "No space left on device", "/x")
+
+    monkeypatch.setenv("GOES_ON_WITH", "GPUS=8 ENGINE=fsdp2")
+    with pytest.raises(SystemExit):
+        run_stage("sft", full, [], "a stage")
+    line = capfd.readouterr().err.strip()
+    assert line.endswith("then run `make sft PRESET=tiny SEED=44413 GPUS=8 ENGINE=fsdp2`")
+
+
+def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
+    config = make_config("tiny")
+    config = replace(config, judge=capped(config.judge, 12.5))
+    assert make_command(config, "judge") == "make eval PRESET=tiny SEED=44413 MAX_COST=12.5"
+    assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
+
+
+def test_a_study_goes_on_with_its_cap_and_its_cards():
+    request = Request()
+    cells = study_cells(request, ["tiny"], [1])
+    how = Execution(max_cost="20", started_by=("GPUS=8", "ENGINE=fsdp2"))
+    start = 'make study PRESETS="tiny" SEEDS="1"'
+    assert study_command(request, cells, Execution()) == start
+    assert study_command(request, cells, how) == f"{start} MAX_COST=20 GPUS=8 ENGINE=fsdp2"
 
 
 @pytest.mark.parametrize("goal", ["sft", "slurm"])

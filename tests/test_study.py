@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stages import pipeline
 from stages.driving import grid, slurm
 from stages.driving.grid import Cell, Execution, make_study, study_cells
 from stages.finished import seal_of, stage_folder
@@ -161,9 +162,12 @@ def test_threads_of_cells_that_are_made_at_once_do_not_spin(monkeypatch, capfd, 
     assert capfd.readouterr().out == f"tiny seed 1| {seen}\n"
 
 
-def test_several_cells_at_once_do_not_share_the_cards_of_one_machine(runs):
-    with pytest.raises(UserError, match="-j and GPUS: every cell takes all cards"):
-        make_study(Recorder(Execution(jobs=2, launch=("accelerate",))), Request(), cells_of("tiny"))
+@pytest.mark.parametrize("goal", ["study", "ablations", "rivals"])
+def test_several_runs_at_once_do_not_share_the_cards_of_one_machine(runs, capsys, goal):
+    with pytest.raises(SystemExit):
+        pipeline.main([goal, "--jobs", "2", "--gpus", "8", "--dry-run"])
+    assert "-j and GPUS: every run takes all cards: leave out -j" in capsys.readouterr().err
+    assert not runs.exists()
 
 
 SMALL = (

@@ -48,6 +48,8 @@ class Execution:
 
     launch: tuple[str, ...] = ()
     """Command that starts the stages that run models; empty: this interpreter."""
+    started_by: tuple[str, ...] = ()
+    """The make variables that say the same as `launch`, for commands that are printed."""
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
     replace: str = ""
@@ -272,11 +274,8 @@ def study_cells(
 def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int:
     """Make every cell that is missing, then the page about all sizes; returns the exit status.
 
-    A cell that fails stops no other. Raises UserError if the goals are unknown, or if several runs
-    at once are to share the cards of one machine.
+    A cell that fails stops no other. Raises UserError if the goals are unknown.
     """
-    if maker.execution.jobs > 1 and maker.execution.launch:
-        raise UserError("-j and GPUS: every cell takes all cards: leave out -j, or use make slurm")
     todo = Todo(maker, cells)
     if maker.execution.dry_run:
         print("\n".join(todo.lines()))
@@ -284,10 +283,8 @@ def make_study(maker: CellMaker, request: Request, cells: Sequence[Cell]) -> int
     codes = maker.make_all(cells, todo.ended)
     if maker.stopped:
         name = signal.Signals(maker.stopped - 128).name
-        print(
-            f"stopped by {name}: {todo.counted()}; `{study_command(request, cells)}` goes on",
-            file=sys.stderr,
-        )
+        command = study_command(request, cells, maker.execution)
+        print(f"stopped by {name}: {todo.counted()}; `{command}` goes on", file=sys.stderr)
         return maker.stopped
     name_failed(cells, codes)
     names = [cell.config.name for cell, code in zip(cells, codes, strict=True) if not code]
@@ -380,7 +377,7 @@ def duration(seconds: float) -> str:
     return f"{hours}{minutes % 60} min"
 
 
-def study_command(request: Request, cells: Sequence[Cell]) -> str:
+def study_command(request: Request, cells: Sequence[Cell], execution: Execution) -> str:
     """The `make` command of a study."""
     presets = dict.fromkeys(cell.request.preset for cell in cells)
     seeds = dict.fromkeys(str(cell.config.seed) for cell in cells)
@@ -390,7 +387,8 @@ def study_command(request: Request, cells: Sequence[Cell]) -> str:
         "SET": " ".join(request.overrides),
         "DATA": request.data,
         "TOKENIZER": request.tokenizer,
+        "MAX_COST": execution.max_cost,
     }
     words += [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
-    goals = cells[0].goals
-    return " ".join([*words, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])
+    goals, how = cells[0].goals, execution.started_by
+    return " ".join([*words, *how, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])

@@ -79,7 +79,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {path}: submit it with `sbatch {path}`")
     if args.presets:
         request = request_of(args)
-        command = study_command(request, study_cells(request, args.presets, args.seeds))
+        cells = study_cells(request, args.presets, args.seeds)
+        command = study_command(request, cells, Execution(max_cost=args.max_cost))
         print(f"when its tasks have ended: `{command}` makes what is left, and the pages")
 
 

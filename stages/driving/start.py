@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from stages.driving.mirror import open_mirrors
 from stages.running.signals import (
     CALLER_SAYS_STOP,
+    GOES_ON_WITH,
     Stopped,
     ask_to_stop,
     forget_signals,
@@ -53,7 +54,7 @@ def run_stage(
     """
     with in_one_line():
         config = read(argv, description)
-    command = make_command(config, stage)
+    command = f"{make_command(config, stage)} {os.environ.get(GOES_ON_WITH, '')}".rstrip()
     try:
         with ended_by_signal(command), redirect_stdout(VisibleStream(sys.stdout)):
             with mirrored_by(open_mirrors):

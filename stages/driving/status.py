@@ -71,8 +71,9 @@ GOAL_LINES = {
     "install": "the environment alone",
 }
 VARIABLES = {
-    "PRESET": "which study; see below",
-    "SEED": "one seed (44413); SEEDS='1 2 3' for several runs",
+    "PRESET": "which kind of run; see below",
+    "SEED": "of one run (44413)",
+    "SEEDS": "for study, ablations, rivals, planted, slurm, plan: '1 2'",
     "NAME": "the run's folder below runs/; SET needs one of its own",
     "SET": "settings: SET='ppo.kl_coef=0.1 sft.epochs=2'",
     "UPSTREAM": "run whose SFT and reward model this run starts from",
@@ -87,7 +88,7 @@ VARIABLES = {
     "ENGINE": "ddp: each process holds all networks; fsdp2: a part",
     "JOB": "what a Slurm job, a cell of a study makes: JOB='ppo eval'",
     "GPU": "for plan: the kind of card; GPUS are then all of them",
-    "PRESETS": "for study, slurm, plan: a grid, with SEEDS='1 2 3'",
+    "PRESETS": "for study, slurm, plan: a grid, with SEEDS",
     "MFU": "for plan: the share of a card's peak that is assumed",
     "SHAPES, RUNS": "for bench: SHAPES='pythia-14m:32:8' RUNS=3",
     "RUNS": "for compare: name[/seed][:policy]; overoptimisation: names",

@@ -51,6 +51,17 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", default=ENGINES[0], help="what several processes share")
 
 
+def launch_variables(args: argparse.Namespace) -> list[str]:
+    """The make variables that say how stages are started, where they are not the defaults."""
+    given = {"GPUS": args.gpus, "NODES": args.nodes, "ENGINE": args.engine, "LAUNCH": args.launch}
+    defaults = {"GPUS": 1, "NODES": 1, "ENGINE": ENGINES[0], "LAUNCH": ""}
+    return [
+        f"{name}={shlex.quote(str(value))}"
+        for name, value in given.items()
+        if value != defaults[name]
+    ]
+
+
 def check_numbers(gpus: int, nodes: int, engine: str) -> None:
     """Raise UserError for numbers below 1, and for an engine that nobody has seen work."""
     if gpus < 1 or nodes < 1:

@@ -19,6 +19,8 @@ Within this time it counts as the same signal."""
 ANSWER = "{}: finishes the update or batch that is under way; a second one stops now\n"
 CALLER_SAYS_STOP = "CALLER_SAYS_STOP"
 """Set by a caller that says itself how its whole work goes on, so that a stop is one line."""
+GOES_ON_WITH = "GOES_ON_WITH"
+"""Set by a caller: make variables that belong to the command with which a stage goes on."""
 _asked: list[tuple[int, float]] = []  # signal and monotonic time, at most one
 _finishing: list[int] = []  # one item for each thing under way that is to be finished first
 

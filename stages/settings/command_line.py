@@ -378,6 +378,8 @@ def make_command(config: Config, stage: str) -> str:
         pairs = [override.split("=", 1) for override in config.overrides]
         values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
         values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}
+    if "judge" in STAGES[stage].sections and config.judge.max_cost:
+        values["MAX_COST"] = f"{config.judge.max_cost:.15g}"
     data, tokenizer = config.data.source, config.base.tokenizer
     values["DATA"] = "" if data in (TOY, HUB) else data
     values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer

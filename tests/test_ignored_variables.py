@@ -1,0 +1,74 @@
+"""A make variable that a goal does not read is refused with the right one: it would do nothing."""
+
+import re
+
+import pytest
+
+from stages.driving.status import COLUMNS, VARIABLES, help_lines
+from tests.test_make_text import typed
+from tests.test_readme import COMMANDS
+
+# What is typed, and what the line says.
+REFUSED = [
+    (
+        "ppo eval SEEDS=1",
+        "SEEDS is for study ablations rivals planted slurm plan: one run takes SEED.",
+    ),
+    ("compare SEEDS=1", "one run takes SEED."),
+    ("ppo PRESETS=tiny", "PRESETS is for study slurm plan: one run takes PRESET."),
+    ("sft JOB=ppo", "JOB is for study slurm: name the goals themselves."),
+    ("rivals ABLATIONS=dropout", "ABLATIONS is for ablations: leave it out."),
+    ("ablations PENALTIES=0.1", "PENALTIES is for rivals: leave it out."),
+    ("study ERRORS=swapped-pairs", "ERRORS is for planted: leave it out."),
+    ("study SEED=1", "study takes no SEED: give SEEDS."),
+    ("ablations SEED=5", "ablations takes no SEED: give SEEDS."),
+    ("rivals SEED=5", "rivals takes no SEED: give SEEDS."),
+    ("planted SEED=5", "planted takes no SEED: give SEEDS."),
+    ("study PRESET=tiny", "study takes no PRESET: give PRESETS."),
+    ("plan SEED=1 SEEDS=2", "plan takes no SEED: give SEED or SEEDS alone."),
+    ("plan PRESET=tiny PRESETS=tiny", "plan takes no PRESET: give PRESET or PRESETS alone."),
+    ("slurm PRESET=tiny PRESETS=tiny", "slurm takes no PRESET: give PRESET or PRESETS alone."),
+    ("slurm SEED=1 PRESETS=tiny", "slurm takes no SEED: give SEEDS beside PRESETS."),
+    ("slurm SEEDS=1", "slurm takes no SEEDS: give SEED or add PRESETS."),
+    ("slurm LAUNCH=torchrun", "slurm takes no LAUNCH: give GPUS and NODES and ENGINE."),
+    (
+        "slurm REPLACE=1",
+        "slurm takes no REPLACE: a job may begin several times: take another NAME.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), REFUSED)
+def test_a_variable_that_the_goal_does_not_read_is_refused(tmp_path, words, line):
+    refused = typed(tmp_path, *words.split())
+    assert refused.returncode == 2
+    assert re.search(rf"\*\*\* .*{re.escape(line)}", refused.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", ["sft SEED=1 SEEDS=", "study SEEDS=1 PRESETS=tiny JOB=sft", "plan PRESETS=tiny SEED=1"]
+)
+def test_what_the_goal_reads_is_taken_and_so_is_what_is_empty(tmp_path, words):
+    taken = typed(tmp_path, "-n", *words.split())
+    assert taken.returncode == 0, taken.stderr
+
+
+def test_the_seed_of_one_run_is_the_presets_where_none_is_given(tmp_path):
+    assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft").stdout
+    assert "tiny seed 5: would make sft" in typed(tmp_path, "-n", "sft", "SEED=5").stdout
+
+
+def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path):
+    given = re.compile(r"(SEEDS?|PRESETS?|JOB|ABLATIONS|PENALTIES|ERRORS|LAUNCH|REPLACE)=")
+    for _, *words in COMMANDS:
+        if any(given.match(word) for word in words):
+            checked = typed(tmp_path, "-n", *words, "PYTHON=true")
+            assert "***" not in checked.stderr, (words, checked.stderr)
+
+
+def test_help_promises_no_seeds_to_one_run():
+    assert "SEEDS" not in VARIABLES["SEED"]
+    for goal in ("study", "ablations", "rivals", "planted", "slurm", "plan"):
+        assert goal in VARIABLES["SEEDS"]
+    assert max(map(len, help_lines())) <= COLUMNS
