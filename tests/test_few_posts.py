@@ -92,5 +92,5 @@ def test_three_posts_decide_nothing_and_every_page_says_so(pages, rule):
     assert lead.startswith("It agrees with the labels on ")
     assert "than the longer text does (" in lead
     beats = "NOT reliably more often" not in lead and "LESS often" not in lead
-    none = "6 labelled pairs of three.jsonl the judge does not reliably beat taking the longer text"
+    none = "6 labelled pairs of three.jsonl the judge cannot reliably beat taking the longer text"
     assert (none in found["judges"]) is not beats
