@@ -91,13 +91,13 @@ def test_judging_that_was_killed_asks_for_what_is_missing_alone(
     real = protocol.judge_all
 
     def judge_all(judge: Any, todo: Any, concurrency: int, beside: Any) -> Any:
-        asked.append((len(todo), len(beside)))
+        asked.append(len(todo))
         return real(judge, todo, concurrency, beside)
 
     monkeypatch.setattr("eval.judge.judge_all", judge_all)
     judge.main(ARGUMENTS)
     total = len(rows_of(whole / "judge/facts/judgements.jsonl"))
-    assert asked == [(total - 7, 7)]
+    assert asked == [total - 7]
     same(whole / "judge/facts", folder / "facts", tmp_path / "differences.json")
 
 
