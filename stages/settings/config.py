@@ -209,9 +209,10 @@ def is_same(name: str, value: Any, other: Any) -> bool:
 
     `name` is section and field: `data.source`.
     """
-    if value == other or name not in PLACES or {value, other} & {*NO_FOLDERS, None}:
-        return bool(value == other)
-    return os.path.abspath(value) == os.path.abspath(other)
+    if value == other:
+        return True
+    both = all(isinstance(text, str) and text not in NO_FOLDERS for text in (value, other))
+    return both and name in PLACES and os.path.abspath(value) == os.path.abspath(other)
 
 
 def hash_of(value: Any) -> str:
