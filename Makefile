@@ -66,8 +66,8 @@ SHOW_ONE := scaling compare overoptimisation versus power publish push
 $(if $(filter-out undefined default file,$(origin JUDGE)),$(if $(filter $(SHOW_ONE),$(MAKECMDGOALS)),,$(if \
 	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=..., or JUDGES for leaderboard))))
 
-# What a goal does not read is refused: it would be ignored without a word.
-given = $(if $(filter-out undefined default file,$(origin $(1))),$($(1)))
+# What is given and a goal does not read is refused: it would be ignored without a word.
+given = $(if $(filter $(1),$(GIVEN)),$($(1)))
 asks = $(filter $(1),$(MAKECMDGOALS))
 for = $(if $(call given,$(1)),$(if $(call asks,$(2)),,$(error $(1) is for $(2): $(3))))
 not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2)) takes no $(1): $(3))))

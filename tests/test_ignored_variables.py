@@ -54,6 +54,11 @@ def test_what_the_goal_reads_is_taken_and_so_is_what_is_empty(tmp_path, words):
     assert taken.returncode == 0, taken.stderr
 
 
+def test_what_the_environment_happens_to_hold_is_not_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOB", "nightly")
+    assert typed(tmp_path, "-n", "sft").returncode == 0
+
+
 def test_the_seed_of_one_run_is_the_presets_where_none_is_given(tmp_path):
     assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft").stdout
     assert "tiny seed 5: would make sft" in typed(tmp_path, "-n", "sft", "SEED=5").stdout
