@@ -187,7 +187,7 @@ def test_a_line_in_the_terminal_says_where_not_ending_pays(before_ppo, capsys):
     accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
     say_if_not_ending_pays(accelerator, 0.484, Ppo())
     said = capsys.readouterr().err
-    assert said == "48% end and score below -1, what no EOS is given: eos_trick=subtract\n"
+    assert said == "48% end and score below -1, the score without an EOS: eos_trick=subtract\n"
     say_if_not_ending_pays(accelerator, 0.2, Ppo())
     say_if_not_ending_pays(accelerator, 0.5, Ppo(eos_trick="subtract"))
     assert capsys.readouterr().err == ""

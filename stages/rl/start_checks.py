@@ -190,8 +190,8 @@ def say_if_not_ending_pays(
     scores lie below missing_eos_penalty, the EOS trick rewards what does not end (detail 23).
     """
     if settings.eos_trick == "replace" and below > MANY_BELOW and accelerator.is_main_process:
-        line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, what no EOS is"
-        print(f"{line} given: eos_trick=subtract", file=sys.stderr, flush=True)
+        line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, the score"
+        print(f"{line} without an EOS: eos_trick=subtract", file=sys.stderr, flush=True)
 
 
 def check_padding(

@@ -196,7 +196,7 @@ class Rm(Supervised):
     """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
     `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
     read_at: str = EOS
-    """Where its scalar is read wherever it scores, as the saved model says too: `eos`, or
+    """Where its scalar is read, in training and in scoring (the saved model records it): `eos`, or
     `before_eos`, the text's last token. Without an EOS it is the last token in both."""
     center: float = 0.0
     """Weight of (chosen + rejected)^2 in the loss. Comparisons of one post leave its scores free up
