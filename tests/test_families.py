@@ -30,6 +30,7 @@ from stages.learning.models import load_reward_model, load_tokenizer, new_reward
 from stages.learning.passes import score_responses
 from stages.learning.sampling import sample
 from stages.posts.ragged import load_split, pad_left, pad_right
+from stages.rl.networks import freeze
 from stages.running.files import read_lines
 from tests.conftest import close
 from tests.test_models import configured
@@ -184,6 +185,20 @@ def test_a_head_keeps_its_bias_in_float32_under_autocast(policy_folder):
         after = model(tokens).logits
     assert after.dtype == torch.float32
     close(after - before, torch.full_like(before, 7.123456), 1e-5)
+
+
+def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_folder):
+    plain = new_reward_model(policy_folder, torch.Generator().manual_seed(1))
+    frozen = freeze(new_reward_model(policy_folder, torch.Generator().manual_seed(1)), "bf16")
+    kinds = {name: weight.dtype for name, weight in frozen.named_parameters()}
+    heads = [name for name, kind in kinds.items() if kind != torch.bfloat16]
+    assert heads == ["classifier.weight", "classifier.bias"]
+    before, after = dict(plain.named_buffers()), dict(frozen.named_buffers())
+    assert "gpt_neox.rotary_emb.inv_freq" in before
+    # With frequencies in bf16 a token at place 500 would be turned as one that is up to 1 off.
+    for name, buffer in before.items():
+        assert after[name].dtype == buffer.dtype, name
+        assert torch.equal(after[name], buffer), name
 
 
 def test_a_family_that_may_omit_the_heads_bias_gets_one_for_the_normalization(
