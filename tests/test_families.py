@@ -26,7 +26,13 @@ from eval import summaries
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
 from stages.learning.heads import Float32Head, head_name, head_of, shift_scores
-from stages.learning.models import load_reward_model, load_tokenizer, new_reward_model, save_model
+from stages.learning.models import (
+    load_reward_model,
+    load_tokenizer,
+    new_reward_model,
+    save_model,
+    with_dropout,
+)
 from stages.learning.passes import score_responses
 from stages.learning.sampling import sample
 from stages.posts.ragged import load_split, pad_left, pad_right
@@ -185,6 +191,11 @@ def test_a_head_keeps_its_bias_in_float32_under_autocast(policy_folder):
         after = model(tokens).logits
     assert after.dtype == torch.float32
     close(after - before, torch.full_like(before, 7.123456), 1e-5)
+
+
+def test_a_dropout_probability_that_is_written_as_0_is_set_too():
+    asked = with_dropout(LlamaConfig(attention_dropout=0), 0.1)
+    assert asked.attention_dropout == 0.1
 
 
 def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_folder):
