@@ -115,6 +115,14 @@ def test_layers_that_do_not_exist_are_refused_with_one_line(policy, names):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("which", ["get_input_embeddings", "get_output_embeddings"])
+def test_layers_that_may_share_their_weights_are_refused(policy, which):
+    layer = getattr(policy, which)()
+    name = next(name for name, each in policy.named_modules() if each is layer).split(".")[-1]
+    with pytest.raises(UserError, match=f"{name} reads or writes tokens: leave it out"):
+        adapt(policy, config_with(target_modules=f"dense,{name}"), "sft")
+
+
 def test_layers_that_ppo_will_not_find_are_refused_before_sft_begins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = ("world.train_posts=8", "world.train_comparisons=8", "base.hidden_size=8")

@@ -54,25 +54,33 @@ def adapt(model: PreTrainedModel, config: Config, stage: str, part: str = "") ->
         head_of(model).requires_grad_(True)
 
 
-def check_adapters(model: nn.Module, lora: Lora) -> None:
-    """Raise UserError if a stage is to learn adapters, and peft or a named layer is missing."""
+def check_adapters(model: PreTrainedModel, lora: Lora) -> None:
+    """Raise UserError if a stage is to learn adapters, and peft or a named layer is missing, or if
+    a named one is the embedding or the output layer.
+    """
     if lora.adapted_stages:
         _peft(lora)
         _targets(model, lora)
 
 
-def _targets(model: nn.Module, lora: Lora) -> str | list[str]:
+def _targets(model: PreTrainedModel, lora: Lora) -> str | list[str]:
     """The layers that get adapters, as peft names them. Each name must be that of a layer: peft
     passes over one that is not, as long as another is.
     """
     targets = [name.strip() for name in lora.target_modules.split(",")]
     if targets == [ALL_LINEAR]:
         return ALL_LINEAR
+    layers = {f".{name}": layer for name, layer in model.named_modules()}
+    tokens = (model.get_input_embeddings(), model.get_output_embeddings())
     for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
+        named = [layer for name, layer in layers.items() if name.endswith(f".{target}")]
+        if not named:
             weights = (name.split(".") for name, x in model.named_parameters() if x.ndim == 2)
             error = unknown("layer", target, (parts[-2] for parts in weights))
             raise UserError(f"lora.target_modules: {error}")
+        # The two may share their weights: merged into one, an adapter would change both.
+        if any(layer is each for layer in named for each in tokens):
+            raise UserError(f"lora.target_modules: {target} reads or writes tokens: leave it out")
     return targets
 
 
