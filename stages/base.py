@@ -30,6 +30,7 @@ from stages.driving.start import run_stage
 from stages.learning import models
 from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
+from stages.learning.lora import check_adapters
 from stages.posts import tokens
 from stages.posts.bad_rows import SKIPPED_FILE, BadRows
 from stages.posts.ragged import load_split, save_split
@@ -67,12 +68,15 @@ TOKENISES = ("stages/posts/", "stages/settings/prompt")
 
 
 def make_base(config: Config) -> None:
-    """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint."""
+    """Run the stage. Raises UserError for bad rows, a bad tokenizer or a missing checkpoint, and
+    as `check_adapters` does.
+    """
     with open_stage(config, "base") as run:
         fetched = fetch_all(config)
         rows = read_rows(config)
         tokenizer = make_tokenizer(config, rows.located["sft_train"])
         model = make_model(config, tokenizer)
+        check_adapters(model, config.lora)  # known here, and hours before they are put in
         limits = split_limits(config.data, models.positions_of(model))
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
         models.save_model(model, tokenizer, run.partial / "model")

@@ -206,6 +206,12 @@ def test_the_critic_cannot_learn_alone_to_the_end():
     assert "ppo.critic_updates must be fewer than the 15 updates" in said
 
 
+def test_every_minibatch_holds_whole_groups_of_samples():
+    groups = ("ppo.batch_size=64", "ppo.num_minibatches=32", "ppo.samples_per_query=4")
+    rule = "ppo.batch_size must divide by ppo.samples_per_query times ppo.num_minibatches, 128"
+    assert rule in refused(*groups)
+
+
 FLOATS = [
     f"{section}.{one.name}"
     for section, kind in SECTIONS.items()

@@ -26,10 +26,18 @@ from eval import summaries
 from stages import base, dpo, normalize, ppo, reward, sft
 from stages.finished import read_manifest
 from stages.learning.heads import Float32Head, head_name, head_of, shift_scores
-from stages.learning.models import load_reward_model, load_tokenizer, new_reward_model, save_model
+from stages.learning.models import (
+    load_reward_model,
+    load_tokenizer,
+    new_reward_model,
+    save_model,
+    with_dropout,
+)
 from stages.learning.passes import score_responses
 from stages.learning.sampling import sample
+from stages.learning.sharding import new_accelerator, prepare
 from stages.posts.ragged import load_split, pad_left, pad_right
+from stages.rl.networks import freeze
 from stages.running.files import read_lines
 from tests.conftest import close
 from tests.test_models import configured
@@ -184,6 +192,41 @@ def test_a_head_keeps_its_bias_in_float32_under_autocast(policy_folder):
         after = model(tokens).logits
     assert after.dtype == torch.float32
     close(after - before, torch.full_like(before, 7.123456), 1e-5)
+
+
+def test_a_pass_that_learns_keeps_no_copies_of_weights_that_autograd_does_not_need(policy):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator, cached = new_accelerator("bf16"), []
+    trained, _ = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
+    policy.base_model.register_forward_hook(
+        lambda *_: cached.append(
+            (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled())
+        )
+    )
+    trained(torch.arange(1, 9)[None])
+    assert cached == [(True, False)]
+    with accelerator.autocast():  # a sampler runs the same weights token after token
+        assert torch.is_autocast_cache_enabled()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_dropout_probability_that_is_written_as_0_is_set_too():
+    asked = with_dropout(LlamaConfig(attention_dropout=0), 0.1)
+    assert asked.attention_dropout == 0.1
+
+
+def test_frozen_weights_in_bf16_leave_rotary_frequencies_as_they_were(policy_folder):
+    plain = new_reward_model(policy_folder, torch.Generator().manual_seed(1))
+    frozen = freeze(new_reward_model(policy_folder, torch.Generator().manual_seed(1)), "bf16")
+    kinds = {name: weight.dtype for name, weight in frozen.named_parameters()}
+    heads = [name for name, kind in kinds.items() if kind != torch.bfloat16]
+    assert heads == ["classifier.weight", "classifier.bias"]
+    before, after = dict(plain.named_buffers()), dict(frozen.named_buffers())
+    assert "gpt_neox.rotary_emb.inv_freq" in before
+    # With frequencies in bf16 a token at place 500 would be turned as one that is up to 1 off.
+    for name, buffer in before.items():
+        assert after[name].dtype == buffer.dtype, name
+        assert torch.equal(after[name], buffer), name
 
 
 def test_a_family_that_may_omit_the_heads_bias_gets_one_for_the_normalization(

@@ -108,10 +108,28 @@ def test_named_layers_alone_are_adapted(policy):
     assert found == {"query_key_value", "dense"}
 
 
-def test_layers_that_do_not_exist_are_refused_with_one_line(policy):
+@pytest.mark.parametrize("names", ["q_proj", "query_key_value,q_proj"])
+def test_layers_that_do_not_exist_are_refused_with_one_line(policy, names):
     with pytest.raises(UserError, match=r"lora\.target_modules: .*q_proj") as refusal:
-        adapt(policy, config_with(target_modules="q_proj"), "sft")
+        adapt(policy, config_with(target_modules=names), "sft")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("which", ["get_input_embeddings", "get_output_embeddings"])
+def test_layers_that_may_share_their_weights_are_refused(policy, which):
+    layer = getattr(policy, which)()
+    name = next(name for name, each in policy.named_modules() if each is layer).split(".")[-1]
+    with pytest.raises(UserError, match=f"{name} reads or writes tokens: leave it out"):
+        adapt(policy, config_with(target_modules=f"dense,{name}"), "sft")
+
+
+def test_layers_that_ppo_will_not_find_are_refused_before_sft_begins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = ("world.train_posts=8", "world.train_comparisons=8", "base.hidden_size=8")
+    lora = ("lora.rank=2", "lora.stages=ppo", "lora.target_modules=dense,query")
+    config = make_config("tiny-xs", name="misspelt", overrides=(*few, *lora))
+    with pytest.raises(UserError, match="unknown layer 'query': did you mean query_key_value"):
+        base.make_base(config)
 
 
 def test_a_missing_library_is_named_with_the_mend(policy, monkeypatch):

@@ -100,7 +100,8 @@ def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConf
     Source: Huang et al. 2024, detail 7 (probability 0).
     """
     for name in config.to_dict():
-        if ("dropout" in name or "pdrop" in name) and isinstance(getattr(config, name), float):
+        # Type, not isinstance: False is an int too. JSON may hold 0 for 0.0.
+        if ("dropout" in name or "pdrop" in name) and type(getattr(config, name)) in (int, float):
             setattr(config, name, probability)
     # Where this is not set, most families put a dropout of 0.1 before a token-classification head.
     config.classifier_dropout = probability

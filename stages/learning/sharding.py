@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
+    AutocastKwargs,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     patch_environment,
@@ -117,6 +118,19 @@ def prepare(
 
     The optimizer must be new: what it holds for a weight would be lost.
     """
+    # Autocast's cache would hold bf16 copies of all weights until a forward pass ends. Autograd
+    # keeps those that it needs, and with gradient checkpointing it needs none.
+    usual = accelerator.autocast_handler
+    accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+    try:
+        return _prepare(accelerator, network, optimizer)
+    finally:
+        accelerator.autocast_handler = usual
+
+
+def _prepare(
+    accelerator: Accelerator, network: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Any, Any]:
     if not _shards(accelerator):
         return accelerator.prepare(network, optimizer)
     names = {parameter: name for name, parameter in network.named_parameters()}

@@ -145,7 +145,9 @@ def load_networks(
 def freeze(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
     """A model that never learns, held in `float32` or `bf16`; a scalar head stays in float32."""
     if dtype == "bf16":
-        model.to(torch.bfloat16)
+        # Not `model.to`: it would round the frequencies of rotary positions too, which are buffers.
+        for weight in model.parameters():
+            weight.data = weight.data.to(torch.bfloat16)
         if head_name(model):
             in_float32(model)
     return model.eval().requires_grad_(False)

@@ -119,10 +119,9 @@ class PolicyGradient:
         require(costs, f"{section}.missing_eos_penalty", "be at most 0: -1 costs 1 (1.0 in TRL)")
         fills = self.total_episodes >= self.batch_size
         require(fills, f"{section}.total_episodes", "fill one batch")
-        divides = self.batch_size % self.num_minibatches == 0
-        require(divides, f"{section}.batch_size", "divide by minibatches")
-        whole = self.batch_size % self.samples_per_query == 0
-        require(whole, f"{section}.batch_size", f"divide by {section}.samples_per_query")
+        least = self.samples_per_query * self.num_minibatches
+        by = f"divide by {section}.samples_per_query times {section}.num_minibatches, {least}"
+        require(self.batch_size % least == 0, f"{section}.batch_size", by)
 
     @property
     def num_updates(self) -> int:
