@@ -141,6 +141,10 @@ def test_an_unbroken_row_of_wins_or_losses_leaves_room_as_wilson_says(n):
 def test_few_posts_get_wilsons_interval():
     interval = win_rate(many(win=8, loss=2))
     assert (interval.low, interval.high) == pytest.approx((0.490, 0.943), abs=6e-4)
+    interval = win_rate(many(win=30, loss=19))  # of 50 it is the bootstrap's
+    assert (interval.low, interval.high) == pytest.approx(wilson(30, 49))
+    interval = win_rate(many(win=30, loss=20))
+    assert interval.low != pytest.approx(wilson(30, 50)[0])
 
 
 def test_nothing_but_ties_does_not_pass_for_certainty():
