@@ -108,6 +108,13 @@ def test_where_place_decides_nearly_all_the_orders_are_averaged_first():
     # 197 posts have 1/2 and three have 1.
     assert found["estimate"] == pytest.approx((197 / 2 + 3) / 200, abs=0.01)
     assert found["low"] < 0.5075 < found["high"]
+    # So near to 1/2 the model is a straight line: least squares over the posts, and its sandwich.
+    ratios, means = table.log_ratios[::2], (outcomes[::2] + outcomes[1::2]) / 2
+    x = np.column_stack([np.ones(200), np.tanh(ratios / 0.8), np.tanh(ratios / 0.2)])
+    bread = np.linalg.inv(x.T @ x)
+    rest = means - x @ (bread @ x.T @ means)
+    error = np.sqrt((bread @ (x.T * rest**2) @ x @ bread)[0, 0])
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.96 * error, rel=0.05)
 
 
 def test_a_judge_that_always_takes_the_first_gives_no_interval_without_width():
@@ -181,6 +188,14 @@ def test_a_rate_that_few_posts_of_equal_length_speak_for_is_called_extrapolated(
     assert (found["near_equal"] < 20) <= extrapolated
 
 
+def test_a_rate_for_a_ratio_that_no_post_has_is_called_extrapolated():
+    """All texts are longer than the references, half of them by less than a quarter."""
+    table = simulate(np.random.default_rng(5), 200, logistic(0.2, 0.3, lambda x: x))
+    longer = np.repeat(np.linspace(0.02, 0.42, 200), 2)
+    found = length_controlled(VerdictTable(**{**vars(table), "log_ratios": longer}))
+    assert (found["near_equal"] > 90, found["extrapolated"]) == (True, True)
+
+
 def test_rates_by_length_are_counted_bin_by_bin():
     ratios = np.log(np.repeat([0.5, 1.0, 2.0, 3.0, 4.0], 20))
     outcomes = np.concatenate([np.repeat([1.0, 0.0], [k, 20 - k]) for k in (4, 10, 12, 16, 20)])
@@ -214,7 +229,8 @@ def test_the_analysis_counts_as_one_would_by_hand():
         *both("c", "tie", "reference"),
         *both("d", "unjudged", "policy"),
     ]
-    texts = dict.fromkeys("abcd", ("one two three", "one two"))
+    texts = dict.fromkeys("ab", ("one two three", "one two"))
+    texts |= dict.fromkeys("cd", ("one two", "two one"))
     found = analyse(verdict_table(rows, texts))
     assert (found["judgements"], found["posts"]) == (8, 4)
     assert found["unjudged"] == 1 / 8
@@ -227,8 +243,8 @@ def test_the_analysis_counts_as_one_would_by_hand():
     # Decided: a first, a second, b first, b first (by the reference), c second's loss, d's win.
     assert found["share_first"]["estimate"] == pytest.approx(4 / 6)
     assert found["swap_consistency"]["estimate"] == pytest.approx(1 / 3)
-    assert found["median_length_ratio"] == pytest.approx(1.5)
-    assert found["median_other_ratio"] == pytest.approx(1.5)
+    assert found["median_length_ratio"] == pytest.approx(1.5**0.5)  # of 0 and log 1.5
+    assert found["median_other_ratio"] == pytest.approx(1.5)  # without the equally long
     assert found["length_controlled"]["why"] == "fewer than 30 judgements"
 
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -289,6 +290,40 @@ def test_epochs_end_after_the_one_that_passed_the_target_kl(
     stats = optimize(learner, rollout, ppo, 1, ppo.kl_coef)
     assert stats["policy/epochs"] == epochs
     assert optimizer.state[next(networks.parameters())]["step"] == 2 * epochs
+
+
+def test_the_statistics_of_a_step_are_means_over_its_tokens_and_its_values(
+    policy, reward_model, tokenizer
+):
+    ppo, pad_id = Ppo(**PLAIN | {"num_ppo_epochs": 1}), tokenizer.pad_token_id
+    ours = PolicyAndCritic(copy.deepcopy(policy), copy.deepcopy(reward_model)).double()
+    hand, rollout = copy.deepcopy(ours), make_rollout(2, pad_id, kl_in_loss=False)
+    optimizer = make_optimizer(parameter_groups(ours, ppo), RATE, Optimizer())
+    stats = optimize(trained_by(ours, optimizer, ppo, 3, pad_id), rollout, ppo, 1, ppo.kl_coef)
+    of_tokens, of_values = [], []
+    for row, (query, response) in enumerate(LENGTHS):
+        tokens = torch.cat([rollout.queries[row, QUERY - query :], rollout.responses[row]])
+        tokens = tokens[: query + response]
+        logits = hand.policy(input_ids=tokens[None]).logits[0] / ppo.temperature
+        for t, token in enumerate(tokens[query:]):
+            logprobs = logits[query - 1 + t].log_softmax(-1)
+            log_ratio = (logprobs[token] - rollout.logprobs[row, t]).item()
+            term = policy_term(logits[query - 1 + t], token, rollout, row, t, ppo).item()
+            unclipped = -math.exp(log_ratio) * rollout.advantages[row, t].item()
+            entropy = -(logprobs.exp() * logprobs).sum().item()
+            numbers = term, term > unclipped + 1e-9, log_ratio**2 / 2, entropy, math.exp(log_ratio)
+            of_tokens.append(numbers)
+        values = hand.critic(input_ids=tokens[None]).logits[0, query - 1 :, 0]
+        for t, value in enumerate(values[:RESPONSE]):
+            term = value_term(value, rollout, row, t, ppo).item()
+            plain = value_term(value, rollout, row, t, replace(ppo, clip_values=False)).item()
+            of_values.append((term, term > plain + 1e-9))
+    keys = "loss/policy_avg policy/clipfrac_avg policy/approxkl_avg policy/entropy_avg val/ratio"
+    expected = dict(zip(keys.split(), np.mean(of_tokens, axis=0), strict=True))
+    of_critic = "loss/value_avg", "val/clipfrac_avg"
+    expected |= dict(zip(of_critic, np.mean(of_values, axis=0), strict=True))
+    assert {key: stats[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert not {0, 0.5, 1} & {stats["policy/clipfrac_avg"], stats["val/clipfrac_avg"]}
 
 
 def test_where_the_critic_learns_alone_the_policy_stays_to_the_bit(policy, reward_model, tokenizer):

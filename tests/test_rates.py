@@ -24,6 +24,7 @@ from eval.rates.formulas import (
     wilson,
 )
 from eval.rates.strengths import cohen_over_posts, fleiss, fleiss_over_posts
+from eval.rates.table import leaning
 
 
 def known(found: Interval | None) -> Interval:
@@ -35,7 +36,7 @@ def every(n):
     return np.arange(n)
 
 
-@pytest.mark.parametrize(("successes", "n"), [(0, 9), (3, 7), (560, 880), (640, 1000)])
+@pytest.mark.parametrize(("successes", "n"), [(0, 9), (9, 9), (3, 7), (1, 6447), (640, 1000)])
 def test_wilson_is_scipys_wilson(successes, n):
     found = stats.binomtest(successes, n).proportion_ci(method="wilson")
     assert wilson(successes, n) == pytest.approx((found.low, found.high))
@@ -152,9 +153,23 @@ def test_a_correction_for_many_tests_finds_p_values_fine_enough():
 def test_what_a_share_needs_is_the_textbooks_number():
     # (1.95996 * 0.5 + 0.84162 * 0.4)^2 / 0.3^2 = 19.3, by hand; and of 72% above 60%, 124.1.
     assert (needed_to_show(0.8, 0.5), needed_to_show(0.72, 0.6)) == (20, 125)
-    assert two_sided({"estimate": 0.6, "low": 0.502, "high": 0.7}, 0.5) == pytest.approx(
-        2 * stats.norm.sf(0.1 / (0.098 / 1.959964))
-    )
+    expected = pytest.approx(2 * stats.norm.sf(0.1 / (0.098 / 1.959964)))
+    assert two_sided({"estimate": 0.6, "low": 0.502, "high": 0.7}, 0.5) == expected
+    assert two_sided({"estimate": 0.4, "low": 0.2, "high": 0.498}, 0.5) == expected
+
+
+def test_a_lean_to_either_place_counts_where_it_is_sure_and_large():
+    bounds = {
+        "first": (0.62, 0.55, 0.69),
+        "second": (0.38, 0.31, 0.45),
+        "little": (0.54, 0.52, 0.56),
+        "unsure": (0.60, 0.45, 0.75),
+        "p = 0.04": (0.60, 0.505, 0.695),
+    }
+    keys = "estimate", "low", "high"
+    shares = {name: dict(zip(keys, numbers, strict=True)) for name, numbers in bounds.items()}
+    assert leaning({**shares, "silent": None}) == ["first", "second"]
+    assert leaning({"alone": shares["p = 0.04"]}) == ["alone"]  # of five it may be chance
 
 
 def test_kappa_is_that_of_cohens_formula():

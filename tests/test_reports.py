@@ -201,6 +201,7 @@ def test_numbers_that_disappoint_are_said_plainly(places, changes, said):
 def test_too_many_posts_without_a_verdict_forbid_a_conclusion(places):
     fabricate(make_config("tiny"), unjudged=0.05)
     row = tiny_row()
+    assert row["ppo/win_rate"] is row["ppo/controlled"] is None
     assert "Too many comparisons had no verdict" in " ".join(sentences.opening(row))
     assert "beats SFT" not in " ".join(sentences.opening(row)) + run_page.headline(row, folder_of())
 

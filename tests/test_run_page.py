@@ -17,7 +17,15 @@ from stages.posts.toy import facts_of
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.judge import JudgeSettings
-from tests.fabricated_runs import ONLINE, calibrated, fabricate, interval, statistics, write_rows
+from tests.fabricated_runs import (
+    OFFLINE,
+    ONLINE,
+    calibrated,
+    fabricate,
+    interval,
+    statistics,
+    write_rows,
+)
 
 
 @pytest.fixture
@@ -300,3 +308,20 @@ def test_facts_told_stand_on_pages_of_the_built_in_world_alone(places):
     ]
     record.settings["data"]["source"] = "hub"
     assert scores.told_blocks(record) == []
+
+
+def test_what_lies_below_the_penalty_is_that_of_the_first_update(runs):
+    config = make_config("tiny")
+    fabricate(config)
+    rows = [{"step": step, "policy/below_penalty": step / 8} for step in (1, 2, 3)]
+    write_rows(stage_folder(config, "ppo") / "metrics.jsonl", rows)
+    record = collect.load_run(config)
+    assert collect.below_penalty(record, "ppo") == 1 / 8
+    assert collect.below_penalty(record, "sft") is None
+
+
+@pytest.mark.parametrize(("kind", "given"), [("facts", True), ("reward_model", False)])
+def test_a_reward_model_that_judges_is_not_said_to_agree_with_the_judge(runs, kind, given):
+    fabricate(make_config("tiny"), judge=OFFLINE | {"kind": kind})
+    row = collect.judged_row(collect.load_run(make_config("tiny")))
+    assert (row["ppo/rm_agrees"] is not None) is given

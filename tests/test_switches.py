@@ -265,6 +265,15 @@ def test_the_reported_kl_is_the_one_that_is_trained_on():
     assert describe(DESCRIBED, rollout, in_loss, 0.5)["objective/non_score_reward"] == 0
 
 
+def test_what_is_reported_of_a_batch_by_hand():
+    rollout = replace(credited(Ppo()), scores=torch.tensor([-2.0, -3.0, -2.0]))  # row 1 has no EOS
+    found = describe(DESCRIBED, rollout, Ppo(batch_size=3), 0.05)
+    shares = {"policy/eos_rate": 2 / 3, "val/num_eos_tokens": 2, "policy/below_penalty": 2 / 3}
+    tokens = sum(rollout.logprobs[row, :n].sum().item() for row, n in enumerate(LENGTHS))
+    expected = shares | {"policy/response_length": 9 / 3, "objective/entropy": -tokens / 3}
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
 def test_what_advantages_follow_is_pearsons_r_with_scores_above_the_others_of_the_query():
     rollout = credited(Ppo(batch_size=3))
     steps = [(row, place) for row, length in enumerate(LENGTHS) for place in range(length)]

@@ -163,3 +163,13 @@ def test_the_headline_tells_two_long_names_apart():
     said = headline_of(standings(rows, dict.fromkeys(names, TEXTS))).splitlines()
     lines = [one for one in said if one.startswith("  meta")]
     assert len({one.split()[0] for one in lines}) == 2
+
+
+def test_with_direct_comparisons_whoever_won_all_is_first_and_whoever_lost_all_is_last():
+    """Neither has a finite strength, so their rates say on which side they stand."""
+    said = {"lost": [LOSS] * 12, "some": [WIN] * 6 + [LOSS] * 6, "won": [WIN] * 12}
+    rows = [row for name, of_posts in said.items() for row in verdicts(name, of_posts)]
+    pairs = [row for name in ("won-some", "some-lost") for row in verdicts(name, [WIN] * 12)]
+    found = standings(rows, dict.fromkeys(said, TEXTS), pairs)["systems"]
+    assert [found[name]["strength"]["estimate"] for name in ("won", "lost")] == [None, None]
+    assert list(found) == ["won", "some", "lost"]

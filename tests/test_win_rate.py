@@ -98,21 +98,6 @@ def test_a_post_without_both_orders_is_refused():
             post_scores(broken)
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    [(8, 10, 0.490, 0.943), (640, 1000, 0.610, 0.669), (0, 10, 0.0, 0.278), (10, 10, 0.722, 1.0)],
-)
-def test_wilson_gives_published_intervals(successes, n, low, high):
-    assert wilson(successes, n) == pytest.approx((low, high), abs=6e-4)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(3, 7), (250, 300), (1, 6447)])
-def test_wilsons_bounds_are_where_the_score_test_just_rejects(successes, n):
-    for bound in wilson(successes, n):
-        error = math.sqrt(bound * (1 - bound) / n)
-        assert abs(successes / n - bound) / error == pytest.approx(1.959964, rel=1e-6)
-
-
 def test_the_rate_is_the_mean_over_judged_posts():
     interval = win_rate(posts(1.0, 0.75, None, 0.0, 0.5, None))
     assert interval.estimate == pytest.approx(2.25 / 4)
@@ -156,6 +141,10 @@ def test_an_unbroken_row_of_wins_or_losses_leaves_room_as_wilson_says(n):
 def test_few_posts_get_wilsons_interval():
     interval = win_rate(many(win=8, loss=2))
     assert (interval.low, interval.high) == pytest.approx((0.490, 0.943), abs=6e-4)
+    interval = win_rate(many(win=30, loss=19))  # of 50 it is the bootstrap's
+    assert (interval.low, interval.high) == pytest.approx(wilson(30, 49))
+    interval = win_rate(many(win=30, loss=20))
+    assert interval.low != pytest.approx(wilson(30, 50)[0])
 
 
 def test_nothing_but_ties_does_not_pass_for_certainty():
