@@ -367,6 +367,18 @@ def test_a_run_without_a_penalty_gives_stretches_of_its_training(runs):
     assert all(-3 <= x.gold <= 3 and x.proxy == 1.0 for x in points)
 
 
+def test_no_stretch_of_a_curve_is_a_leftover_of_few_updates(runs):
+    """25 updates in 12 stretches, by hand: eleven of two, and the last of three (KL 11.5 to 12.5).
+
+    Chunks of three would have left one update alone, with the largest KL and the most noise.
+    """
+    trained(1, updates=25)
+    points = points_of_runs(find_runs("free")[0])
+    assert len(points) == 1 + 12
+    assert [x.kl for x in points[1:3]] == [0.75, 1.75]
+    assert points[-1].kl == 12.0
+
+
 def test_a_curve_with_too_few_samples_or_of_an_unknown_post_is_refused(runs):
     folder, samples = trained(1, updates=3)
     with pytest.raises(UserError, match="samples of 3 updates above KL 0"):
