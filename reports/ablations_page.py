@@ -298,11 +298,13 @@ def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows)]
     seeds = {run["seed"] for run in default}
-    for ablation in others:
-        lacking = sorted(seeds - {run["seed"] for run in ablation.rows})
-        if lacking:
-            names = ", ".join(map(str, lacking))
-            notes.append(f"{ablation.name} lacks seed {names}, which the default has.")
+    fewer = {x.name: len(x.rows) for x in others if seeds - {run["seed"] for run in x.rows}}
+    if fewer:
+        counts = ", ".join(f"{name} {count}" for name, count in fewer.items())
+        notes.append(
+            f"Fewer than the default's {len(seeds)} seeds have: {counts}. Each is compared with the"
+            " default on its own seeds alone, so not with the default's means, which are of all."
+        )
     lines = [
         f"{run['name']} seed {run['seed']}: {line}"
         for run in rows
