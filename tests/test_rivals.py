@@ -68,6 +68,20 @@ def test_one_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(gai
     assert ("no rival is shown" in text) != said
 
 
+def test_who_stands_out_by_himself_is_counted_again_among_all_pairs():
+    """By hand: t = 0.5 / (0.1 / sqrt(3)) = 8.66, p = 0.013; three times that is below 0.05, six
+    times it is not.
+    """
+    points = []
+    for seed, gain in enumerate((0.4, 0.5, 0.6)):
+        for kl in (1, 4):
+            points += [point(rival, kl, 1.0, seed) for rival in ("ppo", "grpo")]
+            points.append(point("rloo", kl, 1.0 + gain, seed))
+    assert answer(points).endswith(" After Holm's correction for all 3 pairs, 2 of 2 remain.")
+    points += [replace(x, rival="best-of-n") for x in points if x.rival == "ppo"]
+    assert answer(points).endswith(" After Holm's correction for all 6 pairs, 0 of 3 remain.")
+
+
 def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):
     start, rivals = rival_cells(Request(preset="tiny", seed=1), [1, 2], KL_COEFS)
     assert [cell.goals for cell in start] == [("rm",)] * 2
