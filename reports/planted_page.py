@@ -245,8 +245,8 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     if all(wrong.pair for wrong in planted):
         costly = [wrong.name for wrong in planted if wrong.by_win_rate]
         each = {wrong.name: p_of_seeds(wrong.pair.each) for wrong in planted if wrong.pair}
-        count = f"{len(costly)} of {len(planted)}"
-        told += f" With no check in the way {count} lower the win rate reliably."
+        some = f"{len(costly)} of {len(planted)}"
+        told += f" With no check in the way {some} lower the win rate reliably."
         told = " ".join(filter(None, (told, after_holm(each, costly, "errors"))))
     return told
 
