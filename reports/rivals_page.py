@@ -351,6 +351,7 @@ def figure(points: Sequence[Point]) -> Block:
 
 def _panel(points: Sequence[Point], measure: str) -> plots.Panel:
     title, _, factor = MEASURES[measure]
+    title = title.replace("points", "%")  # a rate, where the table has differences
     lines = {}
     for rival in rivals_of(points):
         groups = [at(points, rival, setting) for setting in settings_of(points, rival)]

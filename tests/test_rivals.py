@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from reports import rivals_page
 from reports.parts.collect import find_runs
 from reports.rivals_page import Point, answer, matched, points_of
 from stages.driving.grid import KL_COEFS, RIVALS, Execution, make_rivals, rival_cells
@@ -80,6 +81,12 @@ def test_who_stands_out_by_himself_is_counted_again_among_all_pairs():
     assert answer(points).endswith(" After Holm's correction for all 3 pairs, 2 of 2 remain.")
     points += [replace(x, rival="best-of-n") for x in points if x.rival == "ppo"]
     assert answer(points).endswith(" After Holm's correction for all 6 pairs, 0 of 3 remain.")
+
+
+def test_the_curve_of_a_win_rate_is_in_percent_and_its_differences_in_points():
+    both = [point(rival, kl, None) for rival in ("ppo", "rloo") for kl in (1, 4)]
+    assert rivals_page._panel(both, "win_rate").title == "Win rate, %"
+    assert "win rate, points" in rivals_page.pairs_table(both).header
 
 
 def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):
