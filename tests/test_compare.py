@@ -124,6 +124,12 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
     assert gained.sentence(entries[2:]) == ""
 
 
+def test_more_than_six_seeds_are_counted_and_not_listed():
+    each = [{"estimate": at / 10, "low": at / 10 - 0.25, "high": at / 10 + 0.25} for at in range(7)]
+    assert gained._cells(each)[1] == "0.00 to 0.60: 4 (+), 0 (-)"  # 0.3 to 0.6 leave out 0
+    assert gained._cells(each[:6])[1].count(",") == 5
+
+
 def test_one_pair_of_policies_says_nothing_about_seeds(runs):
     finish("tiny", (0.0,) * 9, 1, texts=TEXTS)
     finish("b", (1.0,) * 9, 2)
