@@ -300,3 +300,11 @@ def test_facts_told_stand_on_pages_of_the_built_in_world_alone(places):
     ]
     record.settings["data"]["source"] = "hub"
     assert scores.told_blocks(record) == []
+
+
+def test_scores_that_padding_moves_in_bf16_are_called_rounding(places):
+    record = record_of()
+    assert "by rounding alone." in run_page._normalization(record).caption
+    half = {**record.settings, "memory": {**record.settings["memory"], "mixed_precision": "bf16"}}
+    caption = run_page._normalization(replace(record, settings=half)).caption
+    assert caption.endswith("by rounding alone, which is coarse in bf16.")
