@@ -37,7 +37,7 @@ from reports.parts.sentences import (
     notes_of_judges,
     unjudged,
 )
-from reports.parts.verdicts import FEWEST, WITHIN, in_brief, sentence, summary
+from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
@@ -119,10 +119,10 @@ def blocks(
 
 
 def answer(others: Sequence[AblatedRun]) -> str:
-    """Which switches matter and how many seeds failed; names while they are few."""
+    """Which switches matter, also after Holm, and how many seeds failed; names of few."""
     failing = sorted((x for x in others if in_brief(x)), key=lambda x: -x.turned.failed)
     failed = (f"{x.name}: {in_brief(x)}." for x in failing[:MOST_FAILING])
-    return " ".join([summary(others, MOST_NAMES), *failed])
+    return " ".join(filter(None, [summary(others, MOST_NAMES), remaining(others), *failed]))
 
 
 def switches_table(others: list[AblatedRun]) -> Table:
@@ -298,11 +298,13 @@ def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
     notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows)]
     seeds = {run["seed"] for run in default}
-    for ablation in others:
-        lacking = sorted(seeds - {run["seed"] for run in ablation.rows})
-        if lacking:
-            names = ", ".join(map(str, lacking))
-            notes.append(f"{ablation.name} lacks seed {names}, which the default has.")
+    fewer = {x.name: len(x.rows) for x in others if seeds - {run["seed"] for run in x.rows}}
+    if fewer:
+        counts = ", ".join(f"{name} {count}" for name, count in fewer.items())
+        notes.append(
+            f"Fewer than the default's {len(seeds)} seeds have: {counts}. Each is compared with the"
+            " default on its own seeds alone, so not with the default's means, which are of all."
+        )
     lines = [
         f"{run['name']} seed {run['seed']}: {line}"
         for run in rows
@@ -319,7 +321,8 @@ def limits(name: str, seeds: str, default: SeedsOfRun, others: list[AblatedRun])
         " test on the seeds that failed has p < 0.05. It does not matter where two one-sided tests"
         f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
         f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
-        " the more of them, the likelier that one stands out by chance.",
+        " the more of them, the likelier that one stands out by chance. So the first paragraph says"
+        " how many matter after Holm's correction, by the smaller p-value of the two tests.",
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {seeds}. It shows no interaction of switches, and nothing about other"
         " learning rates.",

@@ -73,10 +73,6 @@ CURVES: dict[str, tuple[tuple[str, str], ...]] = {
     "dpo": (("loss/train", "DPO loss"), ("rewards/margins", "DPO margin, reward units")),
 }
 SHARES = ("accuracy/train", "policy/eos_rate")
-METHOD = (
-    "Intervals of differences are over posts, with the seeds held fixed; the p-value is that of a"
-    " paired randomisation test. Of several seeds a number is the mean."
-)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -131,7 +127,6 @@ def blocks(
         *sentences.against([*caveats(entries), *left_out]),
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
-        Text(METHOD),
         *gained.tables(entries),
         summaries(entries, pairs),
         each_seed(entries),
@@ -155,11 +150,13 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     best, *others = by_rate(entries)
     lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
     if len(pairs) > 1:
-        above = sum(pair.together.low > 0 for pair in pairs if pair.together)
+        several = any(len(pair.each) > 1 for pair in pairs)
+        above = sum(pair.stands and pair.together.low > 0 for pair in pairs if pair.together)
         return (
             f"Of {len(entries)} policies {best.label} wins most often against the references,"
             f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."
-            f" {above} of {len(pairs)} are above {entries[0].label} by the posts."
+            f" {above} of {len(pairs)} are above {entries[0].label} by the posts"
+            f"{' and the seeds' if several else ''}."
         )
     (pair,) = pairs
     if pair.alike == pair.written or pair.together is None:
@@ -167,7 +164,11 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     sign = -1 if best is pair.first else 1
     middle, low, high = (sign * end + 0.0 for end in astuple(pair.together)[:3])  # never -0.0
     gap = in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)})
-    verb = "reliably wins more often than" if min(low, high) > 0 else "is not reliably above"
+    if pair.over_seeds:
+        ends = sorted(sign * end for end in pair.over_seeds)
+        gap += f" over posts, {bounds_in_points((ends[0], ends[1]))} over seeds"
+    above = pair.stands and min(low, high) > 0
+    verb = "reliably wins more often than" if above else "is not reliably above"
     return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
 
 
@@ -249,7 +250,11 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
             told = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
             cells = [*told, bounds_in_points(pair.over_seeds)]
         rows.append([entry.label, rate(entry), at_length(entry), *cells])
-    caption = "Win rate against the references; differences are of the same posts."
+    caption = (
+        "Win rate against the references; differences are of the same posts. Of several seeds a"
+        " number is the mean. Intervals are over posts, with the seeds held fixed, in the last"
+        " column Student's t over seeds; the p-value is that of a paired randomisation test."
+    )
     return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
 
 

@@ -84,22 +84,27 @@ def write_page(path: str, names: Sequence[str], judge: str = "") -> str:
 # -- in words --------------------------------------------------------------------------------------
 
 
-def failing(curves: Sequence[Law]) -> list[Law]:
-    """The strengths at which the law does not predict what was left out, after Holm."""
-    corrected = holm([curve.p_value for curve in curves])
-    return [curve for curve, p in zip(curves, corrected, strict=True) if p < LEVEL]
+def failing(curves: Sequence[Law]) -> tuple[list[Law], float]:
+    """The strengths at which the law is refuted, and the largest of their p-values after Holm."""
+    corrected = zip(curves, holm([curve.p_value for curve in curves]), strict=True)
+    refuted = [(curve, p) for curve, p in corrected if p < LEVEL]
+    return [curve for curve, _ in refuted], max((p for _, p in refuted), default=0.0)
 
 
 def answer(curves: Sequence[Law]) -> str:
-    """Whether the law holds here, and where the gold score peaks: at most 60 words."""
-    wrong = failing(curves)
+    """Whether the law is refuted here, and where the gold score peaks: at most 60 words."""
+    wrong, largest = failing(curves)
     tested = [curve for curve in curves if curve.reaches_beyond]
     forecasts = [forecast for curve in curves for forecast in curve.forecasts]
     inside = sum(forecast.inside for forecast in forecasts)
-    counted = f"{inside} of {len(forecasts)} points left out are where it predicts them (95%)"
+    counted = f"{inside} of {len(forecasts)} left-out points are inside its 95% intervals"
     if wrong:
-        where_not = _at(wrong, curves)
-        return f"The law {LAW} does NOT hold here{where_not}: fitted to smaller KL, {counted}."
+        biased = sum(curve.bias.leaves_out_0 for curve in wrong)
+        return (
+            f"The law {LAW} does NOT hold here{_at(wrong, curves)}: fitted to smaller KL, it errs"
+            f" too far at the largest ({p_value(largest)}); the mean error's interval over seeds"
+            f" leaves out 0 at {biased} of {len(wrong)}."
+        )
     if not tested:
         return (
             f"Whether the law {LAW} holds is NOT shown here: no points lie beyond a peak of the"
@@ -107,8 +112,8 @@ def answer(curves: Sequence[Law]) -> str:
         )
     peaks = " and ".join(f"{told(x.peak)}{_named(x)}" for x in [tested[0], *tested[1:][-1:]])
     return (
-        f"The law {LAW} holds here{_at(tested, curves)}: fitted to smaller KL, {counted}. The gold"
-        f" score peaks at KL {peaks}."
+        f"The law {LAW} is not refuted here{_at(tested, curves)}: fitted to smaller KL,"
+        f" {counted}. The gold score peaks at KL {peaks}."
     )
 
 
@@ -210,9 +215,9 @@ METHOD = (
     " the seeds. Of the peak, d* = exp(alpha / beta - 1), each seed's estimate is transformed, and"
     " the interval is that of its logarithm; the gold score there is beta d*.",
     "A third of each seed's KLs, the largest, are left out and predicted from the rest, with 95%"
-    " prediction intervals (noise of one size in all seeds of a strength). The law is said not to"
-    " hold where the errors of a strength are together too large (Chow's test of prediction, 5%"
-    " over all strengths after Holm), and to hold only where points lie beyond a peak, which is"
+    " prediction intervals (noise of one size in all seeds of a strength). The law is refuted"
+    " where the errors of a strength are together too large (Chow's test of prediction, 5% over all"
+    " strengths after Holm). It counts as tested only where points lie beyond a peak, which is"
     " shown where the interval of beta leaves out 0. Points that share noise, as neighbours on one"
     " training curve may, refute it too often; then the interval over seeds of the mean error is"
     " the safer guide. Wide intervals contain much: that the law is not"
@@ -256,23 +261,23 @@ def laws(curves: Sequence[Law]) -> Table:
 
 
 def checks(curves: Sequence[Law]) -> Table:
-    """A row a strength: whether the law predicts what was left out."""
-    wrong = failing(curves)
+    """A row a strength: whether what was left out refutes the law."""
+    wrong, _ = failing(curves)
     rows = []
     for curve in curves:
         inside = sum(forecast.inside for forecast in curve.forecasts)
         least = min(forecast.point.kl for forecast in curve.forecasts)
         counted = f"{inside} of {len(curve.forecasts)}"
-        holds = "no" if curve in wrong else "yes" if curve.reaches_beyond else UNTESTED
+        refuted = "yes" if curve in wrong else "no" if curve.reaches_beyond else UNTESTED
         told_p, bias = p_value(curve.p_value), told(curve.bias)
-        rows.append([curve.strength or ALL, counted, number(least, 1), bias, told_p, holds])
+        rows.append([curve.strength or ALL, counted, number(least, 1), bias, told_p, refuted])
     caption = (
         "Points of the largest KL, left out of the fit: how many lie in their 95% prediction"
         " intervals, from which KL on, and their mean error, gold score - prediction, with its"
-        " 95% interval over seeds. The p-value is that of all their errors together: the law"
-        f" does not hold where p is below {LEVEL} after Holm's correction for the strengths."
+        " 95% interval over seeds. The p-value is that of all their errors together: the law is"
+        f" refuted where p is below {LEVEL} after Holm's correction for the strengths."
     )
-    header = ["proxy", "inside", "from KL", "mean error", "p-value", "holds?"]
+    header = ["proxy", "inside", "from KL", "mean error", "p-value", "refuted?"]
     return Table(header, rows, caption, name="left-out")
 
 

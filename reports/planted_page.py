@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from eval.rates.formulas import p_of_seeds
 from reports.parts import page
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Table, Text
@@ -27,6 +28,7 @@ from reports.parts.sentences import (
     not_judged_alike,
     notes_of_judges,
 )
+from reports.parts.verdicts import after_holm
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points
 from stages.running.files import file_hash, read_record
@@ -241,8 +243,11 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
     told += f"; not found: {', '.join(lost)}." if lost else "."
     if all(wrong.pair for wrong in planted):
-        costly = sum(wrong.by_win_rate for wrong in planted)
-        told += f" With no check in the way {costly} of {len(planted)} lower the win rate reliably."
+        costly = [wrong.name for wrong in planted if wrong.by_win_rate]
+        each = {wrong.name: p_of_seeds(wrong.pair.each) for wrong in planted if wrong.pair}
+        some = f"{len(costly)} of {len(planted)}"
+        told += f" With no check in the way {some} lower the win rate reliably."
+        told = " ".join(filter(None, (told, after_holm(each, costly, "errors"))))
     return told
 
 
@@ -333,7 +338,8 @@ def limits(name: str, seeds: str) -> str:
         f"It shows what a watcher of run {name} would have seen, over {seeds}, of"
         " errors planted one at a time. It shows nothing about other sizes, other errors"
         " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
-        " tested by itself at 95%: among many errors one can stand out by chance."
+        " tested by itself at 95%: among many errors one can stand out by chance. So the first"
+        " paragraph says how many remain after Holm's correction."
     )
 
 

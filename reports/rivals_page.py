@@ -18,7 +18,7 @@ from statistics import fmean
 import numpy as np
 from matplotlib.axes import Axes
 
-from eval.rates.formulas import mean_of_seeds
+from eval.rates.formulas import mean_of_seeds, p_of_seeds
 from reports.parts import page, plots
 from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
@@ -32,6 +32,7 @@ from reports.parts.sentences import (
     not_judged_alike,
     notes_of_judges,
 )
+from reports.parts.verdicts import after_holm
 from reports.parts.words import MISSING, named, number, seeds_mean
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
@@ -133,6 +134,11 @@ class Matched:
     """Seeds in which no KL is covered by both."""
 
     @property
+    def names(self) -> str:
+        """Both, as the page writes a difference."""
+        return f"{named(self.first)} - {named(self.second)}"
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """95 % t interval of the mean over seeds; None for fewer than two."""
         return mean_of_seeds(self.each)
@@ -214,7 +220,10 @@ def answer(points: Sequence[Point]) -> str:
         return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
     rest = len(pairs) - len(clear)
     left = f"; the other {rest} pairs are inconclusive" if rest else ""
-    return f"At equal KL, in {title}, over {seeds} seeds: {'; '.join(clear)}{left}."
+    p_values = {x.names: p_of_seeds(x.each) for x in pairs}
+    corrected = after_holm(p_values, [x.names for x in pairs if x.is_clear], "pairs")
+    stands = f"At equal KL, in {title}, over {seeds} seeds: {'; '.join(clear)}{left}."
+    return " ".join(filter(None, (stands, corrected)))
 
 
 def told(pair: Matched, measure: str) -> str:
@@ -257,7 +266,8 @@ METHOD = (
     "Between its points a rival is a straight line over the square root of KL. Two lines are"
     f" compared at {GRID} places of the stretch that both cover, and nothing is extrapolated. The"
     " interval is Student's t over the seeds' mean differences. Each pair is judged by itself: the"
-    " more pairs, the likelier that one stands out by chance.",
+    " more pairs, the likelier that one stands out by chance. So the first paragraph says how many"
+    " remain after Holm's correction.",
 )
 
 
@@ -269,7 +279,7 @@ def pairs_table(points: Sequence[Point]) -> Table:
         verdict = "yes" if pair.is_clear else "inconclusive" if pair.each else "no KL in common"
         kl = f"{pair.low:.1f} to {pair.high:.1f}" if pair.each else MISSING
         seeds = f"{len(pair.each)} of {len(pair.each) + len(pair.apart)}"
-        rows.append([f"{named(pair.first)} - {named(pair.second)}", verdict, *cells, kl, seeds])
+        rows.append([pair.names, verdict, *cells, kl, seeds])
     header = ["pair", "over?", *(title for title, *_ in MEASURES.values()), "KL, nats", "seeds"]
     caption = (
         "The better one first. Mean differences at equal KL with 95% intervals over seeds; over:"
@@ -341,6 +351,7 @@ def figure(points: Sequence[Point]) -> Block:
 
 def _panel(points: Sequence[Point], measure: str) -> plots.Panel:
     title, _, factor = MEASURES[measure]
+    title = title.replace("points", "%")  # a rate, where the table has differences
     lines = {}
     for rival in rivals_of(points):
         groups = [at(points, rival, setting) for setting in settings_of(points, rival)]

@@ -259,6 +259,7 @@ def _natural(name: str) -> tuple[str, int, str]:
 def _normalization(record: Record) -> Table:
     results = record.results("normalize")
     share = percent(results["padding_difference_over_0.01"])
+    bf16 = record.settings["memory"]["mixed_precision"] == "bf16"
     keys = ("mean_before", "std", "minimum", "maximum", "mean_after", "standard_error")
     header = (
         "references|mean before|spread|lowest|highest|mean after|standard error"
@@ -271,7 +272,8 @@ def _normalization(record: Record) -> Table:
     ]
     caption = (
         "Normalization subtracts the mean score of the reference summaries: a summary as good as a"
-        " person's scores about 0. Padding on the other side must not change a score."
+        " person's scores about 0. Padding on the other side changes a score by rounding alone"
+        f"{', which is coarse in bf16' * bf16}."
     )
     return Table(header.split("|"), [[what, *cells, share]], caption)
 

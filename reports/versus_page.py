@@ -35,7 +35,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record
 from stages.runs import open_stage
 from stages.settings.checks import UserError, in_one_line
-from stages.settings.config import TOY
+from stages.settings.config import RANDOM, TOY
 from stages.settings.judge import MOST_UNJUDGED
 
 OTHER = "the other"
@@ -57,7 +57,7 @@ def write_page(args: Namespace) -> str:
     manifest = read_manifest(folder)
     if manifest is None:
         raise UserError(f"they have not been compared yet: run `make versus A={args.a} B={args.b}`")
-    results: Row = manifest["results"]
+    results: Row = manifest["results"] | posts_and_models(sides)
     flags = flags_of_versus(results, [side.folder.parent for side in sides], config.judge)
     title = f"{results['a']} against {results['b']}"
     rows = posts(sides, read_lines(folder / "judgements.jsonl"))
@@ -78,6 +78,13 @@ def is_real(side: Side) -> bool:
     saved = read_record(side.folder / "config.json") or {}
     given = saved.get("outputs", {}).get("file")
     return bool(given) or saved.get("data", {}).get("source") != TOY
+
+
+def posts_and_models(sides: Sequence[Side]) -> Row:
+    """Whether posts are real and all models were pretrained, as `distrust` reads them."""
+    bases = [(read_record(side.folder / "config.json") or {}).get("base", {}) for side in sides]
+    pretrained = all(base.get("checkpoint") != RANDOM for base in bases)
+    return {"real_posts": any(map(is_real, sides)), "pretrained": pretrained}
 
 
 def critic_of(side: Side) -> Row:
@@ -161,7 +168,7 @@ def blocks(
     `flags` are the judge's, `rows` the posts as `posts` gives them, `critic` the notes on PPO's.
     """
     statistics = results["statistics"]
-    about = results["judge"] | {"judge": results["judge"]["name"], "judge_flags": flags}
+    about = results | results["judge"] | {"judge": results["judge"]["name"], "judge_flags": flags}
     given = {} if results["unjudged"] > MOST_UNJUDGED else statistics
     note = "" if about["is_llm"] else f"The judge: {about['note'].replace(', not an LLM', '', 1)}."
     return [

@@ -216,7 +216,7 @@ def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
     default, (one,), left_out = ablated.collect("tiny", ["dropout"])
     assert one.pair
     assert ([run.seed for run in one.pair.runs], len(default.runs), left_out) == ([1, 2], 3, [])
-    assert "dropout lacks seed 3, which the default has." in text_of("dropout")
+    assert "Fewer than the default's 3 seeds have: dropout 2. Each is" in text_of("dropout")
 
 
 def test_an_unfinished_seed_is_left_out_and_named(places):
@@ -232,7 +232,7 @@ def test_a_seed_with_too_much_unjudged_is_left_out(places):
     fabricate(turned("dropout", 3), scores=wins(3), unjudged=0.05)
     text = text_of("dropout")
     assert "tiny-dropout seed3 is left out: too many of its posts have no verdict." in text
-    assert "dropout lacks seed 3" in text
+    assert "3 seeds have: dropout 2." in text
 
 
 def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places):

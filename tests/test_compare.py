@@ -76,6 +76,29 @@ def test_seeds_are_paired_and_their_spread_decides_what_is_clear(runs):
     assert "less often than b:ppo" in compare_page.conclusion(reverse)
 
 
+def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(runs):
+    """Two of three seeds gain: by the posts b is above tiny, by the seeds it is not."""
+    for seed, high in ((1, 1.0), (2, 1.0), (3, 0.0)):
+        finish("tiny", (0.0,) * 9, seed, texts=TEXTS)
+        finish("b", (high,) * 9, seed)
+        finish("c", (1.0,) * 8 + (1.0 - seed / 4,), seed)
+    entries, _ = read_entries(["tiny", "b"])
+    pair = beside(entries[1], entries[0])
+    assert pair.together is not None
+    assert pair.together.low > 0
+    assert not pair.stands
+    text = compare_page.answer(entries, [pair])
+    # Seeds 1, 1 and 0: 66.7 -+ 4.303 * 57.74 / sqrt(3).
+    assert "b:ppo is not reliably above tiny:ppo: +66.7 points [" in text
+    assert "] over posts, [-76.8, +210.1] over seeds; at equal length" in text
+    three, _ = read_entries(["tiny", "b", "c"])
+    pairs = [beside(entry, three[0]) for entry in three[1:]]
+    said = " 1 of 2 are above tiny:ppo by the posts and the seeds."
+    assert compare_page.answer(three, pairs).endswith(said)
+    caveats = compare_page.blocks(entries, [pair], [])[0].markdown("x")
+    assert caveats.endswith("(facts rule); seeds could explain it; toy world; no pretraining.")
+
+
 def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(runs):
     spans = {  # by seed: proxy, then gold, each as estimate, low, high over posts
         1: ((0.2, 0.1, 0.3), (0.1, -0.1, 0.3)),
@@ -99,6 +122,12 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
     )
     assert gained.table(entries[2:]) is None
     assert gained.sentence(entries[2:]) == ""
+
+
+def test_more_than_six_seeds_are_counted_and_not_listed():
+    each = [{"estimate": at / 10, "low": at / 10 - 0.25, "high": at / 10 + 0.25} for at in range(7)]
+    assert gained._cells(each)[1] == "0.00 to 0.60: 4 (+), 0 (-)"  # 0.3 to 0.6 leave out 0
+    assert gained._cells(each[:6])[1].count(",") == 5
 
 
 def test_one_pair_of_policies_says_nothing_about_seeds(runs):

@@ -79,6 +79,24 @@ def test_a_page_of_other_runs_and_one_without_its_json_are_listed(tmp_path):
     assert r"[T \| \*t\*](bench.md)" in (tmp_path / "index.md").read_text()
 
 
+def test_a_page_of_stages_that_another_page_shows_made_anew_is_called_older(tmp_path):
+    """A page of rivals was made on day 1 from `tiny`, which is published anew on day 2."""
+    entry: dict[str, Any] = {"kind": "run", "about": ["tiny"], "devices": []}
+    entry["numbers"] = {"name": "tiny", "preset": "tiny"}
+    stages = {"tiny/seed1/rm/manifest.json": "a", "tiny-kl0.1/seed1/ppo/manifest.json": "b"}
+    pages = {
+        "tiny-seed1": {
+            **entry,
+            **{"finished": "2026-02", "manifests": {"tiny/seed1/rm/manifest.json": "c"}},
+        },
+        "rivals-tiny": {**entry, "kind": "rivals", "finished": "2026-01", "manifests": stages},
+    }
+    write_index(tmp_path, pages)
+    rows = rows_of((tmp_path / "index.md").read_text())
+    assert "OLDER than other pages: from tiny before it was made anew" in rows["rivals-tiny"]
+    assert "OLDER" not in rows["tiny-seed1"]
+
+
 def test_findings_stand_before_runs_and_the_readmes_run_before_others():
     """By hand: kind by kind, and a kind that nobody placed comes last."""
     entries = {

@@ -106,6 +106,14 @@ def test_each_error_has_its_verdict_and_the_first_sentence_counts_them(places):
     )
 
 
+def test_errors_that_cost_win_rate_are_counted_again_among_all_of_them(places):
+    _, planted, _ = collected("worse", "harmless")  # -30, -35, -40: p = 0.0067, twice that 0.013
+    said = (
+        "With no check in the way 1 of 2 lower the win rate reliably. After Holm's correction for"
+    )
+    assert planted_page.summary(planted).endswith(f"{said} all 2 errors, 1 of 1 remains.")
+
+
 def test_a_row_says_the_difference_the_seeds_and_the_first_number_beside_the_defaults(places):
     text = text_of()
     what, stage, _, rate, over, each, first = cells(text, "worse")
@@ -204,7 +212,7 @@ def test_an_error_that_a_check_refuses_shows_what_it_does_and_in_how_many_seeds(
     assert planted_page.win_rate_cells(planted[0])[0] == "-25.0"
     assert left_out == []
     said = planted_page.summary(collected()[1])
-    assert said.endswith("harmless. With no check in the way 1 of 5 lower the win rate reliably.")
+    assert "harmless. With no check in the way 1 of 5 lower the win rate reliably. After" in said
     (places / "tiny-planted-stopped/seed2/refused.json").unlink()
     assert collected("stopped")[1][0].verdict == "refused by a check in 2 of 3 seeds, step 0"
 

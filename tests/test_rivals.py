@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from reports import rivals_page
 from reports.parts.collect import find_runs
 from reports.rivals_page import Point, answer, matched, points_of
 from stages.driving.grid import KL_COEFS, RIVALS, Execution, make_rivals, rival_cells
@@ -66,6 +67,26 @@ def test_one_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(gai
     # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
     assert ("RLOO over PPO (+0.50 [+0.25, +0.75])" in text) == said
     assert ("no rival is shown" in text) != said
+
+
+def test_who_stands_out_by_himself_is_counted_again_among_all_pairs():
+    """By hand: t = 0.5 / (0.1 / sqrt(3)) = 8.66, p = 0.013; three times that is below 0.05, six
+    times it is not.
+    """
+    points = []
+    for seed, gain in enumerate((0.4, 0.5, 0.6)):
+        for kl in (1, 4):
+            points += [point(rival, kl, 1.0, seed) for rival in ("ppo", "grpo")]
+            points.append(point("rloo", kl, 1.0 + gain, seed))
+    assert answer(points).endswith(" After Holm's correction for all 3 pairs, 2 of 2 remain.")
+    points += [replace(x, rival="best-of-n") for x in points if x.rival == "ppo"]
+    assert answer(points).endswith(" After Holm's correction for all 6 pairs, 0 of 3 remain.")
+
+
+def test_the_curve_of_a_win_rate_is_in_percent_and_its_differences_in_points():
+    both = [point(rival, kl, None) for rival in ("ppo", "rloo") for kl in (1, 4)]
+    assert rivals_page._panel(both, "win_rate").title == "Win rate, %"
+    assert "win rate, points" in rivals_page.pairs_table(both).header
 
 
 def test_each_coefficient_is_a_run_with_all_rivals_and_the_first_has_best_of_n_too(runs):

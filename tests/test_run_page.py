@@ -325,3 +325,11 @@ def test_a_reward_model_that_judges_is_not_said_to_agree_with_the_judge(runs, ki
     fabricate(make_config("tiny"), judge=OFFLINE | {"kind": kind})
     row = collect.judged_row(collect.load_run(make_config("tiny")))
     assert (row["ppo/rm_agrees"] is not None) is given
+
+
+def test_scores_that_padding_moves_in_bf16_are_called_rounding(places):
+    record = record_of()
+    assert "by rounding alone." in run_page._normalization(record).caption
+    half = {**record.settings, "memory": {**record.settings["memory"], "mixed_precision": "bf16"}}
+    caption = run_page._normalization(replace(record, settings=half)).caption
+    assert caption.endswith("by rounding alone, which is coarse in bf16.")

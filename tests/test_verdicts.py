@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
+from math import sqrt
 
 import pytest
 
-from eval.rates.formulas import fisher_exact, seeds_needed, within_margin
+from eval.rates.formulas import fisher_exact, p_of_seeds, seeds_needed, within_margin
 from eval.win_rate import PairedInterval
 from reports.parts import ablated, verdicts
 from reports.parts.ablated import AblatedRun, SeedsOfRun
@@ -225,6 +226,24 @@ def test_the_first_sentence_sorts_the_switches():
     )
     said = "Of 1 switch, none is shown to matter for the win rate; 1 does not matter (dropout)."
     assert verdicts.summary(both[1:2]) == said
+
+
+def test_what_matters_by_itself_is_counted_again_among_all_switches():
+    """By hand: -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and with two degrees of freedom
+    p = 1 - 3.464 / sqrt(14) = 0.074. Of -8, -10, -12 t = -8.66 and p = 0.013; twice that is 0.026,
+    and four times is not below 0.05.
+    """
+    assert p_of_seeds([-0.05, -0.10, -0.15]) == pytest.approx(1 - sqrt(12 / 14))
+    assert p_of_seeds([-0.1, -0.1, -0.1]) == p_of_seeds([-0.1]) == 1.0
+    strong = ablation(-0.08, -0.10, -0.12, name="no-eos-trick")
+    others = [ablation(0.05, -0.05, 0.0, name=f"other-{at}") for at in range(3)]
+    two = verdicts.remaining([strong, others[0]])
+    assert two == "After Holm's correction for all 2 switches, 1 of 1 remains."
+    four = verdicts.remaining([strong, *others])
+    assert four == "After Holm's correction for all 4 switches, 0 of 1 remains."
+    assert verdicts.remaining(others) == verdicts.remaining([strong]) == ""
+    both = verdicts.after_holm({"a": 0.001, "b": 0.03, "c": 0.9}, ["a", "b"], "pairs")
+    assert both == "After Holm's correction for all 3 pairs, 1 of 2 remain (a)."
 
 
 def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):

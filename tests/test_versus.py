@@ -64,6 +64,7 @@ def test_the_better_policy_of_a_run_wins_and_the_page_says_so(runs, capsys):
     assert "tiny-44413-ppo is preferred to tiny-44413-sft" in said
     text = page_of("versus-tiny-44413-sft-tiny-44413-ppo", 44413)
     assert text.count("**Not an LLM**") == 1
+    assert "; one pair of policies; toy world" in text
     assert "all length ratios are alike" in text
 
 

@@ -224,6 +224,18 @@ def mean_of_seeds(
     return mean - half, mean + half
 
 
+def p_of_seeds(values: Sequence[float]) -> float:
+    """Two-sided p-value of a mean over seeds being 0, of the t interval of `mean_of_seeds`.
+
+    1 for one seed, and where all seeds are one number: they show no spread, but others might.
+    """
+    from scipy.stats import ttest_1samp
+
+    if len(values) < 2 or np.ptp(values) < 1e-12:
+        return 1.0
+    return float(ttest_1samp(values, 0.0).pvalue)
+
+
 def within_margin(values: Sequence[float], margin: float) -> bool:
     """Whether the mean over seeds is shown to lie within -margin and +margin.
 

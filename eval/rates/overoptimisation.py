@@ -94,6 +94,11 @@ class SeedMean:
     mean: float
     bounds: tuple[float, float] | None
 
+    @property
+    def leaves_out_0(self) -> bool:
+        """Whether the interval lies above or below 0."""
+        return self.bounds is not None and (self.bounds[0] > 0 or self.bounds[1] < 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Law:

@@ -174,8 +174,6 @@ def numbers_of(record: Record) -> Row:
         "preset": record.preset,
         "seed": record.seed,
         "checkpoint": shown("base.checkpoint", record.settings["base"]["checkpoint"]),
-        "pretrained": record.settings["base"]["checkpoint"] != RANDOM,
-        "real_posts": record.settings["data"]["source"] != TOY,
         "parameters": base["parameters"],
         "sft_rows": base["tokens"]["sft_train"]["rows"],
         "comparisons": reward["training_pairs"],
@@ -193,11 +191,15 @@ def numbers_of(record: Record) -> Row:
 
 
 def judged_row(record: Record) -> Row:
-    """The numbers of the evaluation alone, of whatever policies were judged."""
+    """The numbers of the evaluation alone, of whatever policies were judged on whatever posts."""
     return _judge_row(record) | {
-        f"{policy}/{key}": value
-        for policy in policies_of(record)
-        for key, value in _policy_row(record, policy).items()
+        "pretrained": record.settings.get("base", {}).get("checkpoint") != RANDOM,
+        "real_posts": record.has_real_texts,
+        **{
+            f"{policy}/{key}": value
+            for policy in policies_of(record)
+            for key, value in _policy_row(record, policy).items()
+        },
     }
 
 

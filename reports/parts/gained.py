@@ -18,6 +18,7 @@ from reports.parts.style import asks
 from reports.parts.words import MISSING, Row
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
+MOST_SEEDS = 6  # that are listed one by one
 
 
 def gains(entry: Entry, scorer: str) -> list[Row]:
@@ -46,7 +47,7 @@ def table(entries: Sequence[Entry]) -> Table | None:
     caption = (
         "Mean differences on the same posts, each scorer in its own unit; intervals over seeds, of"
         " one seed over posts. By seed: with a +, or a -, where the interval over posts leaves out"
-        " 0."
+        f" 0; of more than {MOST_SEEDS} seeds the lowest, the highest, and how many are + or -."
     )
     columns = ["", header[0], "by seed", header[1], "by seed"]
     return Table(columns, rows, caption, name="gained") if rows else None
@@ -59,6 +60,9 @@ def _cells(each: Sequence[Row]) -> list[str]:
     middles = [gain["estimate"] for gain in each]
     bounds = mean_of_seeds(middles) or (each[0]["low"], each[0]["high"])
     mean = f"{fmean(middles):+.2f} [{bounds[0]:+.2f}, {bounds[1]:+.2f}]"
+    if len(each) > MOST_SEEDS:
+        counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
+        return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
     return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
 
 

@@ -6,6 +6,7 @@ whose sampled texts the world's rule scores. So one run goes from KL 0 far beyon
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -154,7 +155,9 @@ def ends_of(record: Record, strength: str) -> list[KlPoint]:
 
 
 def curve_of(record: Record, strength: str) -> list[KlPoint]:
-    """Stretches of the run's training, each as many updates with samples.
+    """Stretches of the run's training, each as many updates with samples, or one more.
+
+    The law gives each point the same weight and noise, so none may rest on a few leftover updates.
 
     KL is the mean over a stretch's updates, the gold score that of its sampled texts by the rule of
     the built-in world, and the accuracy the share of pairs of these texts, of different posts, that
@@ -177,12 +180,8 @@ def curve_of(record: Record, strength: str) -> list[KlPoint]:
             f"{record.name} seed {record.seed}: samples of {len(moved)} updates above KL 0 make no"
             f" curve: train it with {stage}.samples_every=1"
         )
-    size = ceil(len(moved) / STRETCHES)
-    stretches = [
-        steps[first : first + size]
-        for steps in ([step for step in samples if kls[step] == 0], moved)
-        for first in range(0, len(steps), size)
-    ]
+    still, parts = [step for step in samples if kls[step] == 0], min(STRETCHES, len(moved))
+    stretches = [*_in_parts(still, ceil(len(still) * parts / len(moved))), *_in_parts(moved, parts)]
     return [
         KlPoint(
             seed=str(record.seed),
@@ -192,6 +191,12 @@ def curve_of(record: Record, strength: str) -> list[KlPoint]:
         )
         for steps in stretches
     ]
+
+
+def _in_parts(steps: Sequence[int], parts: int) -> list[Sequence[int]]:
+    """The steps in `parts` neighbouring stretches whose lengths differ by at most one."""
+    ends = [len(steps) * part // parts for part in range(parts + 1)] if parts else []
+    return [steps[first:end] for first, end in pairwise(ends)]
 
 
 def _scores(rows: Sequence[Row], posts: Mapping[str, str]) -> dict[str, Any]:

@@ -136,6 +136,12 @@ class Paired:
         low, high = self.over_seeds
         return min(low, self.together.low) > 0 or max(high, self.together.high) < 0
 
+    @property
+    def stands(self) -> bool:
+        """Whether the posts tell the two apart; of several pairs, whether the seeds do, too."""
+        posts = self.together is not None and (self.together.low > 0 or self.together.high < 0)
+        return posts if len(self.each) == 1 else self.is_clear
+
 
 def mean_scores(sides: Sequence[Scores]) -> Scores:
     """Each post's mean over the seeds; None if a seed has no verdict on it."""

@@ -6,11 +6,12 @@ says that it changes how many seeds fail. It does not matter where two one-sided
 inconclusive. Of fewer than `FEWEST` seeds there is no verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from eval.rates.formulas import fisher_exact, mean_of_seeds, seeds_needed, within_margin
+from eval.rates.formulas import fisher_exact, mean_of_seeds, p_of_seeds, seeds_needed, within_margin
+from eval.rates.strengths import holm
 from reports.parts.ablated import AblatedRun
 from reports.parts.paired import over_seeds
 from reports.parts.words import bounds_in_points, p_value, whole
@@ -150,6 +151,43 @@ def failures(ablation: AblatedRun) -> str:
     """The same with the p-value."""
     counts, p = in_brief(ablation), p_value(p_of_failures(ablation))
     return f"{counts} (Fisher's exact test, {p})." if counts else ""
+
+
+# -- many tests ------------------------------------------------------------------------------------
+
+
+def p_of(ablation: AblatedRun) -> float:
+    """The p-value behind a verdict: the smaller of its two tests, over seeds and of failures.
+
+    Where all seeds give one number, the test over posts stands in for that over seeds.
+    """
+    of_seeds = p_of_seeds(ablation.each)
+    posts = ablation.pair.together if ablation.pair and ablation.changed else None
+    if posts and ablation.each and over_seeds(ablation.each) is None:
+        of_seeds = posts.p_value
+    return min(of_seeds, p_of_failures(ablation))
+
+
+def remaining(others: Sequence[AblatedRun]) -> str:
+    """How many of the switches that matter by themselves do so among all that were turned."""
+    clear = [x.name for x in others if verdict_of(x).kind in (MATTERS, LITTLE)]
+    return after_holm({x.name: p_of(x) for x in others}, clear, "switches")
+
+
+def after_holm(p_values: Mapping[str, float], clear: Sequence[str], what: str) -> str:
+    """How many of the differences that stand out by themselves do so among all that were tested.
+
+    `p_values`: every name -> its own p-value; `clear`: the names that stand out. Empty without any.
+    """
+    corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+    kept = [name for name in clear if corrected[name] < SURE]
+    if not clear or len(p_values) < 2:
+        return ""
+    named = f" ({', '.join(kept)})" if 0 < len(kept) < len(clear) else ""
+    return (
+        f"After Holm's correction for all {len(p_values)} {what}, {len(kept)} of {len(clear)}"
+        f" remain{'s' * (len(clear) == 1)}{named}."
+    )
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -162,14 +162,15 @@ def spreads_table(frame: pd.DataFrame) -> Table:
                     str(len(rates)),
                     percent(rates.mean()),
                     words.interval(max(0.0, bounds[0]), min(1.0, bounds[1])) if bounds else MISSING,
-                    percent(rates.std()),
-                    percent(halves.mean()),
+                    number(100 * rates.std(), 1),
+                    number(100 * halves.mean(), 1),
                 ]
             )
-    header = "run|policy|seeds|win rate|95% over seeds|spread of seeds|of posts, 95% half-width"
+    header = "run|policy|seeds|win rate|95% over seeds|spread of seeds|95% half-width of posts"
     caption = (
         "Over seeds: Student's t interval of the mean, and the seeds' standard deviation. Over"
-        " posts: half the width of a seed's own 95% interval, on average. Neither holds the other."
+        " posts: half the width of a seed's own 95% interval, on average. Spread and half-width are"
+        " in points of win rate."
     )
     return Table(header.split("|"), rows, caption, name="seeds-and-posts")
 

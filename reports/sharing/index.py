@@ -77,9 +77,24 @@ def write_index(folder: Path, pages: Mapping[str, Mapping[str, Any]]) -> dict[st
         if entry["kind"] == "run"
     }
     stems = sorted(pages, key=lambda stem: reading_order(stem, pages[stem]))
-    listed = tuple(listed_page(folder, stem, pages[stem], presets) for stem in stems)
+    older = made_from_older(pages)
+    listed = tuple(listed_page(folder, stem, pages[stem], presets, older[stem]) for stem in stems)
     page.write(folder, STEM, TITLE, [Text(LEAD, lead=True), PageList(listed)])
     return {path.name: file_hash(path) for path in page.files_of(folder, STEM)}
+
+
+def made_from_older(pages: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Page -> the runs of which a page that was finished later shows stages made anew since."""
+    newest: dict[str, str] = {}
+    for entry in sorted(pages.values(), key=lambda entry: str(entry["finished"])):
+        newest |= entry.get("manifests", {})
+    changed = {
+        stem: {
+            source.split("/")[0] for source, hash_ in manifests.items() if newest[source] != hash_
+        }
+        for stem, manifests in ((stem, pages[stem].get("manifests", {})) for stem in pages)
+    }
+    return {stem: sorted(runs) for stem, runs in changed.items()}
 
 
 def reading_order(stem: str, entry: Mapping[str, Any]) -> tuple[int, bool, str]:
@@ -109,9 +124,16 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 
 
 def listed_page(
-    folder: Path, stem: str, entry: Mapping[str, Any], presets: Mapping[str, str]
+    folder: Path,
+    stem: str,
+    entry: Mapping[str, Any],
+    presets: Mapping[str, str],
+    older: Sequence[str] = (),
 ) -> Listed:
-    """A page's row: its title and first sentence as its JSON has them, and its record in words."""
+    """A page's row: its title and first sentence as its JSON has them, and its record in words.
+
+    `older`: the runs that other pages show in a newer version.
+    """
     kept = read_record(folder / f"{stem}-{NUMBERS}" / "page.json") or {}
     texts = [block["text"] for block in kept.get("blocks", ()) if block["kind"] == "Text"]
     sentence = SENTENCE.match(texts[0]) if texts else None
@@ -119,8 +141,12 @@ def listed_page(
         stem=stem,
         title=kept.get("title", stem),
         says=" ".join(sentence[0].split()) if sentence else MISSING,
-        made_from="; ".join(filter(None, made_from(entry, presets))),
+        made_from="; ".join(filter(None, (*made_from(entry, presets), _warning(older)))),
     )
+
+
+def _warning(older: Sequence[str]) -> str:
+    return f"OLDER than other pages: from {', '.join(older)} before it was made anew" * bool(older)
 
 
 def made_from(entry: Mapping[str, Any], presets: Mapping[str, str]) -> list[str]:

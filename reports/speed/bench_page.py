@@ -241,7 +241,7 @@ def answer(bench: Record) -> str:
     """How ours did in all updates together."""
     everybody = [figures(bench, name) for name in bench["shapes"]]
     above = _range([ours.above for ours, *_ in everybody])
-    counted = f"Ours takes {above} times the seconds that counting gives"
+    counted = f"Ours takes {above} times the seconds of the matrix products that an update needs"
     pairs = [(ours, peer) for ours, *peers in everybody for peer in peers]
     if not pairs:
         return f"{counted}; nothing stands beside it."
@@ -249,7 +249,7 @@ def answer(bench: Record) -> str:
     smaller = _range([ours.peak / peer.peak for ours, peer in pairs])
     return (
         f"Ours makes {faster} times the episodes a second of {pairs[0][1].label}, in {smaller} of"
-        f" its memory. {counted}."
+        f" its memory. {counted}. Measured on: {bench['about']['device']}."
     )
 
 
@@ -272,7 +272,12 @@ def overview(bench: Record) -> Table:
     for label in labels:
         header += [f"{label}, episodes/s", "times", "of its memory"]
     header += ["over the bound", "learning alone"]
-    return Table(header, rows, "", strong=True, name="updates")
+    caption = (
+        "Of the fastest run of each. Times: episodes a second, ours over theirs; of its memory: the"
+        " most that ours held over the most that theirs held. Over the bound: seconds over those of"
+        " the matrix products that an update needs; learning alone: the same of that part."
+    )
+    return Table(header, rows, caption, strong=True, name="updates")
 
 
 def _peer_cells(ours: Figures, peer: Figures | None) -> list[str]:
