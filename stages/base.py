@@ -313,6 +313,7 @@ def copy_tokens(
 
     code = {k: v for k, v in code_of("stages.posts.tokens").items() if k.startswith(TOKENISES)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
+    digest.update(f"EOS {tokenizer.eos_token_id}".encode())  # the backend does not know it
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
         for where, row in located:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from stages import base
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer
 from stages.posts.bad_rows import BadRows
+from stages.posts.ragged import load_split
 from stages.posts.tokens import plain_encoder, tokenize_posts
 from stages.running.machine import code_of
 from stages.settings.config import UserError
@@ -117,3 +118,15 @@ def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
     assert caches(**{"stages/settings/stages.py": "edited"}) == 1
     assert caches(**{"stages/posts/tokens.py": "edited"}) == 2
     assert caches(**{"stages/settings/prompt.py": "edited"}) == 3
+
+
+def test_a_tokenizer_with_another_eos_finds_no_tokens_of_the_old(runs, tokenizer, tmp_path):
+    rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
+    tokenizer.save_pretrained(tmp_path)
+    other = load_tokenizer(tmp_path)
+    other.eos_token = other.convert_ids_to_tokens(1)  # as a chat model beside its base model
+    for eos in (tokenizer, other):
+        base.copy_tokens(eos, rows, {"sft_train": LIMITS}, tmp_path / "data")
+        summary = load_split(tmp_path / "data", "sft_train").columns["summaries"][0]
+        assert summary[-1] == eos.eos_token_id
+    assert tokenizer.eos_token_id != other.eos_token_id
