@@ -182,6 +182,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),
+        ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
         ("base.num_heads=0", "base.num_heads must be above 0"),
         ("data.max_query_tokens=0", "data.max_query_tokens must be above 0"),
         ("world.train_posts=0", "world.train_posts must be above 0"),
