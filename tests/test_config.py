@@ -304,6 +304,15 @@ def test_memory_knobs_change_no_settings_hash():
         assert settings_hash(changed, stage) == settings_hash(make_config("tiny"), stage)
 
 
+def test_the_microbatch_is_a_setting_where_the_loss_is_a_mean_of_microbatches():
+    for quirk, matters in (("ppo.compat=paper", True), ("ppo.loss_mean=tokens", False)):
+        hashes = {
+            settings_hash(override(quirk, f"memory.microbatch_size={size}"), "ppo")
+            for size in (2, 4)
+        }
+        assert (len(hashes) == 2) == matters
+
+
 @pytest.mark.parametrize(
     ("text", "stages"),
     [

@@ -195,6 +195,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
         numerics = POLICY_NUMERICS if row.policy_gradient else NUMERICS
+        if row.policy_gradient and getattr(config, stage).loss_mean == "microbatches":
+            numerics = (*numerics, "microbatch_size")
         sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
     return {"seed": config.seed, **sections}
 
