@@ -315,7 +315,7 @@ def put_in_place(config: Config, stage: str) -> None:
         (partial / name).unlink(missing_ok=True)
     before = read_manifest(folder)
     equal = before is None or before.get("content") == manifest["content"]
-    if folder.exists() and (equal or STAGES[stage].reads_records):
+    if folder.exists() and (equal or STAGES[stage].reads_records) and not folder.is_symlink():
         shutil.rmtree(folder)
     elif folder.exists():
         move_aside(folder)

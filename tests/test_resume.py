@@ -126,6 +126,20 @@ def test_a_kill_while_a_finished_stage_is_put_in_place_leaves_no_checkpoint(
     assert not {path.name for path in run.folder.iterdir()} & {*WHILE_WORKING}
 
 
+def test_a_stage_behind_a_link_is_made_again_and_what_the_link_names_stays(runs):
+    def make() -> Path:
+        with open_stage(TINY, "sft") as run:
+            run.finish({})
+        return run.folder
+
+    folder, elsewhere = make(), runs / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    make()
+    assert why_not(TINY, "sft") is None
+    assert (elsewhere / "manifest.json").exists()
+
+
 def test_a_file_that_a_full_disk_left_half_written_is_no_output(runs, monkeypatch):
     def write_half(path: Path, value: Any) -> None:
         path.with_name(f"{path.name}.partial").write_text("{")
