@@ -7,11 +7,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from stages import base
-from stages.finished import read_manifest
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer
 from stages.posts.bad_rows import BadRows
 from stages.posts.ragged import load_split
 from stages.posts.tokens import plain_encoder, tokenize_posts
+from stages.running.files import read_record
 from stages.running.machine import code_of
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
@@ -139,5 +139,5 @@ def test_another_length_of_summaries_is_another_input_though_all_tokens_are_equa
     for name, length in (("short", 20), ("long", 30)):
         longest = f"data.max_summary_tokens={length}"
         base.main(["--preset", "tiny", "--name", name, "--set", *SMALL, longest])
-        contents.add(read_manifest(runs / name / "seed44413/base")["content"])
+        contents.add(read_record(runs / name / "seed44413/base/manifest.json")["content"])
     assert len(contents) == 2
