@@ -46,7 +46,7 @@ from stages.posts.readers import (
     subsample,
 )
 from stages.posts.toy import world_folder
-from stages.running.files import HASHES, cached_folder, read_lines
+from stages.running.files import HASHES, cached_folder, read_lines, write_json
 from stages.running.hub import Fetched, Source, fetch_model, fetch_tokenizer, model_source, moved
 from stages.running.machine import code_of
 from stages.runs import Run, open_stage
@@ -79,6 +79,9 @@ def make_base(config: Config) -> None:
         check_adapters(model, config.lora)  # known here, and hours before they are put in
         limits = split_limits(config.data, models.positions_of(model))
         copy_tokens(tokenizer, rows, limits, run.partial / "data")
+        # Policies sample as many tokens: another number is another input, though no post differs.
+        sampled = {"max_summary_tokens": config.data.max_summary_tokens}
+        write_json(run.partial / "data" / "sampled.json", sampled)
         models.save_model(model, tokenizer, run.partial / "model")
         from_hub = [source.record for source in fetched]
         results = {
@@ -313,6 +316,7 @@ def copy_tokens(
 
     code = {k: v for k, v in code_of("stages.posts.tokens").items() if k.startswith(TOKENISES)}
     digest = hashlib.sha256(f"{code}{tokenizer.backend_tokenizer.to_str()}".encode())
+    digest.update(f"EOS {tokenizer.eos_token_id}".encode())  # the backend does not know it
     for name, located in rows.located.items():
         digest.update(f"{name}{limits[name]}".encode())
         for where, row in located:

@@ -282,6 +282,14 @@ def gold_inputs(config: Config, stage: str) -> dict[str, str | None]:
     return {GOLD: str(manifest["content"])}
 
 
+def no_gold(config: Config) -> UserError:
+    """The error about a gold reward model that is not there."""
+    return UserError(
+        f"judge.model={config.judge.gold}: there is no reward model in {gold_folder(config)}: name"
+        " a run whose `make rm` has finished (name or name/seed1), or a model's folder"
+    )
+
+
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:
     """The first output of a finished stage whose hash has changed, as a problem; None if none has.
 

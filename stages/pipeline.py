@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from stages.driving.beforehand import check_rows, check_settings
 from stages.driving.grid import (
     KL_COEFS,
     LADDER,
@@ -74,9 +75,8 @@ from stages.settings.checks import (
 )
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
-from stages.settings.judge_models import check_asking
 from stages.settings.presets import ABLATIONS, ablations_named
-from stages.settings.stages import STAGES, TRAINED, row_of
+from stages.settings.stages import TRAINED, row_of
 
 START = (sys.executable, "-m", "stages.driving.start")
 # Goals that only look -> the lines that they print.
@@ -159,8 +159,8 @@ class Maker:
             lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
             print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
-        if any("judge" in STAGES[stage].sections for stage, _ in steps):
-            check_asking(config, bool(self.execution.max_cost))
+        processes, capped = self.execution.processes, bool(self.execution.max_cost)
+        check_settings(config, [stage for stage, _ in steps], processes, capped)
         replacement.move_aside()
         made = []
         for number, stage in enumerate(own, start=1):
@@ -169,6 +169,8 @@ class Maker:
                 continue
             if self.stopped:
                 return self.stopped
+            if stage != "base":
+                check_rows(config, own)
             made.append(stage)
             what = row_of(stage, config.kind).what
             start = "\n".join(folded(f"[{number}/{len(own)}] {stage}: {what} ({why})"))
@@ -354,6 +356,7 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
     execution = Execution(
         launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
         started_by=tuple(launch_variables(args)),
+        processes=args.gpus * args.nodes,
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,

@@ -62,7 +62,7 @@ HELD_OUT_PAIRS, HELD_OUT_CNNDM = "held_out_pairs.jsonl", "held_out_cnndm.jsonl"
 RECORDS = ("config.json", "metrics.jsonl", "samples.jsonl", HELD_OUT_PAIRS, HELD_OUT_CNNDM)
 RESUME = "resume"
 HALVED = "halved.json"  # beside the checkpoints
-WHILE_WORKING = (RESUME, ATTEMPT, "progress.json")  # not part of a stage's outputs
+WHILE_WORKING = (RESUME, ATTEMPT, "progress.json", "progress.json.partial")  # no outputs
 
 
 class Mirror:
@@ -264,14 +264,14 @@ def _prepare(run: Run) -> None:
 
     It goes on with the code of now, and says so if that differs from the code that began it.
     """
-    module = row_of(run.stage, run.config.kind).module
     run.outer = outer_inputs(run.config, run.stage)
     attempt = _attempt(run.config, run.stage)
     before = read_record(run.partial / ATTEMPT) or {}
     code = before.pop("code", None)
     if run.resume.is_dir() and before == attempt:
-        for name in ("failed.json", "progress.json"):
-            (run.partial / name).unlink(missing_ok=True)
+        for name in ("failed.json", "progress.json", "*.partial"):  # halves: by a full disk, a kill
+            for path in run.partial.glob(name):
+                path.unlink()
         if files := changed_files(code):
             print(
                 f"{run.stage} goes on with other code than it began with ({first_of(files)}):"
@@ -285,7 +285,7 @@ def _prepare(run: Run) -> None:
         run.partial.mkdir()
         write_json(run.partial / "config.json", dataclasses.asdict(run.config))
         code = None
-    run.code = code_record(module, code)
+    run.code = code_record(row_of(run.stage, run.config.kind).module, code)
     write_json(run.partial / ATTEMPT, {**attempt, "code": run.code})
 
 
@@ -315,7 +315,7 @@ def put_in_place(config: Config, stage: str) -> None:
         (partial / name).unlink(missing_ok=True)
     before = read_manifest(folder)
     equal = before is None or before.get("content") == manifest["content"]
-    if folder.exists() and (equal or STAGES[stage].reads_records):
+    if folder.exists() and (equal or STAGES[stage].reads_records) and not folder.is_symlink():
         shutil.rmtree(folder)
     elif folder.exists():
         move_aside(folder)

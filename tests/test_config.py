@@ -182,6 +182,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
         ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),
+        ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
         ("base.num_heads=0", "base.num_heads must be above 0"),
         ("data.max_query_tokens=0", "data.max_query_tokens must be above 0"),
         ("world.train_posts=0", "world.train_posts must be above 0"),
@@ -301,6 +302,15 @@ def test_memory_knobs_change_no_settings_hash():
     changed = override(*(f"memory.{text}" for text in texts))
     for stage in STAGES:
         assert settings_hash(changed, stage) == settings_hash(make_config("tiny"), stage)
+
+
+def test_the_microbatch_is_a_setting_where_the_loss_is_a_mean_of_microbatches():
+    for quirk, matters in (("ppo.compat=paper", True), ("ppo.loss_mean=tokens", False)):
+        hashes = {
+            settings_hash(override(quirk, f"memory.microbatch_size={size}"), "ppo")
+            for size in (2, 4)
+        }
+        assert (len(hashes) == 2) == matters
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """NAME alone asks for a run that is there as it was made: its preset, data and settings."""
 
+import dataclasses
+import json
 import shutil
 
 import pytest
@@ -38,6 +40,20 @@ def test_another_judge_is_the_same_run_and_nothing_of_the_recorded_judge_is_left
 def test_another_seed_of_the_run_has_its_settings_too(foo):
     request = requested("--name", "foo", "--seed", "5")
     assert (request.preset, request.seed, request.overrides) == ("tiny-xs", 5, MADE)
+
+
+def test_a_setting_that_a_replaced_stage_no_longer_has_is_not_asked_for_again(runs):
+    before, after = (
+        make_config("tiny-xs", name="foo", overrides=(*MADE, text))
+        for text in ("ppo.kl_coef=0.2", "ppo.lam=0.5")
+    )
+    fabricate(before)
+    seed = runs / "foo/seed44413"
+    shutil.copytree(seed / "sft", seed / "dpo")  # older than PPO, and reads no section of it
+    record = json.dumps(dataclasses.asdict(after))
+    for stage in ("ppo", "summaries"):
+        (seed / stage / "config.json").write_text(record)
+    assert config_of(requested("--name", "foo")) == after
 
 
 def test_data_and_tokenizer_are_those_of_the_run(runs, tmp_path, tokenizer_folder):

@@ -9,12 +9,16 @@ from transformers import PreTrainedTokenizerFast
 from stages import base
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer
 from stages.posts.bad_rows import BadRows
+from stages.posts.ragged import load_split
 from stages.posts.tokens import plain_encoder, tokenize_posts
+from stages.running.files import read_record
 from stages.running.machine import code_of
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
 from tests.test_posts import LIMITS, POST
 
+SIZES = {"train_posts": 8, "validation_posts": 4, "train_comparisons": 8}
+SMALL = [f"world.{name}={size}" for name, size in (SIZES | {"validation_comparisons": 4}).items()]
 POSTS = [("f:1", POST), ("f:2", POST | {"post": "I walk. " * 6, "summary": "I walk."})]
 
 
@@ -78,8 +82,7 @@ def test_weights_that_are_not_finite_are_refused_when_loaded(policy, reward_mode
 
 
 def test_a_damaged_cache_is_named_and_made_anew_and_no_run_can_damage_it(runs, capsys):
-    small = "world.train_posts=8 world.validation_posts=4 world.train_comparisons=8"
-    arguments = ["--preset", "tiny", "--set", *small.split(), "world.validation_comparisons=4"]
+    arguments = ["--preset", "tiny", "--set", *SMALL]
 
     def made(name):
         base.main([*arguments, "--name", name])
@@ -117,3 +120,24 @@ def test_other_tokenising_code_finds_no_tokens_of_the_old_and_other_code_does(
     assert caches(**{"stages/settings/stages.py": "edited"}) == 1
     assert caches(**{"stages/posts/tokens.py": "edited"}) == 2
     assert caches(**{"stages/settings/prompt.py": "edited"}) == 3
+
+
+def test_a_tokenizer_with_another_eos_finds_no_tokens_of_the_old(runs, tokenizer, tmp_path):
+    rows = base.SourceRows(located={"sft_train": POSTS}, bad=BadRows("stop"), published={})
+    tokenizer.save_pretrained(tmp_path)
+    other = load_tokenizer(tmp_path)
+    other.eos_token = other.convert_ids_to_tokens(1)  # as a chat model beside its base model
+    for eos in (tokenizer, other):
+        base.copy_tokens(eos, rows, {"sft_train": LIMITS}, tmp_path / "data")
+        summary = load_split(tmp_path / "data", "sft_train").columns["summaries"][0]
+        assert summary[-1] == eos.eos_token_id
+    assert tokenizer.eos_token_id != other.eos_token_id
+
+
+def test_another_length_of_summaries_is_another_input_though_all_tokens_are_equal(runs):
+    contents = set()
+    for name, length in (("short", 20), ("long", 30)):
+        longest = f"data.max_summary_tokens={length}"
+        base.main(["--preset", "tiny", "--name", name, "--set", *SMALL, longest])
+        contents.add(read_record(runs / name / "seed44413/base/manifest.json")["content"])
+    assert len(contents) == 2

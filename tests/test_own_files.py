@@ -42,14 +42,15 @@ def asked(*overrides, **more):
     return make_config("tiny", name="own", overrides=overrides, **more)
 
 
+MODEL = ("base.checkpoint=model", "base.tokenizer=")
 POLICY = ("released.policy=model", "released.reward_model=reward")
 
 
 @pytest.mark.parametrize(
     ("overrides", "stage", "changed", "setting"),
     [
-        (["base.checkpoint=model"], "base", "model/model.safetensors", "base.checkpoint"),
-        (["base.checkpoint=model"], "base", "model/config.json", "base.checkpoint"),
+        (MODEL, "base", "model/model.safetensors", "base.checkpoint"),
+        (MODEL, "base", "model/config.json", "base.checkpoint"),
         (["base.tokenizer=tokenizer"], "base", "tokenizer/config.json", "base.tokenizer"),
         (POLICY, "base", "model/model.safetensors", "base.checkpoint"),
         (POLICY, "released", "reward/model.safetensors", "released.reward_model"),
@@ -140,7 +141,7 @@ def test_a_run_from_an_upstream_may_write_its_folder_in_another_way(folders):
 
 
 def test_files_that_change_while_a_stage_reads_them_end_it(folders):
-    config = asked("base.checkpoint=model", data="data")
+    config = asked(*MODEL, data="data")
 
     def disturbed():
         with open_stage(config, "base") as run:

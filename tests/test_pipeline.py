@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,6 +29,9 @@ TINY = make_config("tiny")
 EVALUATED = [name for name in STAGES if not STAGES[name].optional]
 
 
+RESULTS: dict[str, dict[str, Any]] = {}  # of a stage; of others none
+
+
 def finish(config: Config, stage: str, text: str = "made") -> Path:
     """A finished stage with the inputs of the table and one output file."""
     with open_stage(config, stage) as run:
@@ -36,7 +40,7 @@ def finish(config: Config, stage: str, text: str = "made") -> Path:
                 run.require(name)
         (run.partial / "out.txt").write_text(text)
         (run.partial / "headline.txt").write_text(f"{stage} of {config.name}\n")
-        run.finish({})
+        run.finish(RESULTS.get(stage, {}))
     return run.folder
 
 
@@ -217,6 +221,43 @@ def test_a_launcher_that_is_not_there_is_refused_before_anything_is_made(tmp_pat
 
 
 # -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "complaint"),
+    [
+        (["ppo.batch_size=100"], 8, "ppo.batch_size is 100: it must divide by 8 processes"),
+        (["rm.batch_size=4"], 8, "rm.batch_size is 4: it must divide by 8 processes"),
+        (["judge.kind=local"], 1, "judge.model must be a chat model's folder"),
+        (["judge.kind=local", "judge.model=/nowhere"], 1, "not /nowhere"),
+        (["judge.kind=reward_model", "judge.model=gold"], 1, "there is no reward model in"),
+        (["data.source=hub"], 1, "judge.kind=facts knows only the built-in world"),
+    ],
+)
+def test_what_the_last_stages_would_refuse_is_refused_before_the_first(
+    runs, overrides, processes, complaint
+):
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        make(named(*overrides), processes=processes)
+    assert not runs.exists()
+    make(named(*overrides), "sft", processes=processes)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("rm.batch_size=256", "rm.batch_size is 256 but there are only 200 rows"),
+        ("eval.posts=300", "eval.posts is 300 but the validation split has 200 posts"),
+    ],
+)
+def test_too_few_rows_are_told_when_they_are_counted(runs, monkeypatch, override, complaint):
+    splits = ("sft_train", "comparisons_train", "sft_validation")
+    counted = {"rows": {split: {"rows": 200} for split in splits}}
+    monkeypatch.setitem(RESULTS, "base", counted)
+    maker = Recorder()
+    with pytest.raises(UserError, match=complaint):
+        make(named(override), maker=maker)
+    assert [stage for _, stage in maker.made] == ["base"]
 
 
 def test_a_finished_run_with_other_settings_is_refused_with_the_difference_and_the_ways_out(runs):

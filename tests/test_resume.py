@@ -1,7 +1,9 @@
 """Interrupted and resumed equals uninterrupted: weights, metrics and samples, bit for bit."""
 
+import errno
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,34 @@ def test_a_kill_while_a_finished_stage_is_put_in_place_leaves_no_checkpoint(
     runs_module.put_in_place(TINY, "sft")
     assert why_not(TINY, "sft") is None
     assert not {path.name for path in run.folder.iterdir()} & {*WHILE_WORKING}
+
+
+def test_a_stage_behind_a_link_is_made_again_and_what_the_link_names_stays(runs):
+    def make() -> Path:
+        with open_stage(TINY, "sft") as run:
+            run.finish({})
+        return run.folder
+
+    folder, elsewhere = make(), runs / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    make()
+    assert why_not(TINY, "sft") is None
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_a_file_that_a_full_disk_left_half_written_is_no_output(runs, monkeypatch):
+    def write_half(path: Path, value: Any) -> None:
+        path.with_name(f"{path.name}.partial").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    for is_full in (True, False):
+        with suppress(OSError), monkeypatch.context() as patch, open_stage(TINY, "sft") as run:
+            run.resume.mkdir(exist_ok=True)
+            if is_full:
+                (run.partial / "progress.json.partial").write_text("{")
+                patch.setattr(runs_module, "write_json", write_half)
+            run.finish({})
+    assert why_not(TINY, "sft") is None
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    assert [*manifest["outputs"]] == ["config.json"]

@@ -321,7 +321,8 @@ def test_a_folder_below_this_one_is_shown_by_its_last_name_and_ours_in_full(tmp_
         ("data.prompt", f"r/{'x' * 5000}"): f"r/{'x' * 5000}",
     }
     assert {(name, text): public_value(name, text) for name, text in seen} == seen
-    config = make_config("tiny", name="mine", overrides=("base.checkpoint=clients/acme",))
+    own = ("base.checkpoint=clients/acme", "base.tokenizer=")
+    config = make_config("tiny", name="mine", overrides=own)
     assert "clients" not in json.dumps(public_settings(config))
     assert cards.base_id(config) == ""
 

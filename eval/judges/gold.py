@@ -19,7 +19,7 @@ import torch
 from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import held_out_accuracy
-from stages.finished import check_stage, gold_folder, read_manifest, stage_folder
+from stages.finished import check_stage, gold_folder, no_gold, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
 from stages.learning.passes import summary_scores
@@ -112,10 +112,7 @@ def find_gold(config: Config) -> Gold:
             )
         return _of_run(config, folder)
     if not (folder / "config.json").exists():
-        raise UserError(
-            f"judge.model={config.judge.gold}: there is no reward model in {folder}: name a run"
-            " whose `make rm` has finished (name or name/seed1), or a model's folder"
-        )
+        raise no_gold(config)
     limit = config.data.max_query_tokens
     return Gold(
         folder=folder,

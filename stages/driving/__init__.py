@@ -5,6 +5,7 @@ warm       libraries are loaded once for several stages
 mirror     one wandb run a seed, and TensorBoard's event files
 trackio_run  the same in trackio, on this machine
 status     what is done, stale, running, half done, failed, missing
+beforehand  what a later stage would refuse, before the first one begins
 replacing  what REPLACE makes anew
 grid       many runs: ablations over seeds, the study over presets and seeds
 slurm      a job script that goes on after a preemption

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from stages.posts.ragged import TokenizedSplit, pad_right
-from stages.settings.checks import UserError
+from stages.settings.checks import check_dealt, check_filled
 
 T = TypeVar("T")
 
@@ -70,10 +70,8 @@ def chunks(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 def check_batch(name: str, batch_size: int, rows: int, accelerator: Accelerator) -> None:
     """Raise UserError if a global batch cannot be filled or divided among the processes."""
-    if batch_size > rows:
-        raise UserError(f"{name}.batch_size is {batch_size} but there are only {rows} rows")
-    if batch_size % accelerator.num_processes:
-        raise UserError(f"{name}.batch_size must divide by {accelerator.num_processes} processes")
+    check_filled(name, batch_size, rows)
+    check_dealt(name, batch_size, accelerator.num_processes)
 
 
 def synchronized_last(

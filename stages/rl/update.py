@@ -13,7 +13,7 @@ from stages.posts.ragged import TokenizedSplit
 from stages.rl import loss
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner, clip_gradients
-from stages.settings.checks import UserError
+from stages.settings.checks import check_dealt
 from stages.settings.ppo import PolicyGradient, Ppo
 
 
@@ -21,14 +21,8 @@ def check_episodes(section: str, settings: PolicyGradient, accelerator: Accelera
     """Raise UserError if a process cannot deal its episodes, the samples of a query together, into
     minibatches of equal size. `section` is how settings name it.
     """
-    size, processes = settings.batch_size, accelerator.num_processes
-    group = settings.samples_per_query
-    if size % (processes * settings.num_minibatches * group):
-        samples = f" times {section}.samples_per_query={group}"
-        raise UserError(
-            f"{section}.batch_size is {size}: it must divide by {processes} processes times "
-            f"{section}.num_minibatches={settings.num_minibatches}" + (samples if group > 1 else "")
-        )
+    minibatches, samples = settings.num_minibatches, settings.samples_per_query
+    check_dealt(section, settings.batch_size, accelerator.num_processes, minibatches, samples)
 
 
 def set_rate(learner: PolicyLearner, settings: PolicyGradient) -> float:

@@ -248,6 +248,26 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
     require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
 
 
+def check_filled(section: str, batch_size: int, rows: int) -> None:
+    """Raise UserError if a stage's batch holds more rows than there are."""
+    if batch_size > rows:
+        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows")
+
+
+def check_dealt(
+    section: str, batch_size: int, processes: int, num_minibatches: int = 1, samples: int = 1
+) -> None:
+    """Raise UserError if a batch cannot be dealt to processes in minibatches of equal size, the
+    `samples` of a query together.
+    """
+    if batch_size % (processes * num_minibatches * samples):
+        counts = {"num_minibatches": num_minibatches, "samples_per_query": samples}
+        several = {name: count for name, count in counts.items() if count > 1}
+        times = "".join(f" times {section}.{name}={count}" for name, count in several.items())
+        must = f"it must divide by {processes} processes{times}"
+        raise UserError(f"{section}.batch_size is {batch_size}: {must}")
+
+
 def is_above_0(text: str) -> bool:
     """Whether a text is a finite number above 0."""
     try:

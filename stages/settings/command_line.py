@@ -39,6 +39,7 @@ from stages.settings.stages import (
     STAGES,
     TRAINED,
     first_changed,
+    row_of,
 )
 
 # An override of these sections needs no name of its own: another judge is another opinion of the
@@ -337,14 +338,22 @@ def as_recorded(request: Request) -> Request:
     counts as it says.
     """
     root = settings.RUNS / request.name
-    configs: list[Config] = []
+    configs: dict[str, Config] = {}
     for seed in (root / f"seed{request.seed}", *sorted(root.glob("seed*"))):
-        made = [recorded_config(seed / stage) for stage in STAGES if not STAGES[stage].per_judge]
-        configs = configs or [config for config in made if config is not None]
+        made = {name: recorded_config(seed / name) for name in STAGES if not STAGES[name].per_judge}
+        configs = configs or {name: config for name, config in made.items() if config is not None}
     if not configs:
         return request
-    last, own = configs[-1], {text.split(".")[0] for text in request.overrides}
-    texts = {text.split("=")[0]: text for config in configs for text in config.overrides}
+    *_, last = configs.values()
+    own = {text.split(".")[0] for text in request.overrides}
+    # The last stage that reads a section knows it; what others record may be older.
+    knows = {part: name for name in configs for part in row_of(name, last.kind).sections}
+    texts = {
+        text.split("=")[0]: text
+        for name, config in configs.items()
+        for text in config.overrides
+        if knows.get(text.split(".")[0], name) == name
+    }
     kept = (text for key, text in texts.items() if key.split(".")[0] not in own)
     preset, data, tokenizer = PRESETS[last.preset](), last.data.source, last.base.tokenizer
     return replace(

@@ -105,10 +105,12 @@ class Config:
         require(is_run_name(self.name), "name", MUST_BE_A_RUN_NAME)
         several = bool(self.released.policy and self.outputs.file)
         require(not several, "outputs.file", "stand without released.policy (make: INPUT, POLICY)")
-        known = self.data.source == TOY and self.kind != OUTPUTS
-        most = self.world.validation_posts if known else self.eval.posts
-        there = f"be at most {most}, the posts of world.validation_posts, not {self.eval.posts}"
-        require(self.eval.posts <= most, "eval.posts", there)
+        counts = {"data.validation_posts": self.data.validation_posts}
+        if self.data.source == TOY:
+            counts["world.validation_posts"] = self.world.validation_posts
+        for name, most in counts.items() if self.kind != OUTPUTS else ():
+            there = f"be at most {most}, the posts of {name}, not {self.eval.posts}"
+            require(not most or self.eval.posts <= most, "eval.posts", there)
         alone = self.kind == TRAINED or not self.eval.best_of
         require(alone, "eval.best_of", "be empty where no SFT is trained")
 
@@ -195,6 +197,8 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
         del sections["lora"]["stages"]  # which other stages learn adapters changes nothing here
     if row.computes:
         numerics = POLICY_NUMERICS if row.policy_gradient else NUMERICS
+        if row.policy_gradient and getattr(config, stage).loss_mean == "microbatches":
+            numerics = (*numerics, "microbatch_size")
         sections["memory"] = {name: getattr(config.memory, name) for name in numerics}
     return {"seed": config.seed, **sections}
 

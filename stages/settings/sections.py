@@ -36,7 +36,7 @@ class Base:
     weights."""
     tokenizer: str = ""
     """Folder or hub id[@revision]; empty: the checkpoint's own; `train`: a BPE trained on the
-    posts."""
+    posts, for new weights alone."""
     vocab_size: int = 1024
     """Upper bound for the vocabulary of a trained tokenizer, tokens."""
     hidden_size: int = 128
@@ -50,6 +50,9 @@ class Base:
         positive(self, "base", "vocab_size", "hidden_size", "num_layers", "num_heads")
         even = self.hidden_size % (2 * self.num_heads) == 0  # rotary positions turn pairs
         require(even, "base.hidden_size", "be an even multiple of num_heads")
+        reads = self.checkpoint == RANDOM or self.tokenizer != TRAIN_TOKENIZER
+        own = f"be empty (its own) or name one with base.checkpoint={self.checkpoint}, not `train`"
+        require(reads, "base.tokenizer", own)
 
 
 @dataclass(frozen=True, kw_only=True)
