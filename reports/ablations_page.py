@@ -322,7 +322,7 @@ def limits(name: str, seeds: str, default: SeedsOfRun, others: list[AblatedRun])
         f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
         f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
         " the more of them, the likelier that one stands out by chance. So the first paragraph says"
-        " how many matter after Holm's correction, by the smaller p-value of the two tests.",
+        " how many matter after Holm's correction, by twice the smaller p-value of the two tests.",
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {seeds}. It shows no interaction of switches, and nothing about other"
         " learning rates.",

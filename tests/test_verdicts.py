@@ -230,17 +230,18 @@ def test_the_first_sentence_sorts_the_switches():
 
 def test_what_matters_by_itself_is_counted_again_among_all_switches():
     """By hand: -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and with two degrees of freedom
-    p = 1 - 3.464 / sqrt(14) = 0.074. Of -8, -10, -12 t = -8.66 and p = 0.013; twice that is 0.026,
-    and four times is not below 0.05.
+    p = 1 - 3.464 / sqrt(14) = 0.074. Of -9, -10, -11 t = -17.32 and p = 0.0033, 0.0066 as the
+    smaller of two; twice that is 0.013, and eight times is 0.053.
     """
     assert p_of_seeds([-0.05, -0.10, -0.15]) == pytest.approx(1 - sqrt(12 / 14))
     assert p_of_seeds([-0.1, -0.1, -0.1]) == p_of_seeds([-0.1]) == 1.0
-    strong = ablation(-0.08, -0.10, -0.12, name="no-eos-trick")
-    others = [ablation(0.05, -0.05, 0.0, name=f"other-{at}") for at in range(3)]
+    strong = ablation(-0.09, -0.10, -0.11, name="no-eos-trick")
+    assert verdicts.p_of(strong) == pytest.approx(2 * (1 - sqrt(300 / 302)))
+    others = [ablation(0.05, -0.05, 0.0, name=f"other-{at}") for at in range(7)]
     two = verdicts.remaining([strong, others[0]])
     assert two == "After Holm's correction for all 2 switches, 1 of 1 remains."
-    four = verdicts.remaining([strong, *others])
-    assert four == "After Holm's correction for all 4 switches, 0 of 1 remains."
+    eight = verdicts.remaining([strong, *others])
+    assert eight == "After Holm's correction for all 8 switches, 0 of 1 remains."
     assert verdicts.remaining(others) == verdicts.remaining([strong]) == ""
     both = verdicts.after_holm({"a": 0.001, "b": 0.03, "c": 0.9}, ["a", "b"], "pairs")
     assert both == "After Holm's correction for all 3 pairs, 1 of 2 remain (a)."

@@ -154,7 +154,7 @@ def _course(line: Curve, share: bool) -> str:
 
 def _columns(axes: Axes, labels: Sequence[str]) -> int:
     """How many names of a legend fit beside each other."""
-    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]
+    width = POINTS * axes.figure.get_figwidth() - 40  # type: ignore[union-attr]  # no SubFigure
     return max(1, int(width // (LETTER * max(map(len, labels), default=0) + 30)))
 
 
