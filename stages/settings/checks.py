@@ -268,6 +268,15 @@ def check_dealt(
         raise UserError(f"{section}.batch_size is {batch_size}: {must}")
 
 
+def check_room(positions: int, query: int, response: int, setting: str) -> None:
+    """Raise UserError if a model has too few positions for so many tokens of query and response."""
+    if query + response > positions:
+        raise UserError(
+            f"{setting} is {response}, after queries of up to {query} tokens, but the model has "
+            f"{positions} positions: lower it, or data.max_query_tokens"
+        )
+
+
 def is_above_0(text: str) -> bool:
     """Whether a text is a finite number above 0."""
     try:
