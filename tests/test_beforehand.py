@@ -9,6 +9,7 @@ from stages.posts.bad_rows import in_half
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
+from tests.test_pipeline import TINY, make
 
 SMALL = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4
     world.train_comparisons=16 world.validation_comparisons=4 sft.batch_size=4 rm.batch_size=16
@@ -36,3 +37,11 @@ def test_what_base_shows_of_rows_and_positions_is_told_right_after_it(runs):
         with pytest.raises(UserError, match=r"rm\.pairs=odd: no training comparison .*: take all"):
             check_rows(config_with("rm.pairs=odd"), ["sft", stage])
     check_rows(config_with("rm.pairs=odd"), ["sft"])
+
+
+def test_a_gold_reward_model_that_is_the_runs_own_is_refused_before_ppo_learns(runs):
+    assert make(TINY, "rm") == ["base", "sft", "rm", "normalize"]
+    own = make_config("tiny", overrides=("judge.kind=reward_model", "judge.model=tiny"))
+    with pytest.raises(UserError, match=r"judge\.model=tiny is this run's own reward model"):
+        make(own)
+    assert not (runs / "tiny/seed44413/ppo").exists()

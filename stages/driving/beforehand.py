@@ -7,7 +7,15 @@ the settings of all of them first, and at the rows as soon as the base stage has
 from collections.abc import Sequence
 from typing import Any
 
-from stages.finished import GOLD, gold_inputs, no_gold, read_manifest, stage_folder
+from stages.finished import (
+    GOLD,
+    gold_inputs,
+    identity,
+    no_gold,
+    own_gold,
+    read_manifest,
+    stage_folder,
+)
 from stages.posts.bad_rows import places_in_half
 from stages.running.files import read_lines
 from stages.settings.checks import check_dealt, check_filled, check_room
@@ -28,8 +36,11 @@ def check_settings(
     """
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config, capped)
-        if gold_inputs(config, "judge").get(GOLD, "") is None:
+        gold = gold_inputs(config, "judge").get(GOLD, "")
+        if gold is None:
             raise no_gold(config)
+        if gold and gold == identity(config, "normalize", "judge"):
+            raise own_gold(config)
     for stage in stages:
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
