@@ -53,7 +53,7 @@ from stages.finished import (
     wanted_stages,
     why_not,
 )
-from stages.running.launch import add_launch_arguments, launch_variables, launch_words
+from stages.running import launch
 from stages.running.machine import other_code
 from stages.running.progress import COLUMNS, folded
 from stages.running.signals import (
@@ -203,9 +203,9 @@ class Maker:
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
-        launch = self.execution.launch if row.computes else ()
+        launcher = self.execution.launch if row.computes else ()
         capped = "judge" in row.sections and self.execution.max_cost
-        start = [*launch, *START[1:], row.module] if launch else [*START, row.module]
+        start = [*launcher, *START[1:], row.module] if launcher else [*START, row.module]
         words = [*start, *cell.request.arguments]
         return [*words, "--max-cost", self.execution.max_cost] if capped else words
 
@@ -322,7 +322,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
-    add_launch_arguments(parser)
+    launch.add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
@@ -354,9 +354,9 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
     if not args.dry_run and not args.launch:
         require_packages()
     execution = Execution(
-        launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
-        started_by=tuple(launch_variables(args)),
-        processes=args.gpus * args.nodes,
+        launch=launch.launch_words(args.gpus, args.nodes, args.engine, args.launch),
+        started_by=tuple(launch.launch_variables(args)),
+        processes=launch.processes_of(args.gpus, args.nodes, args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,

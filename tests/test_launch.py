@@ -22,6 +22,7 @@ from stages.running.launch import (
     launch_variables,
     launch_words,
     launcher,
+    processes_of,
 )
 from stages.settings.checks import is_out_of_memory
 from stages.settings.command_line import Request, make_command, make_config
@@ -94,6 +95,29 @@ def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
     assert launcher("") == ()
     with pytest.raises(UserError, match="there is no program acelerate"):
         launcher("acelerate launch")
+
+
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        ("", 8),
+        ("accelerate launch --num_processes 3 --num_machines 2", 3),
+        ("accelerate launch --num-processes=16 -m", 16),
+        ("torchrun --nnodes 2 --nproc_per_node=4 -m", 8),
+        ("torchrun --standalone --nproc-per-node gpu", 1),
+        ("nice -n 19", 1),
+    ],
+)
+def test_the_processes_of_a_launcher_are_those_that_it_names(line, processes):
+    assert processes_of(*((1, 1) if line else (4, 2)), line) == processes
+
+
+def test_a_batch_that_a_launcher_cannot_deal_is_refused_before_the_first_stage(runs, monkeypatch):
+    monkeypatch.setattr("stages.pipeline.require_packages", lambda: None)
+    words = ["rm", "--launch", "accelerate launch --num_processes 3"]
+    with pytest.raises(UserError, match=r"sft\.batch_size is \d+: it must divide by 3 processes"):
+        make_goals(Request(), parse(words))
+    assert not runs.exists()
 
 
 # -- commands that go on ---------------------------------------------------------------------------

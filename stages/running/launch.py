@@ -9,6 +9,7 @@ until accelerate is called. The exit status is that of the process that failed f
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -22,6 +23,8 @@ ENGINES = ("ddp", "fsdp2")
 # accelerate can start these. Nobody has seen them train here, so they are refused.
 UNSEEN = ("zero2", "zero3")
 PORT = 29500
+# How accelerate's and torch's launchers are told the number of processes.
+COUNT = re.compile(r"--(num[-_]processes|nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?!\S)")
 # Seconds that a launch leaves its processes to finish an update and to save after a signal.
 PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 
@@ -91,6 +94,13 @@ def launcher(line: str) -> tuple[str, ...]:
     if program is None:
         raise UserError(f"LAUNCH={line}: there is no program {words[0]}: correct it")
     return program, *words[1:]
+
+
+def processes_of(gpus: int, nodes: int, line: str) -> int:
+    """The processes of a stage: by GPUS and NODES, or as LAUNCH names them, 1 if it names none."""
+    given = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
+    machines = given.get("nnodes", nodes)
+    return given.get("num-processes", given.get("nproc-per-node", gpus) * machines)
 
 
 def _srun(nodes: int) -> tuple[str, ...]:
