@@ -4,6 +4,10 @@
 INPUT ?=
 PRESET ?= $(if $(INPUT)$(filter judge,$(MAKECMDGOALS)),outputs,tiny)
 SEED ?= 44413
+# Under WSL the environment holds the machine's name as NAME: no run is called so.
+ifeq ($(origin NAME),environment)
+NAME :=
+endif
 NAME ?=
 SET ?=
 UPSTREAM ?=

@@ -59,6 +59,12 @@ def test_what_the_environment_happens_to_hold_is_not_refused(tmp_path, monkeypat
     assert typed(tmp_path, "-n", "sft").returncode == 0
 
 
+def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
+    looked = typed(tmp_path, "-n", "sft", NAME="DESKTOP-1")
+    assert "tiny seed 44413: would make sft" in looked.stdout
+    assert "named seed 44413" in typed(tmp_path, "-n", "sft", "NAME=named").stdout
+
+
 def test_the_seed_of_one_run_is_the_presets_where_none_is_given(tmp_path):
     assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft").stdout
     assert "tiny seed 5: would make sft" in typed(tmp_path, "-n", "sft", "SEED=5").stdout
