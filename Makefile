@@ -125,7 +125,8 @@ SETTINGS = $(if $(SET),$(call quoted,$(SET))) \
 	$(if $(INPUT),$(call quoted,outputs.file=$(INPUT)))
 # Where nobody has chosen a preset, a run that is there says its own.
 CHOSEN = $(if $(filter file,$(origin PRESET)),$(filter outputs,$(PRESET)),$(PRESET))
-REQUEST = $(call option,preset,$(CHOSEN)) $(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
+REQUEST = $(call option,preset,$(CHOSEN)) $(call option,name,$(NAME)) \
+	$(if $(call asks,study ablations rivals),,$(call option,seed,$(SEED))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) \
 	$(if $(SET)$(POLICY)$(REWARD_MODEL)$(INPUT),--set $(SETTINGS))
@@ -134,9 +135,10 @@ ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE
 	$(call option,launch,$(LAUNCH)) $(DRY)
 JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
-STUDY = $(call options,seeds,$(SEEDS)) $(call options,ablations,$(ABLATIONS)) \
-	$(call options,kl-coefs,$(PENALTIES)) \
-	$(call options,presets,$(PRESETS)) $(call options,job,$(JOB))
+of = $(if $(call asks,$(1)),$(call options,$(2),$(3)))
+STUDY = $(call of,study ablations rivals,seeds,$(SEEDS)) $(call of,study,presets,$(PRESETS)) \
+	$(call of,study,job,$(JOB)) $(call of,ablations,ablations,$(ABLATIONS)) \
+	$(call of,rivals,kl-coefs,$(PENALTIES))
 
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
 unexport PYTHONDONTWRITEBYTECODE
