@@ -1,15 +1,15 @@
 """What a later stage would refuse is told as soon as it is known, not hours later."""
 
+import re
+
 import pytest
 
 from stages import base
 from stages.driving.beforehand import check_rows
-from stages.finished import stage_folder
-from stages.posts.bad_rows import in_half
-from stages.running.files import read_lines
+from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from tests.test_pipeline import TINY, make
+from tests.test_pipeline import RESULTS, TINY, Recorder, make, named
 
 SMALL = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4
     world.train_comparisons=16 world.validation_comparisons=4 sft.batch_size=4 rm.batch_size=16
@@ -27,16 +27,23 @@ def test_what_base_shows_of_rows_and_positions_is_told_right_after_it(runs):
     with pytest.raises(UserError, match=r"summary_tokens is 4000, after .* 2048 positions"):
         check_rows(long, ["sft", "dpo"])
     check_rows(long, ["sft", "rm", "ppo"])  # without DPO nobody writes so long a summary
-    with pytest.raises(UserError, match=r"rm\.batch_size is 16 but there are only \d rows"):
-        check_rows(config_with("rm.pairs=odd"), ["sft", "rm"])
-    path = stage_folder(config_with(), "base") / "data/comparisons_train.jsonl"
-    even = [row["id"] for row in read_lines(path) if in_half(row["id"], "even")]
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if any(f'"{name}"' in line for name in even)))
-    for stage in ("rm", "dpo"):
-        with pytest.raises(UserError, match=r"rm\.pairs=odd: no training comparison .*: take all"):
-            check_rows(config_with("rm.pairs=odd"), ["sft", stage])
+    halves = (read_manifest(stage_folder(config_with(), "base")) or {})["results"]["halves"]
+    assert halves["even"] + halves["odd"] == 16
+    assert min(halves.values()) > 0
     check_rows(config_with("rm.pairs=odd"), ["sft"])
+    of_half = f"rm.batch_size is 16 but there are only {halves['odd']} rows of rm.pairs=odd"
+    with pytest.raises(UserError, match=re.escape(of_half)):
+        check_rows(config_with("rm.pairs=odd"), ["sft", "rm"])
+
+
+@pytest.mark.parametrize("stage", ["rm", "dpo"])
+def test_a_half_without_pairs_is_told_before_sft_learns(runs, monkeypatch, stage):
+    counted = {"rows": {"comparisons_train": {"rows": 200}}, "halves": {"even": 200, "odd": 0}}
+    monkeypatch.setitem(RESULTS, "base", counted)
+    maker = Recorder()
+    with pytest.raises(UserError, match=rf"{stage}\.batch_size .* 0 rows of rm\.pairs=odd"):
+        make(named("rm.pairs=odd"), stage, maker=maker)
+    assert [made for _, made in maker.made] == ["base"]
 
 
 def test_a_gold_reward_model_that_is_the_runs_own_is_refused_before_ppo_learns(runs):

@@ -16,12 +16,10 @@ from stages.finished import (
     read_manifest,
     stage_folder,
 )
-from stages.posts.bad_rows import places_in_half
-from stages.running.files import read_lines
 from stages.settings.checks import check_dealt, check_filled, check_room
 from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
-from stages.settings.sections import ALL_PAIRS, COMPARISONS, POSTS
+from stages.settings.sections import COMPARISONS, POSTS
 from stages.settings.stages import STAGES
 
 LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
@@ -53,17 +51,17 @@ def check_rows(config: Config, stages: Sequence[str]) -> None:
     """Raise UserError where the base stage has too few rows for one of some stages, or its model
     too few positions for DPO's summaries.
     """
-    folder = stage_folder(config, "base")
-    results = (read_manifest(folder) or {"results": {}})["results"]
+    manifest = read_manifest(stage_folder(config, "base"))
+    results = manifest["results"] if manifest else {}
     rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
-    learn_pairs = COMPARISONS[0] in rows and {"rm", "dpo"} & {*stages}
-    if learn_pairs and config.rm.pairs != ALL_PAIRS:
-        pairs = read_lines(folder / "data" / f"{COMPARISONS[0]}.jsonl")
-        rows[COMPARISONS[0]] = len(places_in_half(pairs, config.rm.pairs))
+    half = results.get("halves", {}).get(config.rm.pairs)
     for stage in stages:
         split = LEARNED.get(stage, "")
-        if split in rows:
-            check_filled(stage, getattr(config, stage).batch_size, rows[split])
+        size = getattr(getattr(config, stage, None), "batch_size", 0)
+        if split == COMPARISONS[0] and half is not None:
+            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
+        elif split in rows:
+            check_filled(stage, size, rows[split])
     if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
         check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
         raise UserError(f"{check} posts: lower it, or 0 for all")

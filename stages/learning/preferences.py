@@ -17,8 +17,9 @@ from stages.functional import preference_loss
 from stages.learning.batches import chunks, local_share
 from stages.learning.learner import Learner, optimizer_step
 from stages.learning.loop import over_rows
-from stages.posts.bad_rows import places_in_half
+from stages.posts.bad_rows import in_half
 from stages.posts.ragged import TokenizedSplit, load_split, rows_of
+from stages.settings.checks import UserError
 
 T = TypeVar("T")
 
@@ -26,8 +27,12 @@ T = TypeVar("T")
 def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
     """The training comparisons of a base stage's data that `rm.pairs` names, in their order."""
     split = load_split(data, "comparisons_train")
-    kept = places_in_half(split.rows, pairs)
-    return split if len(kept) == len(split) else rows_of(split, kept)
+    kept = [row for row, about in enumerate(split.rows) if in_half(about["id"], pairs)]
+    if len(kept) == len(split):
+        return split
+    if not kept:
+        raise UserError(f"rm.pairs={pairs}: no training comparison is of that half: take all")
+    return rows_of(split, kept)
 
 
 def pair_tokens(

@@ -8,10 +8,9 @@ counted by `kept_odd_rows`. Standard library only.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from stages.settings.checks import UserError
 from stages.settings.sections import ALL_PAIRS
@@ -63,11 +62,3 @@ def in_half(post_id: str, pairs: str) -> bool:
     """
     parity = hashlib.sha256(post_id.encode()).digest()[-1] % 2
     return pairs == ALL_PAIRS or parity == (pairs == "odd")
-
-
-def places_in_half(rows: Sequence[dict[str, Any]], pairs: str) -> list[int]:
-    """Which of some comparisons `rm.pairs` names. Raises UserError where it names none."""
-    places = [place for place, row in enumerate(rows) if in_half(row["id"], pairs)]
-    if not places:
-        raise UserError(f"rm.pairs={pairs}: no training comparison is of that half: take all")
-    return places

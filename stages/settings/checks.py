@@ -248,10 +248,10 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
     require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
 
 
-def check_filled(section: str, batch_size: int, rows: int) -> None:
-    """Raise UserError if a stage's batch holds more rows than there are."""
+def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:
+    """Raise UserError if a stage's batch holds more rows than there are; `of` says of what."""
     if batch_size > rows:
-        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows")
+        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows{of}")
 
 
 def check_dealt(
