@@ -35,6 +35,10 @@ MENDS = {
     errno.ELOOP: "a link leads back to itself: remove it",
     errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
     errno.EIO: "look at the disk or the terminal",
+    # What a network disk says to a lock that it does not know.
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "put runs/ on a disk that can lock files"
+    ),
 }
 OTHERWISE = "see to it that it can be read and written"
 NO_SPACE = "No space left on device"
