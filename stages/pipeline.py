@@ -146,7 +146,7 @@ class Maker:
         self.stopped = 128 + number
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
             for process in list(self.running):
-                process.send_signal(number)
+                launch.hand_on(process, number)
 
     def make(self, cell: Cell) -> int:
         """Make what is missing or stale of one run; return the status of the first that fails.

@@ -2,10 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from stages.pipeline import Maker, make_goals, parse
 from stages.running.launch import (
     ENGINES,
     accelerate_arguments,
+    hand_on,
     launch_variables,
     launch_words,
     launcher,
@@ -118,6 +122,31 @@ def test_a_batch_that_a_launcher_cannot_deal_is_refused_before_the_first_stage(r
     with pytest.raises(UserError, match=r"sft\.batch_size is \d+: it must divide by 3 processes"):
         make_goals(Request(), parse(words))
     assert not runs.exists()
+
+
+USR1 = """
+import os, signal, subprocess, sys, time
+from stages.running.launch import stop_at_usr1
+stop_at_usr1()
+signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+for process in (child.pid, os.getpid()):
+    os.kill(process, signal.SIGUSR1)
+print(child.wait())
+"""
+
+
+def test_a_launch_below_srun_stops_at_the_signal_that_srun_hands_on():
+    """srun(1): a SIGTERM ends it and kills its tasks, so they could not finish their update."""
+    handed: list[int] = []
+    for words in (["srun", "--nodes=2"], [sys.executable, "-m"]):
+        process: Any = SimpleNamespace(args=words, send_signal=handed.append)
+        hand_on(process, signal.SIGTERM)
+    assert handed == [signal.SIGUSR1, signal.SIGTERM]
+    told = subprocess.run(
+        [sys.executable, "-c", USR1], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert sorted(told.stdout.split("\n")) == ["", "0", "told to stop"]
 
 
 # -- commands that go on ---------------------------------------------------------------------------

@@ -13,9 +13,12 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stages.settings.checks import UserError, in_one_line, unknown
 
@@ -132,6 +135,26 @@ def accelerate_arguments(
     return [*words, "--main_process_port", environ.get("MASTER_PORT", str(PORT))]
 
 
+def hand_on(process: subprocess.Popen[bytes], number: int) -> None:
+    """Hand a signal that asks to stop on to what runs a stage.
+
+    A SIGTERM makes srun kill its tasks at once; a SIGUSR1 it sends to them, where `main` waits.
+    """
+    words: Any = process.args
+    process.send_signal(signal.SIGUSR1 if words[0] == "srun" else number)
+
+
+def stop_at_usr1() -> None:
+    """From now on a SIGUSR1 is a SIGTERM to this process, and nothing to those that it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # they inherit this
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Start the processes; exits with the status of the first that failed."""
@@ -141,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyError as error:
         raise UserError(f"{error.args[0]} is not set: submit what `make slurm` writes") from None
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
+    stop_at_usr1()
     raise SystemExit(run([*given, *stage]))
 
 
