@@ -386,12 +386,6 @@ def holder_of(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     if host == platform.node():
-        try:
-            os.kill(number, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass
         if start_of(number) != started:
             return None
         with suppress(OSError):
