@@ -5,8 +5,10 @@ INPUT ?=
 PRESET ?= $(if $(INPUT)$(filter judge,$(MAKECMDGOALS)),outputs,tiny)
 SEED ?= 44413
 # Under WSL the environment holds the machine's name as NAME: no run is called so.
+ifneq ($(WSL_DISTRO_NAME),)
 ifeq ($(origin NAME),environment)
 NAME :=
+endif
 endif
 NAME ?=
 SET ?=

@@ -98,9 +98,11 @@ def test_what_the_environment_happens_to_hold_is_not_refused(tmp_path, monkeypat
 
 
 def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
-    looked = typed(tmp_path, "-n", "sft", NAME="DESKTOP-1")
+    wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
+    looked = typed(tmp_path, "-n", "sft", **wsl)
     assert "tiny seed 44413: would make sft" in looked.stdout
-    assert "named seed 44413" in typed(tmp_path, "-n", "sft", "NAME=named").stdout
+    assert "named seed 44413" in typed(tmp_path, "-n", "sft", "NAME=named", **wsl).stdout
+    assert "own seed 44413" in typed(tmp_path, "-n", "sft", NAME="own").stdout
 
 
 def test_the_seed_of_one_run_is_the_presets_where_none_is_given(tmp_path):
