@@ -4,6 +4,12 @@
 INPUT ?=
 PRESET ?= $(if $(INPUT)$(filter judge,$(MAKECMDGOALS)),outputs,tiny)
 SEED ?= 44413
+# Under WSL the environment holds the machine's name as NAME: no run is called so.
+ifneq ($(WSL_DISTRO_NAME),)
+ifeq ($(origin NAME),environment)
+NAME :=
+endif
+endif
 NAME ?=
 SET ?=
 UPSTREAM ?=
@@ -67,16 +73,34 @@ $(if $(filter-out undefined default file,$(origin JUDGE)),$(if $(filter $(SHOW_O
 	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=..., or JUDGES for leaderboard))))
 
 # What is given and a goal does not read is refused: it would be ignored without a word.
-given = $(if $(filter $(1),$(GIVEN)),$($(1)))
+given = $(if $(filter $(1),$(GIVEN)),$(value $(1)))
 asks = $(filter $(1),$(MAKECMDGOALS))
-for = $(if $(call given,$(1)),$(if $(call asks,$(2)),,$(error $(1) is for $(2): $(3))))
+for = $(foreach name,$(1),$(if $(call given,$(name)),$(if \
+	$(call asks,$(2)),,$(error $(name) is for $(2): $(or $(3),leave it out)))))
 not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2)) takes no $(1): $(3))))
+no_use = $(foreach name,$(1),$(if $(call given,$(name)),$(if $(filter-out $(2),$(or $(MAKECMDGOALS),help)),,$(error \
+	$(MAKECMDGOALS) takes no $(name): $(3)))))
+SHOW_RUNS := compare scaling overoptimisation judges annotate annotated publish
 $(call for,SEEDS,study ablations rivals planted slurm plan,one run takes SEED)
 $(call for,PRESETS,study slurm plan,one run takes PRESET)
 $(call for,JOB,study slurm,name the goals themselves)
-$(call for,ABLATIONS,ablations,leave it out)
-$(call for,PENALTIES,rivals,leave it out)
-$(call for,ERRORS,planted,leave it out)
+$(call for,GPU,plan,the number of cards is GPUS)
+$(call for,JUDGES,leaderboard plan,choose who judges by SET=judge.kind=...)
+$(call for,NAMES,scaling,one run takes NAME)
+$(call for,RUNS,bench compare overoptimisation,one run takes NAME)
+$(call for,ABLATIONS,ablations)
+$(call for,PENALTIES,rivals)
+$(call for,ERRORS,planted)
+$(call for,A B,versus annotate)
+$(call for,PAIRS,annotate)
+$(call for,DIRECT,leaderboard)
+$(call for,DIFFERENCE,power)
+$(call for,PAGES,publish)
+$(call for,HUB PUBLIC,push)
+$(call for,SHAPES CHECK,bench)
+$(call for,MFU,plan)
+$(call for,PRICE_PER_HOUR,plan rehearse)
+$(call for,POST FILE ID TEMPERATURE INTERACTIVE,summarize)
 $(call not_for,SEED,study ablations rivals planted,give SEEDS)
 $(call not_for,PRESET,study,give PRESETS)
 $(if $(call given,SEEDS),$(call not_for,SEED,plan,give SEED or SEEDS alone))
@@ -84,6 +108,8 @@ $(if $(call given,PRESETS),$(call not_for,PRESET,plan slurm,give PRESET or PRESE
 $(if $(call given,PRESETS),$(call not_for,SEED,slurm,give SEEDS beside PRESETS),$(call \
 	not_for,SEEDS,slurm,give SEED or add PRESETS))
 $(call not_for,LAUNCH,slurm,give GPUS and NODES and ENGINE)
+$(call no_use,SET UPSTREAM,summarize $(SHOW_RUNS),runs have the settings that they were made with)
+$(call no_use,PRESET,$(SHOW_RUNS),name the runs)
 $(call not_for,REPLACE,slurm,a job may begin several times: take another NAME)
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -101,7 +127,8 @@ SETTINGS = $(if $(SET),$(call quoted,$(SET))) \
 	$(if $(INPUT),$(call quoted,outputs.file=$(INPUT)))
 # Where nobody has chosen a preset, a run that is there says its own.
 CHOSEN = $(if $(filter file,$(origin PRESET)),$(filter outputs,$(PRESET)),$(PRESET))
-REQUEST = $(call option,preset,$(CHOSEN)) $(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
+REQUEST = $(call option,preset,$(CHOSEN)) $(call option,name,$(NAME)) \
+	$(if $(call asks,study ablations rivals),,$(call option,seed,$(SEED))) \
 	$(call option,upstream,$(UPSTREAM)) $(call option,data,$(DATA)) \
 	$(call option,tokenizer,$(TOKENIZER)) \
 	$(if $(SET)$(POLICY)$(REWARD_MODEL)$(INPUT),--set $(SETTINGS))
@@ -110,9 +137,10 @@ ONE_BY_ONE = $(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE
 	$(call option,launch,$(LAUNCH)) $(DRY)
 JOBS = $(patsubst -j%,--jobs %,$(filter -j%,$(MAKEFLAGS)))
 EXECUTION = $(ONE_BY_ONE) $(DEVICES) $(JOBS)
-STUDY = $(call options,seeds,$(SEEDS)) $(call options,ablations,$(ABLATIONS)) \
-	$(call options,kl-coefs,$(PENALTIES)) \
-	$(call options,presets,$(PRESETS)) $(call options,job,$(JOB))
+of = $(if $(call asks,$(1)),$(call options,$(2),$(3)))
+STUDY = $(call of,study ablations rivals,seeds,$(SEEDS)) $(call of,study,presets,$(PRESETS)) \
+	$(call of,study,job,$(JOB)) $(call of,ablations,ablations,$(ABLATIONS)) \
+	$(call of,rivals,kl-coefs,$(PENALTIES))
 
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
 unexport PYTHONDONTWRITEBYTECODE

@@ -32,7 +32,7 @@ from stages.learning.batches import stream_seed
 from stages.learning.heads import require_heads
 from stages.learning.lora import check_adapters
 from stages.posts import tokens
-from stages.posts.bad_rows import SKIPPED_FILE, BadRows
+from stages.posts.bad_rows import SKIPPED_FILE, BadRows, in_half
 from stages.posts.ragged import load_split, save_split
 from stages.posts.readers import (
     Located,
@@ -87,6 +87,7 @@ def make_base(config: Config) -> None:
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
+            "positions": models.positions_of(model),
             "source": config.data.source,
             **describe(run, rows, limits),
             **({"hub": from_hub} if from_hub else {}),
@@ -179,7 +180,7 @@ def split_limits(data: Data, positions: int) -> dict[str, tokens.Limits]:
 
 def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> dict[str, Any]:
     """The part of the results that is about data: lengths, and rows kept and skipped by kind."""
-    folder, lengths, counts, ids = run.partial / "data", {}, {}, {}
+    folder, lengths, counts, ids, halves = run.partial / "data", {}, {}, {}, {}
     listed = read_lines(folder / SKIPPED_FILE) if (folder / SKIPPED_FILE).exists() else []
     left_out = {row["where"] for row in listed}
     for name, located in rows.located.items():
@@ -194,9 +195,12 @@ def describe(run: Run, rows: SourceRows, limits: dict[str, tokens.Limits]) -> di
         if "chosen" in split.columns:
             counts[name] |= kept_odd_rows([row for where, row in located if where not in left_out])
         ids[name] = {row["id"] for row in split.rows}
+        if name == COMPARISONS[0]:  # of which rm.pairs may name one
+            for half in ("even", "odd"):
+                halves[half] = sum(in_half(row["id"], half) for row in split.rows)
     in_training = len(ids[POSTS[0]] & ids[POSTS[1]])
     counts[POSTS[1]] |= {"in_training": in_training} if in_training else {}
-    return {"tokens": lengths, "rows": counts, "published": rows.published}
+    return {"tokens": lengths, "rows": counts, "halves": halves, "published": rows.published}
 
 
 def remarks(results: dict[str, Any], listed: Path) -> list[str]:

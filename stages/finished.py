@@ -290,6 +290,14 @@ def no_gold(config: Config) -> UserError:
     )
 
 
+def own_gold(config: Config) -> UserError:
+    """The error about a gold reward model that is the run's own."""
+    return UserError(
+        f"judge.model={config.judge.gold} is this run's own reward model: name another run's, or"
+        " leave judge.model out"
+    )
+
+
 def damage(config: Config, stage: str, records_alone: bool = False) -> Problem | None:
     """The first output of a finished stage whose hash has changed, as a problem; None if none has.
 

@@ -1,8 +1,7 @@
 """Finds what is done, stale, half done or missing; makes what is asked for. Standard library only.
 
     python -m stages.pipeline sft rm ppo eval --preset tiny      what `make sft rm ppo eval` calls
-    python -m stages.pipeline ablations --preset tiny --seeds 1 2
-    python -m stages.pipeline rivals --preset tiny --seeds 1 2
+    python -m stages.pipeline ablations --preset tiny --seeds 1 2         or rivals
     python -m stages.pipeline study --presets tiny-s tiny --seeds 1 2
     python -m stages.pipeline status | help | settings
 
@@ -53,7 +52,7 @@ from stages.finished import (
     wanted_stages,
     why_not,
 )
-from stages.running.launch import add_launch_arguments, launch_variables, launch_words
+from stages.running import launch
 from stages.running.machine import other_code
 from stages.running.progress import COLUMNS, folded
 from stages.running.signals import (
@@ -85,7 +84,12 @@ LOOKS: dict[str, Callable[[Request], list[str]]] = {
     "help": lambda _: help_lines(),
     "settings": lambda request: settings_lines(config_of(request, whole=False)),
 }
-GRIDS = ("study", "ablations", "rivals")  # goals that make several runs
+# Goals that make several runs -> the options that they alone read, with the defaults.
+GRIDS: dict[str, dict[str, Sequence[Any]]] = {
+    "study": {"seeds": SEEDS, "presets": LADDER, "job": STUDY_GOALS},
+    "ablations": {"seeds": SEEDS, "ablations": tuple(ABLATIONS)},
+    "rivals": {"seeds": SEEDS, "kl_coefs": KL_COEFS},
+}
 
 
 # -- what a run needs ------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ class Maker:
         self.stopped = 128 + number
         if number != signal.SIGINT:  # a Ctrl-C reaches the stages from the terminal itself
             for process in list(self.running):
-                process.send_signal(number)
+                launch.hand_on(process, number)
 
     def make(self, cell: Cell) -> int:
         """Make what is missing or stale of one run; return the status of the first that fails.
@@ -203,9 +207,9 @@ class Maker:
     def command(self, cell: Cell, stage: str) -> list[str]:
         """The command line that makes one stage."""
         row = row_of(stage, cell.config.kind)
-        launch = self.execution.launch if row.computes else ()
+        launcher = self.execution.launch if row.computes else ()
         capped = "judge" in row.sections and self.execution.max_cost
-        start = [*launch, *START[1:], row.module] if launch else [*START, row.module]
+        start = [*launcher, *START[1:], row.module] if launcher else [*START, row.module]
         words = [*start, *cell.request.arguments]
         return [*words, "--max-cost", self.execution.max_cost] if capped else words
 
@@ -215,7 +219,7 @@ class Maker:
         while True:
             before = halvings(folder)
             label = f"{config.name} seed {config.seed}" if self.execution.jobs > 1 else ""
-            code = self.call(words, label) if label else self.call(words)
+            code = self.call(words, label)
             if not code or self.stopped or halvings(folder) == before:
                 return code
             print(f"{stage} starts again with smaller microbatches", flush=True)
@@ -259,8 +263,7 @@ class Maker:
             self.warm = None
 
     def make_all(self, cells: Sequence[Cell], ended: Ended | None = None) -> list[int]:
-        """Make several runs, `jobs` at once; each one's status. A failed run stops no other.
-
+        """Make several runs, `jobs` at once; each one's status. A failed run stops no other, and
         `ended` is told of each run that has ended by itself.
         """
 
@@ -317,22 +320,37 @@ def _say_what_stays(cell: Cell, own: Sequence[str], made: Sequence[str]) -> None
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line of the pipeline."""
     parser = Parser(description="make the stages of runs, or look at them")
-    parser.add_argument(
-        "goals", nargs="+", help=f"{', '.join(GOALS)}, ablations, rivals, study, or a stage"
-    )
+    parser.add_argument("goals", nargs="+", help=f"{', '.join((*GOALS, *GRIDS))}, or a stage")
     add_arguments(parser)
     parser.add_argument("--launch", default="", help="starts the stages that run models")
-    add_launch_arguments(parser)
+    launch.add_launch_arguments(parser)
     parser.add_argument("--max-cost", default="", help="the most that a judge may cost, USD")
     parser.add_argument("--replace", default="", help="1, or stages: what is made anew")
     parser.add_argument("--dry-run", action="store_true", help="say what would be made")
     parser.add_argument("--jobs", type=int, nargs="?", default=1, const=os.cpu_count())
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--presets", nargs="+", default=list(LADDER), help="sizes of a study")
-    parser.add_argument("--job", nargs="+", default=list(STUDY_GOALS), help="goals of its cells")
-    parser.add_argument("--ablations", nargs="+", default=list(ABLATIONS))
-    parser.add_argument("--kl-coefs", nargs="+", default=list(KL_COEFS), help="of the rivals")
-    return parser.parse_args(argv)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--presets", nargs="+", help="sizes of a study")
+    parser.add_argument("--job", nargs="+", help="goals of its cells")
+    parser.add_argument("--ablations", nargs="+")
+    parser.add_argument("--kl-coefs", nargs="+", help="of the rivals")
+    parser.set_defaults(seed=None)
+    return _filled(parser.parse_args(argv))
+
+
+def _filled(args: argparse.Namespace) -> argparse.Namespace:
+    """With the defaults of what the goals read. Raises UserError for what they do not read."""
+    goals = " ".join(args.goals)
+    read = {name: value for goal in args.goals for name, value in GRIDS.get(goal, {}).items()}
+    for option in ("seeds", "presets", "job", "ablations", "kl_coefs"):
+        if getattr(args, option) is None:
+            setattr(args, option, list(read.get(option, ())))
+        elif option not in read:
+            raise UserError(f"{goals} takes no --{option.replace('_', '-')}: leave it out")
+    for option, several in (("seed", "seeds"), ("preset", "presets")):
+        if several in read and getattr(args, option) not in (None, ""):
+            raise UserError(f"{goals} takes no --{option}: give --{several}")
+    args.seed = Request.seed if args.seed is None else args.seed
+    return args
 
 
 @in_one_line()
@@ -354,9 +372,9 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
     if not args.dry_run and not args.launch:
         require_packages()
     execution = Execution(
-        launch=launch_words(args.gpus, args.nodes, args.engine, args.launch),
-        started_by=tuple(launch_variables(args)),
-        processes=args.gpus * args.nodes,
+        launch=launch.launch_words(args.gpus, args.nodes, args.engine, args.launch),
+        started_by=tuple(launch.launch_variables(args)),
+        processes=launch.processes_of(args.gpus, args.nodes, args.launch),
         max_cost=args.max_cost,
         replace=args.replace,
         jobs=args.jobs,
@@ -366,9 +384,8 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         raise UserError("-j and GPUS: every run takes all cards: leave out -j, or use make slurm")
     with Maker(execution, says_stop="study" in args.goals) as maker:
         if "study" in args.goals:
-            return make_study(
-                maker, request, study_cells(request, args.presets, args.seeds, args.job)
-            )
+            cells = study_cells(request, args.presets, args.seeds, args.job)
+            return make_study(maker, request, cells)
         if "ablations" in args.goals:
             if (kind := config_of(request).kind) != TRAINED:
                 raise UserError(no_part("ablations", kind))

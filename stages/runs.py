@@ -262,13 +262,16 @@ def open_stage(config: Config, stage: str, main: bool = True) -> Iterator[Run]:
 def _prepare(run: Run) -> None:
     """Keep the partial folder of an interrupted try with these settings and inputs, or make one.
 
-    It goes on with the code of now, and says so if that differs from the code that began it.
+    It goes on with the code of now, and says so if that differs from the code that began it. The
+    time that earlier attempts took, each to its last sign of life, counts as the stage's.
     """
     run.outer = outer_inputs(run.config, run.stage)
     attempt = _attempt(run.config, run.stage)
     before = read_record(run.partial / ATTEMPT) or {}
-    code = before.pop("code", None)
+    code, seconds = before.pop("code", None), before.pop("seconds", 0.0)
     if run.resume.is_dir() and before == attempt:
+        signs = [path.stat().st_mtime for path in run.partial.rglob("*")]
+        seconds += max(signs) - (run.partial / ATTEMPT).stat().st_mtime
         for name in ("failed.json", "progress.json", "*.partial"):  # halves: by a full disk, a kill
             for path in run.partial.glob(name):
                 path.unlink()
@@ -284,9 +287,10 @@ def _prepare(run: Run) -> None:
         shutil.rmtree(run.partial, ignore_errors=True)
         run.partial.mkdir()
         write_json(run.partial / "config.json", dataclasses.asdict(run.config))
-        code = None
+        code, seconds = None, 0.0
+    run.started -= seconds
     run.code = code_record(row_of(run.stage, run.config.kind).module, code)
-    write_json(run.partial / ATTEMPT, {**attempt, "code": run.code})
+    write_json(run.partial / ATTEMPT, {**attempt, "code": run.code, "seconds": seconds})
 
 
 def _attempt(config: Config, stage: str) -> dict[str, Any]:
@@ -386,12 +390,6 @@ def holder_of(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     if host == platform.node():
-        try:
-            os.kill(number, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass
         if start_of(number) != started:
             return None
         with suppress(OSError):

@@ -7,7 +7,6 @@ differs: the loss is a mean over the global batch's tokens, not a mean of microb
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,6 +24,7 @@ from stages.learning.sharding import gathered
 from stages.learning.state import State, begin_supervised, saving_a_broken_batch
 from stages.posts.ragged import TokenizedSplit, load_split
 from stages.posts.text_metrics import rouge
+from stages.running.files import read_lines
 from stages.runs import open_stage
 from stages.settings.config import Config
 
@@ -99,7 +99,10 @@ def validation_loss(
 
 
 def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: TokenizedSplit) -> None:
-    """Save first, then measure ROUGE on the validation split, then close the stage."""
+    """Save first, then measure ROUGE on the validation split, then close the stage.
+
+    The loss of the last update is recorded already.
+    """
     run, accelerator, config = state.run, state.accelerator, state.run.config
     policy = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model").eval()
     sampling = Sampling(
@@ -114,10 +117,10 @@ def finish(state: State, tokenizer: PreTrainedTokenizerBase, validation: Tokeniz
         accelerator, respond(accelerator, policy, queries, tokenizer, sampling, run.resume)
     )
     texts = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in responses]
-    loss = validation_loss(accelerator, policy, validation, config)
-    results: dict[str, Any] = {"loss/validation": loss}
-    results |= rouge(texts, [row["reference"] for row in validation.rows])
-    run.finish(results)
+    results = rouge(texts, [row["reference"] for row in validation.rows])
+    if run.main:
+        last = read_lines(run.partial / "metrics.jsonl")[-1]
+        run.finish({"loss/validation": last["loss/validation"], **results})
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from stages.finished import partial_of, read_manifest, stage_folder, wanted_stag
 from stages.pipeline import Maker
 from stages.running.files import write_json
 from stages.settings import config as settings
-from stages.settings.checks import in_one_line, unknown
+from stages.settings.checks import Parser, in_one_line, unknown
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config, UserError
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED, row_of
@@ -155,7 +155,7 @@ def make_planted(
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line: a run, its seeds, and the errors."""
-    parser = argparse.ArgumentParser(description="runs with known errors, and what betrays them")
+    parser = Parser(description="runs with known errors, and what betrays them")
     add_arguments(parser)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--errors", nargs="+", default=list(PLANTED))

@@ -1,6 +1,7 @@
 """Checkpoints: whole or not used, compared after loading, saved by time, kept on a full disk."""
 
 import copy
+import errno
 import os
 import time
 from contextlib import suppress
@@ -122,6 +123,20 @@ def test_without_a_good_checkpoint_the_stage_starts_over_and_says_so(tmp_path, c
     assert "no good checkpoint is left" in capsys.readouterr().err
     assert again.update == 0
     assert read_lines(again.run.partial / "metrics.jsonl") == []
+
+
+def test_a_checkpoint_that_the_disk_does_not_let_be_read_is_kept(tmp_path, monkeypatch):
+    resume = killed_at(tmp_path, 5)
+    kept = checkpoints(resume)
+    again = linear_state(tmp_path)
+    with monkeypatch.context() as patch:
+        failing = mock.Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+        patch.setattr("stages.learning.checkpoints.hash_files", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            again.load()
+    assert checkpoints(resume) == kept
+    again.load()
+    assert again.update == 4
 
 
 def test_records_that_have_lost_lines_do_not_fit_a_checkpoint(tmp_path, capsys):

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from stages.driving.status import COLUMNS, VARIABLES, help_lines
+from stages.pipeline import parse
+from stages.settings.config import UserError
 from tests.test_make_text import typed
 from tests.test_readme import COMMANDS
 
@@ -20,6 +22,16 @@ REFUSED = [
     ("rivals ABLATIONS=dropout", "ABLATIONS is for ablations: leave it out."),
     ("ablations PENALTIES=0.1", "PENALTIES is for rivals: leave it out."),
     ("study ERRORS=swapped-pairs", "ERRORS is for planted: leave it out."),
+    ("sft rm ppo GPU=8", "GPU is for plan: the number of cards is GPUS."),
+    ("eval JUDGES=kind=facts", "JUDGES is for leaderboard plan: choose who judges by SET="),
+    ("compare NAMES=tiny", "NAMES is for scaling: one run takes NAME."),
+    ("eval RUNS=3", "RUNS is for bench compare overoptimisation: one run takes NAME."),
+    ("eval A=tiny:ppo", "A is for versus annotate: leave it out."),
+    ("summarize SET=eval.temperature=1", "summarize takes no SET: runs have the settings"),
+    ("compare UPSTREAM=tiny", "compare takes no UPSTREAM: runs have the settings"),
+    ("publish PRESET=tiny-l", "publish takes no PRESET: name the runs."),
+    ("ppo PUBLIC=1", "PUBLIC is for push: leave it out."),
+    ("ppo TEMPERATURE=1", "TEMPERATURE is for summarize: leave it out."),
     ("study SEED=1", "study takes no SEED: give SEEDS."),
     ("ablations SEED=5", "ablations takes no SEED: give SEEDS."),
     ("rivals SEED=5", "rivals takes no SEED: give SEEDS."),
@@ -37,6 +49,10 @@ REFUSED = [
     ),
 ]
 
+REFUSABLE = """A B ABLATIONS CHECK DIFFERENCE DIRECT ERRORS FILE GPU HUB ID INTERACTIVE JOB JUDGES
+    LAUNCH MFU NAMES PAGES PAIRS PENALTIES POST PRESET PRESETS PRICE_PER_HOUR PUBLIC REPLACE RUNS
+    SEED SEEDS SET SHAPES TEMPERATURE UPSTREAM"""
+
 
 @pytest.mark.parametrize(("words", "line"), REFUSED)
 def test_a_variable_that_the_goal_does_not_read_is_refused(tmp_path, words, line):
@@ -44,6 +60,28 @@ def test_a_variable_that_the_goal_does_not_read_is_refused(tmp_path, words, line
     assert refused.returncode == 2
     assert re.search(rf"\*\*\* .*{re.escape(line)}", refused.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_post_that_is_refused_is_text_all_the_same(tmp_path):
+    refused = typed(tmp_path, "ppo", "POST=$(shell touch hacked)")
+    assert "POST is for summarize: leave it out." in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("study --seed 0", "study takes no --seed: give --seeds"),
+        ("ablations --seed 5", "ablations takes no --seed: give --seeds"),
+        ("study --preset tiny", "study takes no --preset: give --presets"),
+        ("ppo eval --seeds 1", "ppo eval takes no --seeds: leave it out"),
+        ("rivals --presets tiny", "rivals takes no --presets: leave it out"),
+        ("study --kl-coefs 0.1", "study takes no --kl-coefs: leave it out"),
+    ],
+)
+def test_so_is_an_option_of_the_pipeline(words, line):
+    with pytest.raises(UserError, match=re.escape(line)):
+        parse(words.split())
 
 
 @pytest.mark.parametrize(
@@ -59,13 +97,21 @@ def test_what_the_environment_happens_to_hold_is_not_refused(tmp_path, monkeypat
     assert typed(tmp_path, "-n", "sft").returncode == 0
 
 
+def test_the_name_of_a_machine_under_wsl_is_not_that_of_a_run(tmp_path):
+    wsl = {"WSL_DISTRO_NAME": "Ubuntu", "NAME": "DESKTOP-1"}
+    looked = typed(tmp_path, "-n", "sft", **wsl)
+    assert "tiny seed 44413: would make sft" in looked.stdout
+    assert "named seed 44413" in typed(tmp_path, "-n", "sft", "NAME=named", **wsl).stdout
+    assert "own seed 44413" in typed(tmp_path, "-n", "sft", NAME="own").stdout
+
+
 def test_the_seed_of_one_run_is_the_presets_where_none_is_given(tmp_path):
     assert "tiny seed 44413: would make sft" in typed(tmp_path, "-n", "sft").stdout
     assert "tiny seed 5: would make sft" in typed(tmp_path, "-n", "sft", "SEED=5").stdout
 
 
 def test_no_command_of_the_documents_gives_what_its_goal_does_not_read(tmp_path):
-    given = re.compile(r"(SEEDS?|PRESETS?|JOB|ABLATIONS|PENALTIES|ERRORS|LAUNCH|REPLACE)=")
+    given = re.compile("|".join(f"{name}=" for name in REFUSABLE.split()))
     for _, *words in COMMANDS:
         if any(given.match(word) for word in words):
             checked = typed(tmp_path, "-n", *words, "PYTHON=true")

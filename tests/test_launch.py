@@ -2,10 +2,13 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +22,11 @@ from stages.pipeline import Maker, make_goals, parse
 from stages.running.launch import (
     ENGINES,
     accelerate_arguments,
+    hand_on,
     launch_variables,
     launch_words,
     launcher,
+    processes_of,
 )
 from stages.settings.checks import is_out_of_memory
 from stages.settings.command_line import Request, make_command, make_config
@@ -94,6 +99,54 @@ def test_the_launcher_of_the_environment_is_found_without_a_path(monkeypatch):
     assert launcher("") == ()
     with pytest.raises(UserError, match="there is no program acelerate"):
         launcher("acelerate launch")
+
+
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        ("", 8),
+        ("accelerate launch --num_processes 3 --num_machines 2", 3),
+        ("accelerate launch --num-processes=16 -m", 16),
+        ("torchrun --nnodes 2 --nproc_per_node=4 -m", 8),
+        ("torchrun --standalone --nproc-per-node gpu", 1),
+        ("nice -n 19", 1),
+    ],
+)
+def test_the_processes_of_a_launcher_are_those_that_it_names(line, processes):
+    assert processes_of(*((1, 1) if line else (4, 2)), line) == processes
+
+
+def test_a_batch_that_a_launcher_cannot_deal_is_refused_before_the_first_stage(runs, monkeypatch):
+    monkeypatch.setattr("stages.pipeline.require_packages", lambda: None)
+    words = ["rm", "--launch", "accelerate launch --num_processes 3"]
+    with pytest.raises(UserError, match=r"sft\.batch_size is \d+: it must divide by 3 processes"):
+        make_goals(Request(), parse(words))
+    assert not runs.exists()
+
+
+USR1 = """
+import os, signal, subprocess, sys, time
+from stages.running.launch import stop_at_usr1
+stop_at_usr1()
+signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+for process in (child.pid, os.getpid()):
+    os.kill(process, signal.SIGUSR1)
+print(child.wait())
+"""
+
+
+def test_a_launch_below_srun_stops_at_the_signal_that_srun_hands_on():
+    """srun(1): a SIGTERM ends it and kills its tasks, so they could not finish their update."""
+    handed: list[int] = []
+    for words in (["srun", "--nodes=2"], [sys.executable, "-m"]):
+        process: Any = SimpleNamespace(args=words, send_signal=handed.append)
+        hand_on(process, signal.SIGTERM)
+    assert handed == [signal.SIGUSR1, signal.SIGTERM]
+    told = subprocess.run(
+        [sys.executable, "-c", USR1], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert sorted(told.stdout.split("\n")) == ["", "0", "told to stop"]
 
 
 # -- commands that go on ---------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from stages import base, sft
+from stages.finished import read_manifest, stage_folder
 from stages.learning import batches
 from stages.learning.batches import (
     batch_rows,
@@ -38,9 +40,10 @@ from stages.learning.loop import (
     set_learning_rate,
     use_gradient_checkpointing,
 )
-from stages.learning.models import load_policy
+from stages.learning.models import keep_model, load_policy
 from stages.learning.sampling import Sampling, respond, sampling_noise
 from stages.posts.ragged import Ragged, make_ragged
+from stages.running.files import read_lines
 from stages.running.machine import cpu_model, has_bf16_units
 from stages.settings.command_line import make_config
 from stages.settings.config import Memory, Optimizer, UserError
@@ -350,3 +353,24 @@ assert kept(300) < 8
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
+
+
+def test_sft_ends_with_the_loss_of_its_last_update_in_the_precision_of_the_others(
+    runs, monkeypatch
+):
+    """A sharded model is read again where it was saved, and computes without autocast."""
+
+    def keep_as_sharded(accelerator, network, tokenizer, folder):
+        keep_model(accelerator, network, tokenizer, folder)
+        return load_policy(folder)
+
+    monkeypatch.setattr(sft, "keep_model", keep_as_sharded)
+    small = """base.hidden_size=32 base.num_layers=1 world.train_posts=32 world.validation_posts=4
+        world.train_comparisons=16 world.validation_comparisons=4 sft.epochs=1
+        memory.mixed_precision=bf16""".split()
+    config = make_config("tiny", name="half", overrides=tuple(small))
+    base.make_base(config)
+    sft.train_sft(config)
+    folder = stage_folder(config, "sft")
+    last = read_lines(folder / "metrics.jsonl")[-1]
+    assert read_manifest(folder)["results"]["loss/validation"] == last["loss/validation"]

@@ -163,6 +163,8 @@ def test_a_dry_run_names_every_run_and_makes_nothing(tmp_path):
     assert lines[0] == "tiny seed 1: would make base (is missing)"
     assert not list(tmp_path.iterdir())
     assert planting.parse([]).errors == list(PLANTED)
+    with pytest.raises(UserError, match="invalid int value: 'x'"):
+        planting.parse(["--seeds", "x"])
 
 
 @pytest.mark.walk

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from eval import judge
 from eval.judges import protocol
 from stages import runs as runs_module
-from stages.finished import why_not
+from stages.finished import ATTEMPT, read_manifest, why_not
 from stages.running.files import KeptRows
 from stages.runs import WHILE_WORKING, Run, open_stage
 from stages.settings.command_line import make_config
@@ -155,3 +156,16 @@ def test_a_file_that_a_full_disk_left_half_written_is_no_output(runs, monkeypatc
     assert why_not(TINY, "sft") is None
     manifest = json.loads((run.folder / "manifest.json").read_text())
     assert [*manifest["outputs"]] == ["config.json"]
+
+
+def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
+    for seconds in (1000, 500):
+        with suppress(KeyboardInterrupt), open_stage(TINY, "sft") as run:
+            run.resume.mkdir(exist_ok=True)
+            raise KeyboardInterrupt
+        began = run.partial / ATTEMPT  # as if it had worked so long before it was killed
+        then = began.stat().st_mtime - seconds
+        os.utime(began, (then, then))
+    with open_stage(TINY, "sft") as run:
+        run.finish({})
+    assert read_manifest(run.folder)["seconds"] == pytest.approx(1500, abs=60)

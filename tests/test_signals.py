@@ -263,6 +263,7 @@ def test_a_signal_waits_for_what_is_under_way_and_a_second_one_does_not(monkeypa
         (OSError(28, "No space left on device", "/x/y"), "/x/y: No space left on device: make r"),
         (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system: make it writab"),
         (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied: make it readab"),
+        (OSError(38, "Function not implemented"), "implemented: put runs/ on a disk that can lock"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), "make room"),
     ],
 )

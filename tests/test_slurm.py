@@ -21,12 +21,14 @@ ARGUMENTS = """
     world.train_posts=160 world.validation_posts=4 world.train_comparisons=8
     world.validation_comparisons=4 sft.batch_size=8
 """.split()
-# What the cluster would supply, on one machine that plays two.
+# What the cluster would supply, on one machine that plays two. srun kills its tasks at a SIGTERM,
+# and hands other signals on.
 SRUN = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 SLURM_NODEID=0 "$@" & first=$!
 SLURM_NODEID=1 "$@" & second=$!
-trap 'kill -TERM $first $second 2>/dev/null' TERM
+trap 'kill -KILL $first $second 2>/dev/null' TERM
+trap 'kill -USR1 $first $second 2>/dev/null' USR1
 worst=0
 for one in $first $second; do
     while :; do wait $one; status=$?; kill -0 $one 2>/dev/null || break; done

@@ -19,7 +19,7 @@ import torch
 from eval.judges.offline import higher
 from eval.judges.protocol import About, Comparison, Judge, Reply, Row, scored_rows
 from eval.rates.reward_pairs import held_out_accuracy
-from stages.finished import check_stage, gold_folder, no_gold, read_manifest, stage_folder
+from stages.finished import check_stage, gold_folder, no_gold, own_gold, read_manifest, stage_folder
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
 from stages.learning.passes import summary_scores
@@ -27,7 +27,7 @@ from stages.posts.bad_rows import in_half
 from stages.posts.tokens import fit_query, plain_encoder
 from stages.running.files import read_lines
 from stages.settings.command_line import recorded_config
-from stages.settings.config import Config, UserError, hash_of
+from stages.settings.config import Config, hash_of
 from stages.settings.prompt import format_post, parse_post
 from stages.settings.stages import TRAINED
 
@@ -106,10 +106,7 @@ def find_gold(config: Config) -> Gold:
     manifest = read_manifest(folder)
     if manifest is not None:
         if own is not None and own["content"] == manifest["content"]:
-            raise UserError(
-                f"judge.model={config.judge.gold} is this run's own reward model: name another"
-                " run's, or leave judge.model out"
-            )
+            raise own_gold(config)
         return _of_run(config, folder)
     if not (folder / "config.json").exists():
         raise no_gold(config)

@@ -29,7 +29,7 @@ from reports.needs.work import OPTIONAL, Work, totals, updates_of, work_of
 from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
-from stages.running.launch import add_launch_arguments
+from stages.running.launch import add_launch_arguments, processes_of
 from stages.settings import config as settings
 from stages.settings.checks import Parser, UserError, in_one_line
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -95,7 +95,7 @@ def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int
     Nothing but the table stays, whenever this is stopped. Raises UserError for a run that trains
     nothing, and for rows and weights that cannot be had.
     """
-    config, processes = config_of(request), args.gpus * args.nodes
+    config, processes = config_of(request), processes_of(args.gpus, args.nodes, args.launch)
     if config.kind != TRAINED:
         raise UserError("a rehearsal trains: leave out POLICY= and INPUT=")
     folder = (settings.RUNS / config.name / "rehearsal").absolute()

@@ -7,8 +7,16 @@ the settings of all of them first, and at the rows as soon as the base stage has
 from collections.abc import Sequence
 from typing import Any
 
-from stages.finished import GOLD, gold_inputs, no_gold, read_manifest, stage_folder
-from stages.settings.checks import check_dealt, check_filled
+from stages.finished import (
+    GOLD,
+    gold_inputs,
+    identity,
+    no_gold,
+    own_gold,
+    read_manifest,
+    stage_folder,
+)
+from stages.settings.checks import check_dealt, check_filled, check_room
 from stages.settings.config import Config, UserError
 from stages.settings.judge_models import check_asking
 from stages.settings.sections import COMPARISONS, POSTS
@@ -26,8 +34,11 @@ def check_settings(
     """
     if any("judge" in STAGES[stage].sections for stage in stages):
         check_asking(config, capped)
-        if gold_inputs(config, "judge").get(GOLD, "") is None:
+        gold = gold_inputs(config, "judge").get(GOLD, "")
+        if gold is None:
             raise no_gold(config)
+        if gold and gold == identity(config, "normalize", "judge"):
+            raise own_gold(config)
     for stage in stages:
         section: Any = getattr(config, stage, None)
         if hasattr(section, "batch_size"):
@@ -37,14 +48,23 @@ def check_settings(
 
 
 def check_rows(config: Config, stages: Sequence[str]) -> None:
-    """Raise UserError where the base stage has too few rows for one of some stages."""
+    """Raise UserError where the base stage has too few rows for one of some stages, or its model
+    too few positions for DPO's summaries.
+    """
     manifest = read_manifest(stage_folder(config, "base"))
-    counted = manifest["results"].get("rows", {}) if manifest else {}
-    rows = {split: counts["rows"] for split, counts in counted.items()}
+    results = manifest["results"] if manifest else {}
+    rows = {split: counts["rows"] for split, counts in results.get("rows", {}).items()}
+    half = results.get("halves", {}).get(config.rm.pairs)
     for stage in stages:
         split = LEARNED.get(stage, "")
-        if split in rows:
-            check_filled(stage, getattr(config, stage).batch_size, rows[split])
+        size = getattr(getattr(config, stage, None), "batch_size", 0)
+        if split == COMPARISONS[0] and half is not None:
+            check_filled(stage, size, half, f" of rm.pairs={config.rm.pairs}")
+        elif split in rows:
+            check_filled(stage, size, rows[split])
     if "summaries" in stages and config.eval.posts > rows.get(POSTS[1], config.eval.posts):
         check = f"eval.posts is {config.eval.posts} but the validation split has {rows[POSTS[1]]}"
         raise UserError(f"{check} posts: lower it, or 0 for all")
+    if "dpo" in stages and "positions" in results:
+        query, longest = results["tokens"][POSTS[1]]["longest_query"], "eval.dpo_summary_tokens"
+        check_room(results["positions"], query, config.eval.dpo_summary_tokens, longest)

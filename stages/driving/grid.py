@@ -51,7 +51,7 @@ class Execution:
     started_by: tuple[str, ...] = ()
     """The make variables that say the same as `launch`, for commands that are printed."""
     processes: int = 1
-    """Of a stage that runs models; 1 where `launch` is the user's own, which nobody counts."""
+    """Of a stage that runs models."""
     max_cost: str = ""
     """The most that a judge may cost, USD, for the stages that ask one."""
     replace: str = ""

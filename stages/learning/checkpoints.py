@@ -56,7 +56,8 @@ def seal(partial: Path) -> Path:
 def what_is_damaged(checkpoint: Path, run_folder: Path) -> str | None:
     """What a checkpoint lacks, or how it has changed; None for a good one.
 
-    The records of the run must be at least as long as they were when it was saved.
+    The records of the run must be at least as long as they were when it was saved. Raises OSError
+    where the disk does not let it be read: that may pass, and what is damaged is removed.
     """
     try:
         recorded = json.loads((checkpoint / HASHES).read_text(encoding="utf-8"))
@@ -65,7 +66,7 @@ def what_is_damaged(checkpoint: Path, run_folder: Path) -> str | None:
             if files.get(name) != digest:
                 return f"{name} has changed" if name in files else f"{name} is missing"
         lengths = json.loads((checkpoint / "state.json").read_text("utf-8"))["lengths"]
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         return f"{HASHES} cannot be read ({error})".replace("\n", " ")
     short = [name for name, size in lengths.items() if length_of(run_folder / name) < size]
     return f"{short[0]} of the run has lost lines" if short else None

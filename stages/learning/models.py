@@ -37,7 +37,7 @@ from stages.learning.lora import merge
 from stages.learning.sharding import gathered, is_sharded, whole_weights
 from stages.learning.vocabulary import give_reading_head
 from stages.running.files import read_json, read_record
-from stages.settings.checks import UserError, first_line, is_out_of_memory
+from stages.settings.checks import UserError, check_room, first_line, is_out_of_memory
 
 PAD_TOKEN = "[PAD]"
 LM_HEAD = {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
@@ -87,11 +87,7 @@ def positions_of(model: nn.Module) -> int:
 
 def require_room(model: nn.Module, query: int, response: int, setting: str) -> None:
     """Raise UserError unless a model has positions for so many tokens of query and response."""
-    if query + response > positions_of(model):
-        raise UserError(
-            f"{setting} is {response}, after queries of up to {query} tokens, but the model has "
-            f"{positions_of(model)} positions: lower it, or data.max_query_tokens"
-        )
+    check_room(positions_of(model), query, response, setting)
 
 
 def with_dropout(config: PretrainedConfig, probability: float) -> PretrainedConfig:

@@ -9,12 +9,16 @@ until accelerate is called. The exit status is that of the process that failed f
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stages.settings.checks import UserError, in_one_line, unknown
 
@@ -22,6 +26,8 @@ ENGINES = ("ddp", "fsdp2")
 # accelerate can start these. Nobody has seen them train here, so they are refused.
 UNSEEN = ("zero2", "zero3")
 PORT = 29500
+# How accelerate's and torch's launchers are told the number of processes.
+COUNT = re.compile(r"--(num[-_]processes|nproc[-_]per[-_]node|nnodes)[= ]+(\d+)(?!\S)")
 # Seconds that a launch leaves its processes to finish an update and to save after a signal.
 PATIENCE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1800"}
 
@@ -93,6 +99,13 @@ def launcher(line: str) -> tuple[str, ...]:
     return program, *words[1:]
 
 
+def processes_of(gpus: int, nodes: int, line: str) -> int:
+    """The processes of a stage: by GPUS and NODES, or as LAUNCH names them, 1 if it names none."""
+    given = {name.replace("_", "-"): max(1, int(n)) for name, n in COUNT.findall(line)}
+    machines = given.get("nnodes", nodes)
+    return given.get("num-processes", given.get("nproc-per-node", gpus) * machines)
+
+
 def _srun(nodes: int) -> tuple[str, ...]:
     """Slurm's command that starts one launch on each machine of this job."""
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
@@ -122,6 +135,26 @@ def accelerate_arguments(
     return [*words, "--main_process_port", environ.get("MASTER_PORT", str(PORT))]
 
 
+def hand_on(process: subprocess.Popen[bytes], number: int) -> None:
+    """Hand a signal that asks to stop on to what runs a stage.
+
+    A SIGTERM makes srun kill its tasks at once; a SIGUSR1 it sends to them, where `main` waits.
+    """
+    words: Any = process.args
+    process.send_signal(signal.SIGUSR1 if words[0] == "srun" else number)
+
+
+def stop_at_usr1() -> None:
+    """From now on a SIGUSR1 is a SIGTERM to this process, and nothing to those that it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # they inherit this
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Start the processes; exits with the status of the first that failed."""
@@ -131,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyError as error:
         raise UserError(f"{error.args[0]} is not set: submit what `make slurm` writes") from None
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
+    stop_at_usr1()
     raise SystemExit(run([*given, *stage]))
 
 

@@ -35,6 +35,10 @@ MENDS = {
     errno.ELOOP: "a link leads back to itself: remove it",
     errno.ENOMEM: "close other programs, or raise the limit on memory (ulimit -v)",
     errno.EIO: "look at the disk or the terminal",
+    # What a network disk says to a lock that it does not know.
+    **dict.fromkeys(
+        (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP), "put runs/ on a disk that can lock files"
+    ),
 }
 OTHERWISE = "see to it that it can be read and written"
 NO_SPACE = "No space left on device"
@@ -248,10 +252,10 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
     require(value in choices, f"{prefix}.{name}", f"be one of {', '.join(choices)}, not {value!r}")
 
 
-def check_filled(section: str, batch_size: int, rows: int) -> None:
-    """Raise UserError if a stage's batch holds more rows than there are."""
+def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:
+    """Raise UserError if a stage's batch holds more rows than there are; `of` says of what."""
     if batch_size > rows:
-        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows")
+        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows{of}")
 
 
 def check_dealt(
@@ -266,6 +270,15 @@ def check_dealt(
         times = "".join(f" times {section}.{name}={count}" for name, count in several.items())
         must = f"it must divide by {processes} processes{times}"
         raise UserError(f"{section}.batch_size is {batch_size}: {must}")
+
+
+def check_room(positions: int, query: int, response: int, setting: str) -> None:
+    """Raise UserError if a model has too few positions for so many tokens of query and response."""
+    if query + response > positions:
+        raise UserError(
+            f"{setting} is {response}, after queries of up to {query} tokens, but the model has "
+            f"{positions} positions: lower it, or data.max_query_tokens"
+        )
 
 
 def is_above_0(text: str) -> bool:
