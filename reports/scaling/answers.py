@@ -132,7 +132,7 @@ def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figur
         ]
         caption = "Each seed with its 95% interval over posts. Dashed: even with the references."
         return plots.figure("sizes", caption, [plots.win_rates(drawn)], 1.75, plots.tall(drawn))
-    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.difference is not None]
+    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.verdict != NOT_COMPARABLE]
     caption = (
         "A dot is a seed, a line goes through the means of the seeds. The axis of parameters is"
         " logarithmic."

@@ -64,16 +64,12 @@ def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled:
-    """A mean over seeds with its 95% interval, and the two kinds of doubt behind it."""
+    """A mean over seeds with its 95% interval."""
 
     estimate: float
     low: float
     high: float
     seeds: int
-    seed_error: float | None
-    """Standard error from the spread of seeds; None for one seed, which has none."""
-    post_error: float
-    """Standard error over posts or pairs: the mean of the seeds' own."""
 
 
 def pool(
@@ -98,12 +94,10 @@ def pool(
     if not count:
         return None
     mean = float(np.mean(values))
-    post_error = float(np.mean([(high - low) / (2 * Z) for low, high in intervals]))
     if count == 1:
         ((low, high),) = intervals
-        return Pooled(
-            estimate=mean, low=low, high=high, seeds=1, seed_error=None, post_error=post_error
-        )
+        return Pooled(estimate=mean, low=low, high=high, seeds=1)
+    post_error = float(np.mean([(high - low) / (2 * Z) for low, high in intervals]))
     seed_error = float(np.std(values, ddof=1)) / sqrt(count)
     error = sqrt(seed_error**2 + post_error**2)
     freedom = error**4 * (count - 1) / seed_error**4 if seed_error > 0 else inf
@@ -114,8 +108,6 @@ def pool(
         low=max(limits[0], mean - half),
         high=min(limits[1], mean + half),
         seeds=count,
-        seed_error=seed_error,
-        post_error=post_error,
     )
 
 
@@ -212,7 +204,6 @@ class CalledOut:
     seed: int
     collapsed: bool
     """Else it fell behind."""
-    win_rate: float
     why: str
 
 
@@ -235,9 +226,7 @@ def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
             why = f"PPO {percent(rate)}, the median of the others {percent(median(others))}"
         else:
             continue
-        seeds_called.append(
-            CalledOut(seed=row["seed"], collapsed=below < 0, win_rate=rate, why=why)
-        )
+        seeds_called.append(CalledOut(seed=row["seed"], collapsed=below < 0, why=why))
     return seeds_called
 
 
