@@ -28,15 +28,7 @@ from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, over_seeds, picture
 from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import (
-    against,
-    critic_notes,
-    distrust,
-    lead,
-    not_judged_alike,
-    notes_of_judges,
-    unjudged,
-)
+from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
@@ -95,7 +87,7 @@ def blocks(
     """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
     most, fewest = len(default.runs), min(len(ablation.rows) for ablation in others)
-    seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else f"{most} seed{'s' * (most > 1)}"
+    seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else words.seeds_of(most)
     late = delays(default, others)
     return [
         lead(f"{answer(others)} {pace_told(late)}".rstrip(), distrust(rows, seeds)),
@@ -174,11 +166,12 @@ def pace_table(
     default: SeedsOfRun, others: list[AblatedRun], late: Mapping[str, list[float]]
 ) -> Table:
     """A row a switch: at which update a run's gain in reward is there, and how much later."""
-    rows = [[DEFAULT, _updates([*paces(default.runs).values()]), *[MISSING] * 2]]
+    form = partial(number, digits=1)
+    rows = [[DEFAULT, words.seeds_mean([*paces(default.runs).values()], form), *[MISSING] * 2]]
     for ablation in others:
         own, later = paces(ablation.pair.runs if ablation.pair else []), late[ablation.name]
         told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
-        rows.append([ablation.name, _updates([*own.values()]), *told])
+        rows.append([ablation.name, words.seeds_mean([*own.values()], form), *told])
     caption = (
         f"The update that ends the first {SMOOTHED} whose mean reward has {GAIN:.0%} of the run's"
         " own gain, from the first update to the mean of the last fifth; updates of the critic"
@@ -222,10 +215,6 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
     }
     told = [f"{how} with {names}" for how, names in few.items()]
     return f"PPO learns {'; '.join(told)}." if told else ""
-
-
-def _updates(values: Sequence[float]) -> str:
-    return words.seeds_mean(values, partial(number, digits=1)) if values else MISSING
 
 
 def _bounds(values: Sequence[float]) -> str:
@@ -296,7 +285,7 @@ def seeds_table(default: list[Row], others: list[AblatedRun]) -> Table:
 def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     """What to hold against the comparison."""
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows)]
+    notes = notes_of_runs(rows)
     seeds = {run["seed"] for run in default}
     fewer = {x.name: len(x.rows) for x in others if seeds - {run["seed"] for run in x.rows}}
     if fewer:

@@ -233,8 +233,7 @@ def seeds(pair: Paired) -> str:
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critic = sentences.critic_notes([row for entry in entries for row in entry.critics])
-    return [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows), *critic]
+    return sentences.notes_of_runs(rows, [row for entry in entries for row in entry.critics])
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

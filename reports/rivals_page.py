@@ -24,14 +24,7 @@ from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import (
-    against,
-    critic_notes,
-    distrust,
-    lead,
-    not_judged_alike,
-    notes_of_judges,
-)
+from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
 from reports.parts.words import MISSING, named, number, seeds_mean
 from stages.settings.ppo import Ppo
@@ -229,8 +222,6 @@ def answer(points: Sequence[Point]) -> str:
 def told(pair: Matched, measure: str) -> str:
     """A mean difference with its interval over seeds."""
     _, digits, factor = MEASURES[measure]
-    if not pair.each:
-        return MISSING
     return seeds_mean(pair.each, lambda value: f"{factor * value:+.{digits}f}")
 
 
@@ -242,13 +233,12 @@ def blocks(
 ) -> list[Block]:
     """The page: the answer, the curves, pairs at equal KL, every point, and what it cost."""
     rows = [numbers_of(record) for record in records]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows), *left_out]
     spent = spent_table(records, Ppo().kl_coef)
     return [
         lead(answer(points), distrust(rows)),
         pairs_table(points),
         figure(points),
-        *against(notes),
+        *against([*notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
         points_table(points),
         *([Heading("What it takes"), spent] if spent else []),
@@ -334,8 +324,6 @@ def points_table(points: Sequence[Point]) -> Table:
 def _mean(values: Sequence[float | None], measure: str) -> str:
     known = [value for value in values if value is not None]
     _, digits, factor = MEASURES[measure]
-    if not known:
-        return MISSING
     return seeds_mean(known, lambda value: f"{factor * value:.{digits}f}")
 
 

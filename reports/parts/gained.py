@@ -19,6 +19,10 @@ from reports.parts.words import MISSING, Row
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
+CHOSEN = (
+    "The policy chose where to ask, so this shows where the gain lies, not what would be left"
+    " without the question."
+)
 
 
 def gains(entry: Entry, scorer: str) -> list[Row]:
@@ -110,8 +114,7 @@ def question_table(entries: Sequence[Entry]) -> Table | None:
     header = ["", "adds a question to", "gold score - SFT", "other posts", "gold score - SFT"]
     caption = (
         "By seed, as above: posts on which the summary ends with a question and SFT's does not,"
-        " then all others. The policy chose where to ask, so this shows where the gain lies, not"
-        " what would be left without the question."
+        f" then all others. {CHOSEN}"
     )
     return Table(header, rows, caption, name="closing-questions") if rows else None
 

@@ -210,11 +210,15 @@ def notes_of_judges(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def not_judged_alike(rows: list[Row]) -> list[str]:
-    """A note where several runs differ in their judge or in how many posts were judged."""
-    if len({(row["judge"], row["posts"]) for row in rows}) < 2:
-        return []
-    return ["The runs were not judged alike: judge or number of posts differ."]
+def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list[str]:
+    """What to hold against a comparison of runs: their judges, and PPO's critic.
+
+    `critics`: the rows whose critics count; all where None.
+    """
+    unlike = ["The runs were not judged alike: judge or number of posts differ."]
+    alike = len({(row["judge"], row["posts"]) for row in rows}) < 2
+    critic = critic_notes(rows if critics is None else critics)
+    return [*notes_of_judges(rows), *([] if alike else unlike), *critic]
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:

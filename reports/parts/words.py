@@ -39,6 +39,11 @@ def posts_of(count: float) -> str:
     return f"{whole(count)} post{'' if count == 1 else 's'}"
 
 
+def seeds_of(count: int) -> str:
+    """A count of seeds."""
+    return f"{count} seed{'' if count == 1 else 's'}"
+
+
 def named(policy: str, others: Iterable[str] = ()) -> str:
     """A policy as a page writes it: ours by its name in capitals, unless another is called so."""
     capitals = {"grpo": "Dr.GRPO"}.get(policy, policy.upper())
@@ -128,7 +133,11 @@ def kappa(value: Row | None) -> str:
 
 
 def seeds_mean(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none."""
+    """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none, and
+    no seed is a dash.
+    """
+    if not values:
+        return MISSING
     bounds, mean = mean_of_seeds(values), form(fmean(values))
     return f"{mean} [{', '.join(map(form, bounds))}]" if bounds else mean
 

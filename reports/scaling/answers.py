@@ -11,7 +11,7 @@ from reports.parts import plots
 from reports.parts.collect import Record
 from reports.parts.page import Block, Figure, Note, Table, Text
 from reports.parts.plots import GRID, INK, Panel
-from reports.parts.words import MISSING, estimate, named, number
+from reports.parts.words import MISSING, estimate, named, number, seeds_of
 from reports.scaling import measures
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import (
@@ -40,10 +40,9 @@ def answer(verdicts: Sequence[SizeVerdict]) -> str:
     """Whether PPO beats the references, at which sizes, and whether it does at equal length."""
     if len(verdicts) == 1:
         (size,) = verdicts
-        seeds = f"{size.seeds} seed{'' if size.seeds == 1 else 's'}"
         verb = f"is {UNKNOWN} against the references" if size.verdict == UNKNOWN else size.verdict
-        length = f"at equal length {pooled(size.controlled)}"
-        return f"Over {seeds} of {size.name} PPO {verb}: {pooled(size.win_rate)}, {length}."
+        rates = f"{pooled(size.win_rate)}, at equal length {pooled(size.controlled)}"
+        return f"Over {seeds_of(size.seeds)} of {size.name} PPO {verb}: {rates}."
     told = _told([(size, size.verdict) for size in verdicts])
     lengths = [(size, measures.verdict_of(size.controlled)) for size in verdicts]
     same = lengths == [(size, size.verdict) for size in verdicts]

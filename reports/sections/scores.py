@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import Gains, by_question
+from reports.parts.gained import CHOSEN, Gains, by_question
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
@@ -143,8 +143,7 @@ def _question_table(record: Record) -> list[Block]:
     gains = ("proxy - SFT", "gold - SFT")
     caption = (
         "First the posts on which the summary ends with a question and SFT's does not, then all"
-        " others; normal 95% intervals over posts. The policy chose where to ask, so this shows"
-        " where the gain lies, not what would be left without the question."
+        f" others; normal 95% intervals over posts. {CHOSEN}"
     )
     header = ("", "posts", *gains, "other posts", *gains)
     return [Table(header, rows, caption, name="closing-questions")] if rows else []
