@@ -13,6 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from eval.rates.formulas import mean_of_seeds
 from reports.parts import gained, page, words
 from reports.parts.ablated import (
     POLICY,
@@ -25,7 +26,7 @@ from reports.parts.ablated import (
 )
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, over_seeds, picture
+from reports.parts.paired import Entry, picture
 from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
@@ -203,7 +204,7 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
     """
     slower, faster = [], []
     for name, later in late.items():
-        low, high = (over_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
+        low, high = (mean_of_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
         if low > 0:
             slower.append(name)
         elif high < 0:
@@ -218,7 +219,7 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
 
 
 def _bounds(values: Sequence[float]) -> str:
-    bounds = over_seeds(values)
+    bounds = mean_of_seeds(values)
     return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]" if bounds else MISSING
 
 
@@ -258,7 +259,7 @@ def _means(rows: list[Row]) -> list[str]:
     cells = []
     for key, _, form in MEASURED:
         values = [row[key] for row in rows]
-        seeds, mean = over_seeds(values), form(fmean(values))
+        seeds, mean = mean_of_seeds(values), form(fmean(values))
         if seeds and form is percent:  # a share
             seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
         cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)

@@ -53,6 +53,7 @@ def test_seeds_and_posts_spread_apart(runs):
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
     assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1", "3.0"]
     assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]
+    assert found["tiny", "SFT"][1:3] == ["25.0%", "–"]  # both seeds give one number
 
 
 def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):

@@ -5,17 +5,15 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 """
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from eval.rates.formulas import mean_of_seeds
 from eval.win_rate import START, interval, rows_by_policy
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
 from reports.parts.style import asks
-from reports.parts.words import MISSING, Row
+from reports.parts.words import MISSING, Row, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
@@ -62,8 +60,10 @@ def _cells(each: Sequence[Row]) -> list[str]:
     if not each:
         return [MISSING] * 2
     middles = [gain["estimate"] for gain in each]
-    bounds = mean_of_seeds(middles) or (each[0]["low"], each[0]["high"])
-    mean = f"{fmean(middles):+.2f} [{bounds[0]:+.2f}, {bounds[1]:+.2f}]"
+    (first, *others), form = each, "{:+.2f}".format
+    mean = seeds_mean(middles, form)
+    if not others:
+        mean += f" [{form(first['low'])}, {form(first['high'])}]"
     if len(each) > MOST_SEEDS:
         counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
         return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]

@@ -13,7 +13,6 @@ from statistics import fmean
 from eval.rates.formulas import fisher_exact, mean_of_seeds, p_of_seeds, seeds_needed, within_margin
 from eval.rates.strengths import holm
 from reports.parts.ablated import AblatedRun
-from reports.parts.paired import over_seeds
 from reports.parts.words import bounds_in_points, p_value, seeds_of, whole
 
 MARGIN = 0.03
@@ -48,7 +47,7 @@ def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
         return SwitchVerdict(kind=NONE, why=f"{why} about other seeds")
     if not ablation.changed:
         return _unless_some_ended(ablation, SwitchVerdict(kind=NOT, why="no summary was changed"))
-    if over_seeds(ablation.each) is None:
+    if mean_of_seeds(ablation.each) is None:
         return _unless_some_ended(ablation, _without_spread(ablation))
     return _unless_some_ended(ablation, _by_seeds(ablation))
 
@@ -104,7 +103,7 @@ def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVe
 
 def _points(each: Sequence[float]) -> str:
     """The mean difference with its 95% interval over seeds."""
-    bounds = bounds_in_points(over_seeds(each))
+    bounds = bounds_in_points(mean_of_seeds(each))
     return f"{100 * fmean(each):+.1f} points of win rate {bounds} over {seeds_of(len(each))}"
 
 
@@ -160,7 +159,7 @@ def p_of(ablation: AblatedRun) -> float:
     """
     of_seeds = p_of_seeds(ablation.each)
     posts = ablation.pair.together if ablation.pair and ablation.changed else None
-    if posts and ablation.each and over_seeds(ablation.each) is None:
+    if posts and ablation.each and mean_of_seeds(ablation.each) is None:
         of_seeds = posts.p_value
     return min(1.0, 2 * min(of_seeds, p_of_failures(ablation)))
 
