@@ -25,7 +25,7 @@ from reports.parts.collect import (
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, checks_of_judge, critic_notes, notes_of_systems
-from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
+from reports.parts.words import MISSING, Row, briefly, estimate, percent, plain, told_apart, whole
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
@@ -279,7 +279,7 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
         [
             " and ".join(pair["judges"]),
             whole(pair["summaries"]),
-            kappa(pair["kappa"]),
+            plain(pair["kappa"]),
             estimate(pair["share"]),
         ]
         for pair in agreements["pairs"]
@@ -292,7 +292,7 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
     if len(members(judges)) > 2:  # of two, Cohen's stands in the table
         caption += (
             f" Fleiss' kappa of all together, on the {whole(agreements['shared'])} summaries"
-            f" that all have judged: {kappa(agreements['fleiss'])}."
+            f" that all have judged: {plain(agreements['fleiss'])}."
         )
     return [
         Heading("Do the judges agree?"),

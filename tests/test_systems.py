@@ -10,7 +10,7 @@ from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import outputs_page
 from reports.parts.page import Details
-from reports.parts.words import kappa, named
+from reports.parts.words import named, plain
 from reports.sections import judging, systems
 from stages.running.progress import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
@@ -153,8 +153,8 @@ def test_two_long_names_stay_different_in_a_narrow_column():
 
 def test_a_kappa_that_is_0_by_construction_has_no_interval():
     found = {"estimate": 0.0, "low": 0.0, "high": 0.0}
-    assert kappa(found) == "0.00"
-    assert kappa(found | {"high": 0.1}) == "0.00 [0.00, 0.10]"
+    assert plain(found) == "0.00"
+    assert plain(found | {"high": 0.1}) == "0.00 [0.00, 0.10]"
 
 
 def test_the_headline_tells_two_long_names_apart():

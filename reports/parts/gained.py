@@ -70,9 +70,18 @@ def _cells(each: Sequence[Row]) -> list[str]:
     return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
 
 
+def direction(gain: Row | None) -> str:
+    """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
+    if gain is None:
+        return "is not known"
+    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
+        return "did not reliably move"
+    return "rose" if gain["low"] > 0 else "fell"
+
+
 def _sign(gain: Row) -> str:
     """Whether a seed's interval over posts lies above or below 0."""
-    return " (+)" if gain["low"] > 0 else " (-)" if gain["high"] < 0 else ""
+    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
 
 
 def sentence(entries: Sequence[Entry]) -> str:

@@ -16,7 +16,7 @@ from reports.parts.words import (
     at_equal_length,
     briefly,
     estimate,
-    kappa,
+    plain,
     named,
     percent,
     whole,
@@ -169,7 +169,7 @@ def asked_again(results: Row) -> list[str]:
         return []
     return [
         f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
-        f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
+        f" {plain(again['kappa'])}, and {estimate(again['same'])} of"
         f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
     ]
 

@@ -116,20 +116,16 @@ def above_sft(row: Row) -> str:
 
 
 def plain(value: Row | None) -> str:
-    """A number that is no share, such as a mean score, with its interval; a dash for None."""
+    """A number that is no share, such as a mean score, with its interval; a dash for None.
+
+    An interval without width is none: that of one post, and of a kappa that is 0 by construction,
+    because all answers of one judge are alike.
+    """
     if value is None or value["estimate"] is None:
         return MISSING
-    return "{} [{}, {}]".format(*(number(value[key]) for key in ("estimate", "low", "high")))
-
-
-def kappa(value: Row | None) -> str:
-    """A kappa with its interval; a dash for None.
-
-    Where all answers of one judge are alike it is 0 by construction, and has no interval.
-    """
-    if value is not None and value["low"] == value["high"]:
+    if value["low"] == value["high"]:
         return number(value["estimate"])
-    return plain(value)
+    return "{} [{}, {}]".format(*(number(value[key]) for key in ("estimate", "low", "high")))
 
 
 def seeds_mean(values: Sequence[float], form: Callable[[float], str]) -> str:
