@@ -16,9 +16,9 @@ from reports.parts.words import (
     at_equal_length,
     briefly,
     estimate,
-    plain,
     named,
     percent,
+    plain,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -100,7 +100,8 @@ def _at_length(row: Row, policy: str) -> str:
 
 def _caveat(row: Row) -> str:
     chance = row["accuracy_low"] <= NO_GUESS
-    guess = f"reward model no better than chance ({percent(row['accuracy'])})" if chance else ""
+    right = percent(row["accuracy"])
+    guess = f"reward model not shown to be better than chance ({right})" if chance else ""
     return distrust([row], guess, "one seed")
 
 
@@ -121,7 +122,7 @@ def what_was_trained(row: Row) -> str:
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
     count = row["parameters"] / 1e6
     size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
-    data = "real Reddit posts" if row["real_posts"] else "the built-in toy world"
+    data = "real posts" if row["real_posts"] else "the built-in toy world"
     return (
         f"We fine-tuned {model} ({size} parameters) on {whole(row['sft_rows'])} reference summaries"
         f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
@@ -331,8 +332,8 @@ def _signs(row: Row) -> list[str]:
     policy, signs = row["policy"], []
     if row["accuracy_low"] <= NO_GUESS:
         signs.append(
-            f"The reward model is not better than chance ({accuracy(row)}): {named(policy)} had"
-            " nothing to learn."
+            f"The reward model is not shown to be better than chance ({accuracy(row)}):"
+            f" {named(policy)} may have had nothing to learn."
         )
     known = row["difference"] is not None
     if known and row[f"{policy}/score"] > row["sft/score"] and row["difference_high"] < 0:
