@@ -231,14 +231,16 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     seen = [wrong.name for wrong in planted if not wrong.is_found and wrong.betrayals]
     lost = [wrong.name for wrong in planted if not wrong.is_found and not wrong.betrayals]
     count = sum(wrong.is_found for wrong in planted)
-    told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
+    told = f"{count} of {len(planted)} {'is' if count == 1 else 'are'} found by the win rate or"
+    told += " refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
     told += f"; not found: {', '.join(lost)}." if lost else "."
     if all(wrong.pair for wrong in planted):
         costly = [wrong.name for wrong in planted if wrong.by_win_rate]
         each = {wrong.name: p_of_seeds(wrong.pair.each) for wrong in planted if wrong.pair}
         some = f"{len(costly)} of {len(planted)}"
-        told += f" With no check in the way {some} lower the win rate reliably."
+        told += f" With no check in the way {some} lower{'s' * (len(costly) == 1)} the win rate"
+        told += " reliably."
         told = " ".join(filter(None, (told, after_holm(each, costly, "errors"))))
     return told
 
