@@ -186,7 +186,8 @@ def given(seeds: pd.DataFrame, key: str) -> list[float]:
 
 # -- verdicts --------------------------------------------------------------------------------------
 
-BEATS, DOES_NOT, UNKNOWN = "beats the references", "does not beat them", "inconclusive"
+BEATS, DOES_NOT = "beats the references", "does not beat the references"
+UNKNOWN = "inconclusive"
 SHARES = (0.0, 1.0)
 BEHIND = 0.10  # of the win rate: three half widths of an interval over 600 posts
 RULE = (
@@ -237,6 +238,9 @@ class SizeVerdict:
     name: str
     parameters: float
     seeds: int
+    """Those with a win rate that may be given."""
+    known: int
+    """Of which it is known whether they collapsed or fell behind."""
     verdict: str
     win_rate: Pooled | None
     """None if no seed has a rate that may be given."""
@@ -282,7 +286,8 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
             SizeVerdict(
                 name=name,
                 parameters=parameters_of(seeds),
-                seeds=len(seeds),
+                seeds=wins.seeds if wins else 0,
+                known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
                 verdict=verdict_of(wins),
                 win_rate=wins,
                 controlled=pooled(seeds, keys[0], keys[1], keys[2]),
