@@ -1,6 +1,7 @@
 """The paper's numbers (paper.json), and which of them stand beside a run."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def source(entry: dict[str, Any]) -> str:
 
 
 # Number of the paper -> the key in a run's row, and how it is written.
-COMPARED = (
+COMPARED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("sft_rougeL", "sft/rougeL", partial(number, digits=4)),
     ("rm_accuracy", "accuracy", percent),
     ("sft_win_rate", "sft/win_rate", percent),
