@@ -13,6 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from eval.rates.formulas import mean_of_seeds
 from reports.parts import gained, page, words
 from reports.parts.ablated import (
     POLICY,
@@ -25,18 +26,10 @@ from reports.parts.ablated import (
 )
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, over_seeds, picture
+from reports.parts.paired import Entry, picture
 from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import (
-    against,
-    critic_notes,
-    distrust,
-    lead,
-    not_judged_alike,
-    notes_of_judges,
-    unjudged,
-)
+from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
@@ -95,7 +88,7 @@ def blocks(
     """The page: verdicts, means; folded, each seed and the switches; what it does not show."""
     rows = [*default.rows, *(run for ablation in others for run in ablation.rows)]
     most, fewest = len(default.runs), min(len(ablation.rows) for ablation in others)
-    seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else f"{most} seed{'s' * (most > 1)}"
+    seeds = f"{fewest} to {most} seeds" if 0 < fewest < most else words.seeds_of(most)
     late = delays(default, others)
     return [
         lead(f"{answer(others)} {pace_told(late)}".rstrip(), distrust(rows, seeds)),
@@ -174,11 +167,12 @@ def pace_table(
     default: SeedsOfRun, others: list[AblatedRun], late: Mapping[str, list[float]]
 ) -> Table:
     """A row a switch: at which update a run's gain in reward is there, and how much later."""
-    rows = [[DEFAULT, _updates([*paces(default.runs).values()]), *[MISSING] * 2]]
+    form = partial(number, digits=1)
+    rows = [[DEFAULT, words.seeds_mean([*paces(default.runs).values()], form), *[MISSING] * 2]]
     for ablation in others:
         own, later = paces(ablation.pair.runs if ablation.pair else []), late[ablation.name]
         told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
-        rows.append([ablation.name, _updates([*own.values()]), *told])
+        rows.append([ablation.name, words.seeds_mean([*own.values()], form), *told])
     caption = (
         f"The update that ends the first {SMOOTHED} whose mean reward has {GAIN:.0%} of the run's"
         " own gain, from the first update to the mean of the last fifth; updates of the critic"
@@ -210,7 +204,7 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
     """
     slower, faster = [], []
     for name, later in late.items():
-        low, high = (over_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
+        low, high = (mean_of_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
         if low > 0:
             slower.append(name)
         elif high < 0:
@@ -224,12 +218,8 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
     return f"PPO learns {'; '.join(told)}." if told else ""
 
 
-def _updates(values: Sequence[float]) -> str:
-    return words.seeds_mean(values, partial(number, digits=1)) if values else MISSING
-
-
 def _bounds(values: Sequence[float]) -> str:
-    bounds = over_seeds(values)
+    bounds = mean_of_seeds(values)
     return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]" if bounds else MISSING
 
 
@@ -269,7 +259,7 @@ def _means(rows: list[Row]) -> list[str]:
     cells = []
     for key, _, form in MEASURED:
         values = [row[key] for row in rows]
-        seeds, mean = over_seeds(values), form(fmean(values))
+        seeds, mean = mean_of_seeds(values), form(fmean(values))
         if seeds and form is percent:  # a share
             seeds = max(0.0, seeds[0]), min(1.0, seeds[1])
         cells.append(f"{mean} [{form(seeds[0])}, {form(seeds[1])}]" if seeds else mean)
@@ -296,7 +286,7 @@ def seeds_table(default: list[Row], others: list[AblatedRun]) -> Table:
 def caveats(default: list[Row], others: list[AblatedRun]) -> list[str]:
     """What to hold against the comparison."""
     rows = [*default, *(run for ablation in others for run in ablation.rows)]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows)]
+    notes = notes_of_runs(rows)
     seeds = {run["seed"] for run in default}
     fewer = {x.name: len(x.rows) for x in others if seeds - {run["seed"] for run in x.rows}}
     if fewer:

@@ -29,17 +29,7 @@ from reports.parts.sample_views import (
     fitting,
     post_rows,
 )
-from reports.parts.words import (
-    MISSING,
-    Row,
-    bounds_in_points,
-    estimate,
-    in_points,
-    number,
-    p_value,
-    percent,
-    whole,
-)
+from reports.parts.words import MISSING, Row, in_points, number, p_value, percent, whole
 from reports.sections.curves import mean_curve
 from reports.sections.samples import sample
 from stages.settings.stages import POLICY_GRADIENT_STAGES
@@ -116,7 +106,8 @@ def blocks(
 ) -> list[Block]:
     """The page: who wins, results, each pair, changed posts, settings, curves, each seed."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    seeds = "" if any(pair.is_clear for pair in pairs) else "seeds could explain it"
+    unsure = [not pair.seeds_agree for pair in pairs if pair.over_seeds]
+    seeds = "seeds could explain it" if unsure and all(unsure) else ""
     single = "one pair of policies" if all(len(pair.each) == 1 for pair in pairs) else seeds
     return [
         sentences.lead(
@@ -149,6 +140,7 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
         return " ".join(conclusion(pair) for pair in pairs)
     best, *others = by_rate(entries)
     lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
+    lengths = lengths.replace(MISSING, "not known")
     if len(pairs) > 1:
         several = any(len(pair.each) > 1 for pair in pairs)
         above = sum(pair.stands and pair.together.low > 0 for pair in pairs if pair.together)
@@ -166,21 +158,24 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     gap = in_points({"estimate": middle, "low": min(low, high), "high": max(low, high)})
     if pair.over_seeds:
         ends = sorted(sign * end for end in pair.over_seeds)
-        gap += f" over posts, {bounds_in_points((ends[0], ends[1]))} over seeds"
+        gap += f" over posts, {words.bounds_in_points((ends[0], ends[1]))} over seeds"
     above = pair.stands and min(low, high) > 0
     verb = "reliably wins more often than" if above else "is not reliably above"
     return f"Against the references {best.label} {verb} {others[0].label}: {gap}; {lengths}."
 
 
 def at_length(entry: Entry) -> str:
-    """The win rate at equal length; of several seeds their mean."""
+    """The win rate at equal length, of several seeds their mean; a dash if too much is unjudged."""
     lengths = [
         judged_row(run)[f"{entry.policy}/statistics"]["length_controlled"] for run in entry.runs
     ]
+    known = [length["estimate"] for length in lengths if length["estimate"] is not None]
+    if entry.rate is None or len(known) < len(lengths):
+        return MISSING
     if len(lengths) == 1:
         return words.at_equal_length(lengths[0])
-    known = [length["estimate"] for length in lengths if length["estimate"] is not None]
-    return percent(sum(known) / len(known)) if len(known) == len(lengths) else MISSING
+    extrapolated = any(length["extrapolated"] for length in lengths)
+    return percent(sum(known) / len(known)) + " EXTRAPOLATED" * extrapolated
 
 
 def colors_of(entries: Sequence[Entry]) -> list[str]:
@@ -226,15 +221,16 @@ def seeds(pair: Paired) -> str:
     if len(pair.each) == 1:
         return "That is one pair of policies; it says nothing about other seeds."
     each = ", ".join(f"{100 * value:+.1f}" for value in pair.each)
-    told = "more than seeds could explain" if pair.is_clear else "seeds could explain it"
+    told = "more than seeds could explain" if pair.seeds_agree else "seeds could explain it"
+    if pair.over_seeds is None:
+        told = "no spread, which other seeds might show"
     return f"By seed: {each}; {told}."
 
 
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    critic = sentences.critic_notes([row for entry in entries for row in entry.critics])
-    return [*sentences.notes_of_judges(rows), *sentences.not_judged_alike(rows), *critic]
+    return sentences.notes_of_runs(rows, [row for entry in entries for row in entry.critics])
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
@@ -248,7 +244,7 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
         if pair:
             gap = pair.together
             told = (in_points(gap), p_value(gap.p_value)) if gap else (MISSING, MISSING)
-            cells = [*told, bounds_in_points(pair.over_seeds)]
+            cells = [*told, words.bounds_in_points(pair.over_seeds)]
         rows.append([entry.label, rate(entry), at_length(entry), *cells])
     caption = (
         "Win rate against the references; differences are of the same posts. Of several seeds a"
@@ -261,7 +257,7 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
 def rate(entry: Entry) -> str:
     """The win rate with its interval over posts; a dash if too much is unjudged."""
     interval = entry.rate
-    return estimate(interval) if interval else words.unjudged_share(entry.unjudged)
+    return words.estimate(interval) if interval else words.unjudged_share(entry.unjudged)
 
 
 def measured(entry: Entry) -> list[str]:

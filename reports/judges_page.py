@@ -27,9 +27,9 @@ from reports.parts.words import (
     briefly,
     estimate,
     in_points,
-    kappa,
     number,
     percent,
+    plain,
     shown,
     told_apart,
     whole,
@@ -212,7 +212,7 @@ def section(group: Sequence[Calibrated]) -> list[Block]:
 
 
 def _cells(row: Row) -> list[str]:
-    start = [row["judge"], kappa(row["kappa"]), estimate(row["agreement"])]
+    start = [row["judge"], plain(row["kappa"]), estimate(row["agreement"])]
     if row.get("simple"):
         return [*start, MISSING, estimate(row["prefers_longer"]), *[MISSING] * 5]
     more, dollars = row["more_than_longest"], row["dollars_per_1000_pairs"]

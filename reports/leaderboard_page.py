@@ -25,7 +25,17 @@ from reports.parts.collect import (
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, checks_of_judge, critic_notes, notes_of_systems
-from reports.parts.words import MISSING, Row, briefly, estimate, kappa, percent, told_apart, whole
+from reports.parts.words import (
+    MISSING,
+    Row,
+    briefly,
+    estimate,
+    percent,
+    plain,
+    posts_of,
+    told_apart,
+    whole,
+)
 from reports.sections import systems
 from stages.finished import read_manifest, stage_folder, why_not
 from stages.running.files import read_lines
@@ -161,7 +171,7 @@ def blocks(
     standings = standings_of(judges, by_panel)
     first = next(iter(standings.values()))
     lead = (
-        f"{len(first['systems'])} systems on the same {whole(first['posts'])} posts, judged by"
+        f"{_counted(first)}, judged by"
         f" {len(judges)} judge{'s' if len(judges) > 1 else ''} against the reference, in both"
         f" orders. By {f'the {PANEL}' if by_panel else briefly(judges[0].label)}:"
         f" {systems.leads(by_panel or first)}{_none_passed(judges)}"
@@ -185,6 +195,12 @@ def blocks(
             for block in _standing(name, standings[name], f"win-rate-{place}")
         ),
     ]
+
+
+def _counted(standing: Row) -> str:
+    """How many systems there are, and on how many posts."""
+    count = len(standing["systems"])
+    return f"{count} system{'s' * (count > 1)} on the same {posts_of(standing['posts'])}"
 
 
 def _none_passed(judges: Sequence[JudgedRun]) -> str:
@@ -279,7 +295,7 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
         [
             " and ".join(pair["judges"]),
             whole(pair["summaries"]),
-            kappa(pair["kappa"]),
+            plain(pair["kappa"]),
             estimate(pair["share"]),
         ]
         for pair in agreements["pairs"]
@@ -292,7 +308,7 @@ def _agreement(judges: Sequence[JudgedRun]) -> list[Block]:
     if len(members(judges)) > 2:  # of two, Cohen's stands in the table
         caption += (
             f" Fleiss' kappa of all together, on the {whole(agreements['shared'])} summaries"
-            f" that all have judged: {kappa(agreements['fleiss'])}."
+            f" that all have judged: {plain(agreements['fleiss'])}."
         )
     return [
         Heading("Do the judges agree?"),

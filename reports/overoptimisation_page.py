@@ -323,8 +323,8 @@ def _law(axes: Axes, curve: Law, color: str) -> None:
     roots = np.linspace(0, max(point.root for point in curve.points), GRID)
     values = _lines(curve.fits.values(), roots)
     axes.plot(roots, values.mean(axis=0), color=color, label=curve.strength or "the law")
-    bands = [band for band in map(mean_of_seeds, values.T.tolist()) if band]
-    if bands:
+    if len(values) > 1:  # at KL 0 all lines are 0
+        bands = [mean_of_seeds(at) or (at[0], at[0]) for at in values.T.tolist()]
         lows, highs = zip(*bands, strict=True)
         axes.fill_between(roots, lows, highs, color=color, alpha=0.13, lw=0)
     predicted = _lines(curve.kept.values(), roots).mean(axis=0)

@@ -20,17 +20,10 @@ from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
-from reports.parts.sentences import (
-    against,
-    critic_notes,
-    distrust,
-    lead,
-    not_judged_alike,
-    notes_of_judges,
-)
+from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
 from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
-from reports.parts.words import MISSING, bounds_in_points
+from reports.parts.words import MISSING, bounds_in_points, seeds_of
 from stages.running.files import file_hash, read_record
 from stages.settings import config as settings
 from stages.settings.checks import UserError
@@ -210,13 +203,12 @@ def blocks(
 ) -> list[Block]:
     """The page: the count, a row an error, checks' words, the rule, what it does not show."""
     rows = [numbers_of(run) for run in (*default, *finished(planted))]
-    critic = critic_notes(rows[: len(default)])  # an error may mean to break it
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic, *left_out]
+    own = rows[: len(default)]  # an error may mean to break the critic
+    notes = [*notes_of_runs(rows, own), *left_out]
     notes += [note for wrong in planted for note in wrong.notes]
     each = {wrong.name: wrong.pair.each if wrong.pair else [] for wrong in planted}
     stopped = [Heading("What checks said"), refusals_table(planted)]
-    most = max(len(wrong.seeds) for wrong in planted)
-    seeds = f"{most} seed{'' if most == 1 else 's'}"
+    seeds = seeds_of(max(len(wrong.seeds) for wrong in planted))
     seen = [[wrong.name, *_betrayal_cells(seen)] for wrong in planted for seen in wrong.betrayals]
     header = ("error", "number", "seen", "value", "default's")
     return [
@@ -239,14 +231,16 @@ def summary(planted: Sequence[PlantedRun]) -> str:
     seen = [wrong.name for wrong in planted if not wrong.is_found and wrong.betrayals]
     lost = [wrong.name for wrong in planted if not wrong.is_found and not wrong.betrayals]
     count = sum(wrong.is_found for wrong in planted)
-    told = f"{count} of {len(planted)} are found by the win rate or refused by a check"
+    told = f"{count} of {len(planted)} {'is' if count == 1 else 'are'} found by the win rate or"
+    told += " refused by a check"
     told += f"; betrayed by a number alone: {', '.join(seen)}" if seen else ""
     told += f"; not found: {', '.join(lost)}." if lost else "."
     if all(wrong.pair for wrong in planted):
         costly = [wrong.name for wrong in planted if wrong.by_win_rate]
         each = {wrong.name: p_of_seeds(wrong.pair.each) for wrong in planted if wrong.pair}
         some = f"{len(costly)} of {len(planted)}"
-        told += f" With no check in the way {some} lower the win rate reliably."
+        told += f" With no check in the way {some} lower{'s' * (len(costly) == 1)} the win rate"
+        told += " reliably."
         told = " ".join(filter(None, (told, after_holm(each, costly, "errors"))))
     return told
 

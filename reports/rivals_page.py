@@ -24,16 +24,10 @@ from reports.parts.collect import Record, find_runs, numbers_of, policies_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
-from reports.parts.sentences import (
-    against,
-    critic_notes,
-    distrust,
-    lead,
-    not_judged_alike,
-    notes_of_judges,
-)
+from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
 from reports.parts.words import MISSING, named, number, seeds_mean
+from stages.settings.checks import UserError
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_GRADIENT_STAGES
@@ -70,12 +64,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
-    """Write the page; its lines for the terminal. Raises UserError if a run has not finished."""
+    """Write the page; its lines for the terminal. Raises UserError if a run has not finished, and
+    where no policy has a win rate.
+    """
     names = [f"{name}-kl{coef}" for coef in dict.fromkeys(kl_coefs)]
     collected = [find_runs(run, judge) for run in names]
     records = [record for runs, _ in collected for record in runs]
     left_out = [line for _, lines in collected for line in lines]
     points, stem = points_of(records), f"rivals-{name}"
+    if not points:
+        raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")
     made = blocks(records, points, left_out)
     again = {"command": f"make rivals NAME={name} PENALTIES={shlex.quote(' '.join(kl_coefs))}"}
     path = write_about_runs(stem, f"Rivals of PPO from run {name}", made, names, records, again)
@@ -208,29 +206,34 @@ def measure_of(points: Sequence[Point]) -> str:
 def answer(points: Sequence[Point]) -> str:
     """Who is over whom at equal KL, in one sentence, and over how many seeds."""
     measure = measure_of(points)
-    title = MEASURES[measure][0]
+    title = _title(measure)
     pairs = pairs_of(points, measure)
     clear = [
         f"{named(x.first)} over {named(x.second)} ({told(x, measure)})" for x in pairs if x.is_clear
     ]
-    seeds = len({point.seed for point in points})
+    seeds = max((len(x.each) for x in pairs), default=0) or len({point.seed for point in points})
     if seeds == 1:
         return "Who is over whom needs several seeds, and this is one: name more with SEEDS."
     if not clear:
         return f"At equal KL no rival is shown to be over another in {title}, over {seeds} seeds."
-    rest = len(pairs) - len(clear)
+    rest, apart = sum(bool(x.each) for x in pairs) - len(clear), sum(not x.each for x in pairs)
     left = f"; the other {rest} pairs are inconclusive" if rest else ""
+    left = "; the other pair is inconclusive" if rest == 1 else left
+    left += f"; pairs without a KL in common: {apart}" if apart else ""
     p_values = {x.names: p_of_seeds(x.each) for x in pairs}
     corrected = after_holm(p_values, [x.names for x in pairs if x.is_clear], "pairs")
     stands = f"At equal KL, in {title}, over {seeds} seeds: {'; '.join(clear)}{left}."
     return " ".join(filter(None, (stands, corrected)))
 
 
+def _title(measure: str) -> str:
+    """What is compared, without a unit."""
+    return MEASURES[measure][0].partition(",")[0]
+
+
 def told(pair: Matched, measure: str) -> str:
     """A mean difference with its interval over seeds."""
     _, digits, factor = MEASURES[measure]
-    if not pair.each:
-        return MISSING
     return seeds_mean(pair.each, lambda value: f"{factor * value:+.{digits}f}")
 
 
@@ -242,13 +245,12 @@ def blocks(
 ) -> list[Block]:
     """The page: the answer, the curves, pairs at equal KL, every point, and what it cost."""
     rows = [numbers_of(record) for record in records]
-    notes = [*notes_of_judges(rows), *not_judged_alike(rows), *critic_notes(rows), *left_out]
     spent = spent_table(records, Ppo().kl_coef)
     return [
         lead(answer(points), distrust(rows)),
         pairs_table(points),
         figure(points),
-        *against(notes),
+        *against([*notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
         points_table(points),
         *([Heading("What it takes"), spent] if spent else []),
@@ -283,7 +285,7 @@ def pairs_table(points: Sequence[Point]) -> Table:
     header = ["pair", "over?", *(title for title, *_ in MEASURES.values()), "KL, nats", "seeds"]
     caption = (
         "The better one first. Mean differences at equal KL with 95% intervals over seeds; over:"
-        f" the interval of the {MEASURES[measure_of(points)][0]} leaves out 0."
+        f" the interval of the {_title(measure_of(points))} leaves out 0."
     )
     return Table(header, rows, caption, strong=True)
 
@@ -334,8 +336,6 @@ def points_table(points: Sequence[Point]) -> Table:
 def _mean(values: Sequence[float | None], measure: str) -> str:
     known = [value for value in values if value is not None]
     _, digits, factor = MEASURES[measure]
-    if not known:
-        return MISSING
     return seeds_mean(known, lambda value: f"{factor * value:.{digits}f}")
 
 

@@ -16,7 +16,6 @@ from reports.parts.page import Block, Details, Heading, Table, Text
 from reports.parts.run_report import Report, hashes, text_table
 from reports.parts.words import (
     MISSING,
-    STRENGTH,
     Row,
     accuracy,
     at_equal_length,
@@ -31,12 +30,7 @@ from reports.sections import calibration, curves, judging, made_with, samples, s
 from stages.driving.start import run_stage
 
 MOST_GROUPS = 12
-RM_GROUPS = (
-    ("by_split", "split"),
-    ("by_strength", STRENGTH),
-    ("by_batch", "batch"),
-    ("by_policies", "pair of policies"),
-)
+RM_GROUPS = (*curves.GROUPS, ("by_policies", "pair of policies"))
 
 
 def main(argv: list[str] | None = None) -> None:

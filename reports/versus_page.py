@@ -146,7 +146,7 @@ def verdict(results: Row) -> str:
         low, high = results["statistics"]["worst_case"]
         return (
             f"{percent(results['unjudged'])} of the posts have no verdict, more than"
-            f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}"
+            f" {percent(MOST_UNJUDGED)}, so no rate is given; it lies within {interval(low, high)}."
         )
     seen = winner_first(results)
     outcome = f"{seen['a']} is preferred to {seen['b']}"

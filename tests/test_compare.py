@@ -11,10 +11,12 @@ from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import beside, read_entries, settings_apart
 from reports.parts.sample_views import change
+from reports.parts.words import plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.fabricated_runs import NASTY, fabricate
+from tests.test_verdicts import ablation
 
 # Of nine posts, against the reference. By hand: post 0 is worse, 2 and 4 are better, 3 and 7 lose
 # both times, 1, 5 and 6 are as they were, 8 is worse.
@@ -122,6 +124,39 @@ def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(r
     )
     assert gained.table(entries[2:]) is None
     assert gained.sentence(entries[2:]) == ""
+
+
+@pytest.mark.parametrize(
+    ("each", "said"),
+    [
+        ((0.010, 0.012, 0.011), "+1.0, +1.2, +1.1; more than seeds could explain."),
+        ((0.05, -0.05, 0.0), "+5.0, -5.0, +0.0; seeds could explain it."),
+        ((0.01, 0.01), "+1.0, +1.0; no spread, which other seeds might show."),
+    ],
+)
+def test_what_the_seeds_say_does_not_hang_on_the_posts(each, said):
+    pair = ablation(*each, posts=(-0.01, 0.03)).pair
+    assert pair is not None
+    assert not pair.is_clear
+    assert compare_page.seeds(pair) == f"By seed: {said}"
+
+
+def test_a_rate_at_equal_length_is_marked_and_not_given_where_too_much_is_unjudged(runs):
+    for seed in (1, 2):
+        finish("tiny", A, seed, texts=TEXTS)
+        finish("b", (1.0, None, 0.0), seed)
+    entries, _ = read_entries(["tiny", "b"])
+    assert [compare_page.at_length(entry) for entry in entries] == ["59.0%", "–"]
+    policies = entries[0].runs[1].results("win_rate")["policies"]
+    policies["ppo"]["statistics"]["length_controlled"]["extrapolated"] = True
+    assert compare_page.at_length(entries[0]) == "59.0% EXTRAPOLATED"
+
+
+def test_one_post_says_neither_that_a_score_rose_nor_that_it_fell():
+    post = {"estimate": 1.0, "low": 1.0, "high": 1.0, "posts": 1}
+    assert gained.direction(post) == "did not reliably move"
+    assert gained._cells([post])[1] == "1.00"
+    assert plain(post) == "1.00"
 
 
 def test_more_than_six_seeds_are_counted_and_not_listed():

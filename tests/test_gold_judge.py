@@ -346,13 +346,13 @@ def test_a_gain_that_lies_in_closing_questions_is_named():
     assert beside.rows == [["x:ppo", "2, 2", "1.10 (+), 1.10 (+)", "2, 2", "0.00, 0.00"]]
     assert isinstance(table, Table)
     (row,) = table.rows
-    assert row[:3] == ["PPO", "2", "2.00 [2.00, 2.00]"]
+    assert row[:3] == ["PPO", "2", "2.00"]
     assert row[3].startswith("1.10 [")  # (1.0 + 1.2) / 2
-    assert row[4:6] == ["2", "2.00 [2.00, 2.00]"]
+    assert row[4:6] == ["2", "2.00"]
     assert row[6].startswith("0.00 [")
     assert notes == [
-        f"PPO's gold score rose only where it ends with a question and SFT does not (2 posts:"
-        f" {row[3]}); elsewhere it did not reliably move (2 posts: {row[6]})."
+        f"PPO's gold score reliably rose only where it ends with a question and SFT does not"
+        f" (2 posts: {row[3]}); elsewhere it did not reliably move (2 posts: {row[6]})."
     ]
 
 

@@ -8,7 +8,13 @@ from typing import Any
 from reports import scaling_page
 from reports.parts.blocks import NUMBERS, Text, to_json
 from reports.sharing import publish
-from reports.sharing.index import KINDS_IN_ORDER, listed_page, reading_order, write_index
+from reports.sharing.index import (
+    KINDS_IN_ORDER,
+    listed_page,
+    reading_order,
+    results_table,
+    write_index,
+)
 from reports.sharing.publish import GENERATED, RECORD
 from stages.running.files import file_hash
 from tests.test_publish import ROOT, finished, place
@@ -119,3 +125,20 @@ def test_the_committed_index_is_that_of_the_committed_record(tmp_path):
         kept.symlink_to(ROOT / GENERATED / kept.name)
     assert write_index(tmp_path, record["pages"]) == record["index"]
     assert {entry["kind"] for entry in record["pages"].values()} <= {*KINDS_IN_ORDER}
+
+
+def test_the_readmes_table_has_dashes_without_a_rate_and_marks_what_is_extrapolated():
+    rate = {"estimate": 0.6, "low": 0.5, "high": 0.7}
+    none = dict.fromkeys(rate)
+    made = {
+        f"{policy}/{key}": value
+        for policy in ("sft", "ppo")
+        for key, value in (
+            ("statistics", {"order_balanced": rate, "length_controlled": none}),
+            ("tokens", 16.0),
+        )
+    }
+    assert results_table([made, made]).endswith("| PPO at equal length | – | – |  |")
+    made["ppo/statistics"] = {"order_balanced": rate, "length_controlled": rate}
+    made["ppo/statistics"]["length_controlled"] = rate | {"extrapolated": True}
+    assert "| 60.0% [50.0, 70.0] EXTRAPOLATED | 60.0%, 60.0% |" in results_table([made, made])

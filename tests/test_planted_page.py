@@ -109,8 +109,9 @@ def test_each_error_has_its_verdict_and_the_first_sentence_counts_them(places):
 def test_errors_that_cost_win_rate_are_counted_again_among_all_of_them(places):
     _, planted, _ = collected("worse", "harmless")  # -30, -35, -40: p = 0.0067, twice that 0.013
     said = (
-        "With no check in the way 1 of 2 lower the win rate reliably. After Holm's correction for"
+        "With no check in the way 1 of 2 lowers the win rate reliably. After Holm's correction for"
     )
+    assert planted_page.summary(planted).startswith("1 of 2 is found by the win rate or refused")
     assert planted_page.summary(planted).endswith(f"{said} all 2 errors, 1 of 1 remains.")
 
 

@@ -295,6 +295,7 @@ def test_a_mean_over_seeds_has_students_interval():
     expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert mean_of_seeds(values) == pytest.approx(expected)
     assert mean_of_seeds([0.6]) is None
+    assert mean_of_seeds([0.1 + 0.2, 0.3, 0.3]) is None  # no spread, which other seeds might show
 
 
 def test_kappas_of_judges_have_an_interval_over_posts():

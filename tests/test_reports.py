@@ -185,7 +185,7 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"sft": 0.6, "ppo": 0.4}, "PPO over-optimised its reward"),
         ({"at_length": 0.52}, "PPO's lead over the references is not shown at equal length: 52.0%"),
         ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
-        ({"accuracy": 0.51}, "The reward model is not better than chance"),
+        ({"accuracy": 0.51}, "The reward model is not shown to be better than chance"),
         ({"sft": 0.1, "ppo": 0.3}, "does NOT reach the references"),
     ],
 )
@@ -309,6 +309,7 @@ def test_a_model_without_pretraining_on_real_posts_is_called_poor(places):
     fabricate(config)
     row = collect.numbers_of(collect.load_run(config))
     assert any("NEVER PRETRAINED" in note and "poor" in note for note in sentences.caveats(row))
+    assert "summaries of real posts, trained" in sentences.what_was_trained(row)  # anybody's
 
 
 def test_folders_and_servers_of_the_user_stay_off_the_page(places):

@@ -83,6 +83,37 @@ def test_who_stands_out_by_himself_is_counted_again_among_all_pairs():
     assert answer(points).endswith(" After Holm's correction for all 6 pairs, 0 of 3 remain.")
 
 
+def test_a_pair_without_a_kl_in_common_is_not_called_inconclusive():
+    points = []
+    for seed, gain in enumerate((0.4, 0.5, 0.6)):
+        for kl in (1, 4):
+            points += [point("ppo", kl, 1.0, seed), point("rloo", kl, 1.0 + gain, seed)]
+            points.append(point("grpo", kl + 20, 1.0, seed))
+    assert "]); pairs without a KL in common: 2. After" in answer(points)
+    beside = [replace(x, kl=x.kl - 20) if x.rival == "grpo" else x for x in points]
+    beside = [replace(x, gold=1.0 + x.seed) if x.rival == "grpo" else x for x in beside]
+    assert "; the other 2 pairs are inconclusive." in answer(beside)
+    two = [x for x in beside if x.rival != "ppo"]
+    two += [replace(x, rival="ppo") for x in two if x.rival == "grpo"]
+    assert " in gold score, over 3 seeds" in answer(two)
+
+
+def test_a_page_of_seeds_that_a_pair_lacks_counts_those_that_it_has():
+    points = [
+        point(rival, kl, 1.0, seed) for rival in ("ppo", "rloo") for kl in (1, 4) for seed in (1, 2)
+    ]
+    points += [point("ppo", kl, 1.0, 3) for kl in (1, 4)]
+    assert answer(points).endswith(" in gold score, over 2 seeds.")
+    rates = [replace(x, gold=None) for x in points]
+    assert answer(rates).endswith(" over another in win rate, over 2 seeds.")
+
+
+def test_runs_without_any_win_rate_have_no_page(monkeypatch):
+    monkeypatch.setattr(rivals_page, "find_runs", lambda *_: ([], []))
+    with pytest.raises(UserError, match=r"no policy of tiny-kl0\.1 has a win rate"):
+        rivals_page.write_page("tiny", ["0.1"])
+
+
 def test_the_curve_of_a_win_rate_is_in_percent_and_its_differences_in_points():
     both = [point(rival, kl, None) for rival in ("ppo", "rloo") for kl in (1, 4)]
     assert rivals_page._panel(both, "win_rate").title == "Win rate, %"

@@ -8,8 +8,8 @@ import pytest
 from reports import scaling_page
 from reports.parts import collect, page
 from reports.parts.run_report import stem_about, where
-from reports.scaling import details
-from reports.scaling.measures import frame_of
+from reports.scaling import answers, details
+from reports.scaling.measures import BEATS, DOES_NOT, UNKNOWN, frame_of, size_verdicts
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
@@ -53,6 +53,7 @@ def test_seeds_and_posts_spread_apart(runs):
     # Seeds of 30 and 40%: mean 35, deviation 7.07, t(1) = 12.706: 35 -+ 63.5, within 0 and 1.
     assert found["tiny-s", "PPO"] == ["2", "35.0%", "[0.0, 98.5]", "7.1", "3.0"]
     assert found["tiny", "PPO"][1:3] == ["62.0%", "[36.6, 87.4]"]
+    assert found["tiny", "SFT"][1:3] == ["25.0%", "–"]  # both seeds give one number
 
 
 def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
@@ -65,6 +66,28 @@ def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     text = page.to_markdown("x", "x", scaling_page.blocks(records))
     assert "tiny seed 3: PPO: 5.0% of the posts have no verdict" in text
     assert "nan" not in text.lower().replace("nanc", "")
+    (size,) = size_verdicts(frame[frame["name"].eq("tiny")])
+    assert answers.answer([size]).startswith("Over 2 seeds of tiny PPO is inconclusive against")
+    assert answers.answers_table([size]).rows[0][-1] == "none of 2 failed"
+    frame["ppo/extrapolated"] = 1.0
+    both = size_verdicts(frame)
+    assert answers.answer(both).endswith(" (EXTRAPOLATED at tiny-s (100K) and tiny (1M)).")
+    assert answers.answer(both[1:]).endswith(" EXTRAPOLATED.")
+    (lacking,) = size_verdicts(frame[frame["seed"].eq(3)])
+    said = "No seed of tiny has a win rate: too many posts have no verdict."
+    assert answers.answer([lacking]) == said
+
+
+def test_a_verdict_names_the_references_also_where_no_size_beats_them(runs):
+    sizes = size_verdicts(frame_of(four_runs()[0]))
+    worse = [replace(size, verdict=DOES_NOT) for size in sizes]
+    where = "the references at tiny-s (100K) and tiny (1M)."
+    assert answers.answer(worse).startswith(f"PPO does NOT beat {where}")
+    assert "PPO does not beat the references: " in answers.answer(worse[:1])
+    open_ = [replace(size, verdict=UNKNOWN) for size in sizes]
+    assert answers.answer(open_).startswith(f"PPO is inconclusive against {where}")
+    beaten = [worse[0], replace(sizes[1], verdict=BEATS)]
+    assert "at tiny (1M), does NOT beat them at tiny-s (100K)." in answers.answer(beaten)
 
 
 def test_a_seed_without_an_optional_stage_is_compared_in_what_both_have(runs):

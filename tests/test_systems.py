@@ -1,6 +1,8 @@
 """What a page says of several systems: who leads, the headline, names and counts."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ import pytest
 from eval import standings as standings_module
 from eval.standings import standings
 from eval.win_rate import statistics_of
-from reports import outputs_page
+from reports import leaderboard_page, outputs_page
 from reports.parts.page import Details
-from reports.parts.words import kappa, named
-from reports.sections import judging, systems
+from reports.parts.words import named, plain
+from reports.sections import judging, made_with, systems
 from stages.running.progress import shortened
 from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
 
@@ -63,6 +65,15 @@ def test_one_difference_and_one_post_are_written_of_one():
     assert "after Holm's correction, which leaves one as it is." in table.markdown("")
     one = "1 post is left out of the table, because some system has no summary of it."
     assert left_out.markdown("") == one
+
+
+def test_a_leaderboard_counts_one_system_and_one_post_as_one():
+    assert leaderboard_page._counted({"systems": {"a": {}}, "posts": 1}) == (
+        "1 system on the same 1 post"
+    )
+    assert leaderboard_page._counted({"systems": dict.fromkeys("ab"), "posts": 20}) == (
+        "2 systems on the same 20 posts"
+    )
 
 
 ABOUT = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
@@ -125,6 +136,22 @@ def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ()
     assert "shows the second interval" in judging.beside_the_result(numbers)
 
 
+WHO = {"judge": "j", "is_llm": True, "judgements": 4, "judge_models": [], "judge_note": ""}
+
+
+def test_a_judge_that_decided_nothing_prefers_no_place():
+    assert "shown first in 50.0% of" in judging._who(WHO | {"share_first": 0.5})
+    assert judging._who(WHO | {"share_first": None}).endswith("with the order is a tie.")
+
+
+def test_a_released_policy_without_enough_verdicts_has_a_whole_sentence():
+    record: Any = SimpleNamespace(settings={"released": {"policy": "a/b"}})
+    numbers = WHO | {"posts": 600, "policies": ["released"], "released/unjudged": 0.5}
+    numbers |= dict.fromkeys(f"released/{key}" for key in ("win_rate", "low", "high"))
+    said = "Of 600 held-out posts, too many have no verdict for a conclusion."
+    assert said in made_with.summary(record, numbers).text
+
+
 def test_rates_by_length_stand_there_only_where_there_are_some():
     titles = [one.summary for one in judging.rates({"a": {}}) if isinstance(one, Details)]
     assert titles == []
@@ -153,8 +180,8 @@ def test_two_long_names_stay_different_in_a_narrow_column():
 
 def test_a_kappa_that_is_0_by_construction_has_no_interval():
     found = {"estimate": 0.0, "low": 0.0, "high": 0.0}
-    assert kappa(found) == "0.00"
-    assert kappa(found | {"high": 0.1}) == "0.00 [0.00, 0.10]"
+    assert plain(found) == "0.00"
+    assert plain(found | {"high": 0.1}) == "0.00 [0.00, 0.10]"
 
 
 def test_the_headline_tells_two_long_names_apart():

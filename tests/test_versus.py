@@ -323,6 +323,7 @@ def test_too_many_unjudged_posts_give_no_rate(runs):
     assert "is inconclusive" not in versus_page.verdict(found)
     unjudged = found | {"unjudged": 0.05}
     assert "more than 2.0%, so no rate is given" in versus_page.verdict(unjudged)
+    assert versus_page.verdict(unjudged).endswith("].")
     text = page.to_markdown("x", "x", versus_page.blocks(unjudged, ["it takes the first"]))
     assert "THE JUDGE FAILED ITS CHECKS: it takes the first" in text
     assert "100.0% [" not in text.split("## Every rate")[1].split("## The judge")[0]

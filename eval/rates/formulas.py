@@ -27,6 +27,7 @@ FEW_POSTS = 10
 # Of fewer posts than this, a bootstrap is too narrow.
 SMALL_SAMPLE = 50
 RESAMPLES = 10_000
+ONE_NUMBER = 1e-12  # numbers that are closer than this are one number, rounded
 FINEST = 404  # differences of scores are multiples of a part no finer than 1 / 400: 100 seeds
 Z = NormalDist().inv_cdf(TAILS[1])
 # Log ratios at which the two terms of length bend: ratios of about 2.2 and 1.2.
@@ -213,10 +214,12 @@ def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
 def mean_of_seeds(
     values: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, which has no spread."""
+    """95% t interval of a mean over seeds; None for one seed, and where all seeds are one number:
+    they show no spread, but others might.
+    """
     from scipy.stats import t
 
-    if len(values) < 2:
+    if len(values) < 2 or np.ptp(values) < ONE_NUMBER:
         return None
     spread = float(np.std(values, ddof=1)) / sqrt(len(values))
     half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * spread
@@ -227,11 +230,11 @@ def mean_of_seeds(
 def p_of_seeds(values: Sequence[float]) -> float:
     """Two-sided p-value of a mean over seeds being 0, of the t interval of `mean_of_seeds`.
 
-    1 for one seed, and where all seeds are one number: they show no spread, but others might.
+    1 where there is no such interval.
     """
     from scipy.stats import ttest_1samp
 
-    if len(values) < 2 or np.ptp(values) < 1e-12:
+    if mean_of_seeds(values) is None:
         return 1.0
     return float(ttest_1samp(values, 0.0).pvalue)
 
@@ -239,7 +242,7 @@ def p_of_seeds(values: Sequence[float]) -> float:
 def within_margin(values: Sequence[float], margin: float) -> bool:
     """Whether the mean over seeds is shown to lie within -margin and +margin.
 
-    Two one-sided t tests at 5% each: the 90% t interval lies inside. One seed shows nothing.
+    Two one-sided t tests at 5% each: the 90% t interval lies inside. Without one nothing is shown.
     Source: Schuirmann 1987.
     """
     bounds = mean_of_seeds(values, 1 - 2 * ONE_SIDED)

@@ -5,20 +5,22 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 """
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
-from eval.rates.formulas import mean_of_seeds
 from eval.win_rate import START, interval, rows_by_policy
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
 from reports.parts.style import asks
-from reports.parts.words import MISSING, Row
+from reports.parts.words import MISSING, Row, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
+CHOSEN = (
+    "The policy chose where to ask, so this shows where the gain lies, not what would be left"
+    " without the question."
+)
 
 
 def gains(entry: Entry, scorer: str) -> list[Row]:
@@ -58,17 +60,28 @@ def _cells(each: Sequence[Row]) -> list[str]:
     if not each:
         return [MISSING] * 2
     middles = [gain["estimate"] for gain in each]
-    bounds = mean_of_seeds(middles) or (each[0]["low"], each[0]["high"])
-    mean = f"{fmean(middles):+.2f} [{bounds[0]:+.2f}, {bounds[1]:+.2f}]"
+    (first, *others), form = each, "{:+.2f}".format
+    mean = seeds_mean(middles, form)
+    if not others:
+        mean += f" [{form(first['low'])}, {form(first['high'])}]"
     if len(each) > MOST_SEEDS:
         counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
         return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
     return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
 
 
+def direction(gain: Row | None) -> str:
+    """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
+    if gain is None:
+        return "is not known"
+    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
+        return "did not reliably move"
+    return "rose" if gain["low"] > 0 else "fell"
+
+
 def _sign(gain: Row) -> str:
     """Whether a seed's interval over posts lies above or below 0."""
-    return " (+)" if gain["low"] > 0 else " (-)" if gain["high"] < 0 else ""
+    return {"rose": " (+)", "fell": " (-)"}.get(direction(gain), "")
 
 
 def sentence(entries: Sequence[Entry]) -> str:
@@ -110,8 +123,7 @@ def question_table(entries: Sequence[Entry]) -> Table | None:
     header = ["", "adds a question to", "gold score - SFT", "other posts", "gold score - SFT"]
     caption = (
         "By seed, as above: posts on which the summary ends with a question and SFT's does not,"
-        " then all others. The policy chose where to ask, so this shows where the gain lies, not"
-        " what would be left without the question."
+        f" then all others. {CHOSEN}"
     )
     return Table(header, rows, caption, name="closing-questions") if rows else None
 

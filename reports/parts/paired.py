@@ -21,8 +21,6 @@ from reports.parts.words import MISSING, Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
 
-EQUAL = 1e-12  # numbers that are closer than this are one number, rounded
-
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -126,7 +124,12 @@ class Paired:
     @property
     def over_seeds(self) -> tuple[float, float] | None:
         """95% interval of the mean difference over seeds."""
-        return over_seeds(self.each) if self.each else None
+        return mean_of_seeds(self.each)
+
+    @property
+    def seeds_agree(self) -> bool:
+        """Whether the interval over seeds leaves out 0."""
+        return self.over_seeds is not None and not self.over_seeds[0] <= 0 <= self.over_seeds[1]
 
     @property
     def is_clear(self) -> bool:
@@ -153,16 +156,6 @@ def mean_scores(sides: Sequence[Scores]) -> Scores:
     return means
 
 
-def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, and if all seeds are equal.
-
-    Equal seeds show no spread, but other seeds might.
-    """
-    if max(values) - min(values) < EQUAL:
-        return None
-    return mean_of_seeds(values)
-
-
 def picture(name: str, what: str, each: Mapping[str, Sequence[float]]) -> list[Block]:
     """The mean difference of each with its interval over seeds; none where nothing has a rate.
 
@@ -171,7 +164,7 @@ def picture(name: str, what: str, each: Mapping[str, Sequence[float]]) -> list[B
     rows: list[tuple[str, float, float | None, float | None]] = []
     for label, values in each.items():
         if values:
-            low, high = over_seeds(values) or (None, None)
+            low, high = mean_of_seeds(values) or (None, None)
             ends = (low and 100 * low, high and 100 * high)
             rows.append((label, 100 * fmean(values), ends[0], ends[1]))
     caption = "Mean over seeds; bars are 95% t intervals over seeds, where seeds differ."

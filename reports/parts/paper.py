@@ -1,9 +1,12 @@
 """The paper's numbers (paper.json), and which of them stand beside a run."""
 
 import json
-from math import isnan
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from reports.parts.words import number, percent
 
 PAPER = Path(__file__).with_name("paper.json")
 PREFIX = "pythia-"
@@ -33,16 +36,16 @@ def source(entry: dict[str, Any]) -> str:
 
 
 # Number of the paper -> the key in a run's row, and how it is written.
-COMPARED = (
-    ("sft_rougeL", "sft/rougeL", "{:.4f}"),
-    ("rm_accuracy", "accuracy", "{:.1%}"),
-    ("sft_win_rate", "sft/win_rate", "{:.1%}"),
-    ("ppo_win_rate", "ppo/win_rate", "{:.1%}"),
-    ("sft_tokens", "sft/tokens", "{:.1f}"),
-    ("ppo_tokens", "ppo/tokens", "{:.1f}"),
-    ("rm_gpt_agreement", "ppo/rm_agrees", "{:.1%}"),
-    ("ppo_kl", "kl", "{:.1f}"),
-    ("ppo_scores", "scores", "{:.2f}"),
+COMPARED: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("sft_rougeL", "sft/rougeL", partial(number, digits=4)),
+    ("rm_accuracy", "accuracy", percent),
+    ("sft_win_rate", "sft/win_rate", percent),
+    ("ppo_win_rate", "ppo/win_rate", percent),
+    ("sft_tokens", "sft/tokens", partial(number, digits=1)),
+    ("ppo_tokens", "ppo/tokens", partial(number, digits=1)),
+    ("rm_gpt_agreement", "ppo/rm_agrees", percent),
+    ("ppo_kl", "kl", partial(number, digits=1)),
+    ("ppo_scores", "scores", number),
 )
 
 
@@ -53,15 +56,10 @@ def beside(columns: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str
     rows = []
     for name, key, form in COMPARED:
         entry = numbers[name]
-        ours = [_written(form, row[key]) for row in columns.values()]
-        theirs = [form.format(entry["mean"][size]) for size in SIZES]
+        ours = [form(row[key]) for row in columns.values()]
+        theirs = [form(entry["mean"][size]) for size in SIZES]
         rows.append([entry["what"], *ours, *theirs, source(entry)])
     return header, rows
-
-
-def _written(form: str, value: float | None) -> str:
-    """One of our numbers; a dash if it may not be given."""
-    return "–" if value is None or isnan(value) else form.format(value)
 
 
 def caption() -> str:

@@ -104,13 +104,13 @@ def curve(
     return Curve(label, color, [step for step, _ in finite], [value for _, value in finite], dots)
 
 
-def lines(title: str, curves: Sequence[Curve], x: str = "update", share: bool = False) -> Panel:
+def lines(title: str, curves: Sequence[Curve], share: bool = False) -> Panel:
     """Curves over updates; many points are shown as the mean and the range of neighbours."""
 
     def draw(axes: Axes) -> None:
         for curve in curves:
             _draw_line(axes, curve)
-        axes.set_xlabel(x)
+        axes.set_xlabel("update")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=ROUND))
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
         axes.yaxis.set_major_formatter(PLAIN)

@@ -16,9 +16,9 @@ from reports.parts.words import (
     at_equal_length,
     briefly,
     estimate,
-    kappa,
     named,
     percent,
+    plain,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -100,7 +100,8 @@ def _at_length(row: Row, policy: str) -> str:
 
 def _caveat(row: Row) -> str:
     chance = row["accuracy_low"] <= NO_GUESS
-    guess = f"reward model no better than chance ({percent(row['accuracy'])})" if chance else ""
+    right = percent(row["accuracy"])
+    guess = f"reward model not shown to be better than chance ({right})" if chance else ""
     return distrust([row], guess, "one seed")
 
 
@@ -121,7 +122,7 @@ def what_was_trained(row: Row) -> str:
     model = row["checkpoint"] if row["pretrained"] else "a GPT-NeoX that was never pretrained"
     count = row["parameters"] / 1e6
     size = f"{count:.1f} million" if count < 1000 else f"{count / 1000:.2f} billion"
-    data = "real Reddit posts" if row["real_posts"] else "the built-in toy world"
+    data = "real posts" if row["real_posts"] else "the built-in toy world"
     return (
         f"We fine-tuned {model} ({size} parameters) on {whole(row['sft_rows'])} reference summaries"
         f" of {data}, trained a reward model on {whole(row['comparisons'])} comparisons"
@@ -169,7 +170,7 @@ def asked_again(results: Row) -> list[str]:
         return []
     return [
         f"Asked {again['times']} times, each time anew, the judge said the same: Fleiss' kappa"
-        f" {kappa(again['kappa'])}, and {estimate(again['same'])} of"
+        f" {plain(again['kappa'])}, and {estimate(again['same'])} of"
         f" {whole(again['questions'])} questions got one verdict. Rates rest on the first."
     ]
 
@@ -210,11 +211,15 @@ def notes_of_judges(rows: list[Row]) -> list[str]:
     return list(dict.fromkeys(note for note in notes if note))
 
 
-def not_judged_alike(rows: list[Row]) -> list[str]:
-    """A note where several runs differ in their judge or in how many posts were judged."""
-    if len({(row["judge"], row["posts"]) for row in rows}) < 2:
-        return []
-    return ["The runs were not judged alike: judge or number of posts differ."]
+def notes_of_runs(rows: list[Row], critics: Sequence[Row] | None = None) -> list[str]:
+    """What to hold against a comparison of runs: their judges, and PPO's critic.
+
+    `critics`: the rows whose critics count; all where None.
+    """
+    unlike = ["The runs were not judged alike: judge or number of posts differ."]
+    alike = len({(row["judge"], row["posts"]) for row in rows}) < 2
+    critic = critic_notes(rows if critics is None else critics)
+    return [*notes_of_judges(rows), *([] if alike else unlike), *critic]
 
 
 def critic_notes(rows: Sequence[Row]) -> list[str]:
@@ -327,8 +332,8 @@ def _signs(row: Row) -> list[str]:
     policy, signs = row["policy"], []
     if row["accuracy_low"] <= NO_GUESS:
         signs.append(
-            f"The reward model is not better than chance ({accuracy(row)}): {named(policy)} had"
-            " nothing to learn."
+            f"The reward model is not shown to be better than chance ({accuracy(row)}):"
+            f" {named(policy)} may have had nothing to learn."
         )
     known = row["difference"] is not None
     if known and row[f"{policy}/score"] > row["sft/score"] and row["difference_high"] < 0:

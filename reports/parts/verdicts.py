@@ -13,8 +13,7 @@ from statistics import fmean
 from eval.rates.formulas import fisher_exact, mean_of_seeds, p_of_seeds, seeds_needed, within_margin
 from eval.rates.strengths import holm
 from reports.parts.ablated import AblatedRun
-from reports.parts.paired import over_seeds
-from reports.parts.words import bounds_in_points, p_value, whole
+from reports.parts.words import bounds_in_points, p_value, seeds_of, whole
 
 MARGIN = 0.03
 FEWEST = 3
@@ -44,11 +43,11 @@ def verdict_of(ablation: AblatedRun) -> SwitchVerdict:
         points = f"; {_points(ablation.each)}" if ablation.each else ""
         return SwitchVerdict(kind=MATTERS, why=f"{_safe(ablation)} prevents failures{points}")
     if seeds < FEWEST:
-        why = f"{_count(seeds)} with a win rate, and fewer than {FEWEST} say too little"
+        why = f"{seeds_of(seeds)} with a win rate, and fewer than {FEWEST} say too little"
         return SwitchVerdict(kind=NONE, why=f"{why} about other seeds")
     if not ablation.changed:
         return _unless_some_ended(ablation, SwitchVerdict(kind=NOT, why="no summary was changed"))
-    if over_seeds(ablation.each) is None:
+    if mean_of_seeds(ablation.each) is None:
         return _unless_some_ended(ablation, _without_spread(ablation))
     return _unless_some_ended(ablation, _by_seeds(ablation))
 
@@ -98,18 +97,14 @@ def _unless_some_ended(ablation: AblatedRun, verdict: SwitchVerdict) -> SwitchVe
     """The same, unless a difference may be hidden by seeds that gave no result."""
     if verdict.kind not in (NOT, LITTLE) or not ablation.ended:
         return verdict
-    lost = f"{_count(ablation.ended)} ended in an error, so the other seeds are not enough"
+    lost = f"{seeds_of(ablation.ended)} ended in an error, so the other seeds are not enough"
     return SwitchVerdict(kind=UNKNOWN, why=f"{verdict.why}, but {lost}")
 
 
 def _points(each: Sequence[float]) -> str:
     """The mean difference with its 95% interval over seeds."""
-    bounds = bounds_in_points(over_seeds(each))
-    return f"{100 * fmean(each):+.1f} points of win rate {bounds} over {_count(len(each))}"
-
-
-def _count(seeds: int) -> str:
-    return f"{seeds} seed{'' if seeds == 1 else 's'}"
+    bounds = bounds_in_points(mean_of_seeds(each))
+    return f"{100 * fmean(each):+.1f} points of win rate {bounds} over {seeds_of(len(each))}"
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -164,7 +159,7 @@ def p_of(ablation: AblatedRun) -> float:
     """
     of_seeds = p_of_seeds(ablation.each)
     posts = ablation.pair.together if ablation.pair and ablation.changed else None
-    if posts and ablation.each and over_seeds(ablation.each) is None:
+    if posts and ablation.each and mean_of_seeds(ablation.each) is None:
         of_seeds = posts.p_value
     return min(1.0, 2 * min(of_seeds, p_of_failures(ablation)))
 

@@ -39,6 +39,11 @@ def posts_of(count: float) -> str:
     return f"{whole(count)} post{'' if count == 1 else 's'}"
 
 
+def seeds_of(count: int) -> str:
+    """A count of seeds."""
+    return f"{count} seed{'' if count == 1 else 's'}"
+
+
 def named(policy: str, others: Iterable[str] = ()) -> str:
     """A policy as a page writes it: ours by its name in capitals, unless another is called so."""
     capitals = {"grpo": "Dr.GRPO"}.get(policy, policy.upper())
@@ -111,24 +116,24 @@ def above_sft(row: Row) -> str:
 
 
 def plain(value: Row | None) -> str:
-    """A number that is no share, such as a mean score, with its interval; a dash for None."""
+    """A number that is no share, such as a mean score, with its interval; a dash for None.
+
+    An interval without width is none: that of one post, and of a kappa that is 0 by construction,
+    because all answers of one judge are alike.
+    """
     if value is None or value["estimate"] is None:
         return MISSING
+    if value["low"] == value["high"]:
+        return number(value["estimate"])
     return "{} [{}, {}]".format(*(number(value[key]) for key in ("estimate", "low", "high")))
 
 
-def kappa(value: Row | None) -> str:
-    """A kappa with its interval; a dash for None.
-
-    Where all answers of one judge are alike it is 0 by construction, and has no interval.
-    """
-    if value is not None and value["low"] == value["high"]:
-        return number(value["estimate"])
-    return plain(value)
-
-
 def seeds_mean(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none."""
+    """A mean over seeds with its 95% t interval, as `form` writes numbers; one seed has none, and
+    no seed is a dash.
+    """
+    if not values:
+        return MISSING
     bounds, mean = mean_of_seeds(values), form(fmean(values))
     return f"{mean} [{', '.join(map(form, bounds))}]" if bounds else mean
 

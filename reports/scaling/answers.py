@@ -11,7 +11,7 @@ from reports.parts import plots
 from reports.parts.collect import Record
 from reports.parts.page import Block, Figure, Note, Table, Text
 from reports.parts.plots import GRID, INK, Panel
-from reports.parts.words import MISSING, estimate, named, number
+from reports.parts.words import MISSING, estimate, named, number, seeds_of
 from reports.scaling import measures
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
 from reports.scaling.measures import (
@@ -40,23 +40,29 @@ def answer(verdicts: Sequence[SizeVerdict]) -> str:
     """Whether PPO beats the references, at which sizes, and whether it does at equal length."""
     if len(verdicts) == 1:
         (size,) = verdicts
-        seeds = f"{size.seeds} seed{'' if size.seeds == 1 else 's'}"
         verb = f"is {UNKNOWN} against the references" if size.verdict == UNKNOWN else size.verdict
-        length = f"at equal length {pooled(size.controlled)}"
-        return f"Over {seeds} of {size.name} PPO {verb}: {pooled(size.win_rate)}, {length}."
+        if size.win_rate is None:
+            return f"No seed of {size.name} has a win rate: too many posts have no verdict."
+        rates = f"{pooled(size.win_rate)}, at equal length {at_length(size)}"
+        return f"Over {seeds_of(size.seeds)} of {size.name} PPO {verb}: {rates}."
     told = _told([(size, size.verdict) for size in verdicts])
     lengths = [(size, measures.verdict_of(size.controlled)) for size in verdicts]
     same = lengths == [(size, size.verdict) for size in verdicts]
-    return f"PPO {told}. At equal length {'the same holds' if same else f'it {_told(lengths)}'}."
+    marked = _named([size for size in verdicts if size.extrapolated])
+    mark = f" (EXTRAPOLATED at {marked})" if marked else ""
+    length = "the same holds" if same else f"it {_told(lengths)}"
+    return f"PPO {told}. At equal length {length}{mark}."
 
 
 def _told(verdicts: Sequence[tuple[SizeVerdict, str]]) -> str:
     """Which verdict holds at which sizes."""
     parts = []
-    verbs = {BEATS: "beats the references at", DOES_NOT: "does NOT beat them at"}
-    for verdict, verb in (verbs | {UNKNOWN: "is inconclusive at"}).items():
+    first = {BEATS: BEATS, DOES_NOT: "does NOT beat the references"}
+    first |= {UNKNOWN: "is inconclusive against the references"}
+    later = {DOES_NOT: "does NOT beat them", UNKNOWN: "is inconclusive"}
+    for verdict, verb in first.items():
         named = _named([size for size, own in verdicts if own == verdict])
-        parts += [f"{verb} {named}"] if named else []
+        parts += [f"{later[verdict] if parts else verb} at {named}"] if named else []
     return ", ".join(parts)
 
 
@@ -72,7 +78,7 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
             f"{size.name}, {plots.count(size.parameters)}",
             size.verdict,
             pooled(size.win_rate),
-            pooled(size.controlled) + (" EXTRAPOLATED" if size.extrapolated else ""),
+            at_length(size),
             number(size.tokens, 1),
             number(size.reference_tokens, 1),
             _seeds(size),
@@ -93,6 +99,11 @@ def pooled(mean: Pooled | None) -> str:
     return estimate(vars(mean)) if mean else MISSING
 
 
+def at_length(size: SizeVerdict) -> str:
+    """The win rate at equal length, marked where the model answers and not the data."""
+    return pooled(size.controlled) + " EXTRAPOLATED" * size.extrapolated
+
+
 def _of_fewer_seeds(verdicts: Sequence[SizeVerdict]) -> str:
     """At which sizes a mean at equal length is of fewer seeds than the win rate beside it."""
     fewer = [
@@ -108,7 +119,7 @@ def _seeds(size: SizeVerdict) -> str:
     behind = [str(bad.seed) for bad in size.called_out if not bad.collapsed]
     named = [f"COLLAPSED: {', '.join(collapsed)}"] if collapsed else []
     named += [f"fell behind: {', '.join(behind)}"] if behind else []
-    return f"{'; '.join(named)} (of {size.seeds})" if named else f"none of {size.seeds} failed"
+    return f"{'; '.join(named)} (of {size.known})" if named else f"none of {size.known} failed"
 
 
 def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:
@@ -132,7 +143,7 @@ def win_rate_figure(frame: pd.DataFrame, beside: Sequence[PaperNumber]) -> Figur
         ]
         caption = "Each seed with its 95% interval over posts. Dashed: even with the references."
         return plots.figure("sizes", caption, [plots.win_rates(drawn)], 1.75, plots.tall(drawn))
-    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.difference is not None]
+    theirs = [x for x in beside if x.key == "ppo_win_rate" and x.verdict != NOT_COMPARABLE]
     caption = (
         "A dot is a seed, a line goes through the means of the seeds. The axis of parameters is"
         " logarithmic."

@@ -39,8 +39,6 @@ class PaperNumber:
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
     """The paper's seeds, or its mean alone."""
-    difference: Interval | None
-    """Our mean - the paper's, and its 95% interval."""
     verdict: str
     why: str
     source: str
@@ -106,7 +104,7 @@ def rows(records: Sequence[Record], frame: pd.DataFrame) -> list[PaperNumber]:
 
 
 def _without(size: str, why: str) -> PaperNumber:
-    nothing: dict[str, Any] = {"key": "", "ours": (), "theirs": (), "difference": None}
+    nothing: dict[str, Any] = {"key": "", "ours": (), "theirs": ()}
     return PaperNumber(
         size=size, what="everything", verdict=NOT_COMPARABLE, why=why, source="", **nothing
     )
@@ -120,8 +118,7 @@ def _row(size: str, key: str, ours: list[float], why: str) -> PaperNumber:
     deviation = float(np.std(theirs, ddof=1)) if theirs else entry.get("sd", {}).get(size)
     if theirs:
         mean = float(np.mean(theirs))
-    difference = welch(ours, mean, deviation, count)
-    verdict = NOT_COMPARABLE if why else verdict_of(difference, mean)
+    verdict = NOT_COMPARABLE if why else verdict_of(welch(ours, mean, deviation, count), mean)
     if not why and verdict == UNKNOWN:
         why = "the interval of the difference is too wide"
     return PaperNumber(
@@ -130,7 +127,6 @@ def _row(size: str, key: str, ours: list[float], why: str) -> PaperNumber:
         what=entry["what"],
         ours=tuple(ours),
         theirs=theirs or (mean,),
-        difference=None if verdict == NOT_COMPARABLE else difference,
         verdict=verdict,
         why=why,
         source=paper.source(entry),

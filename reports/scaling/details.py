@@ -263,7 +263,7 @@ def not_comparable(beside: Sequence[PaperNumber]) -> list[str]:
 
 def _values(key: str, values: Sequence[float]) -> str:
     forms = {name: form for name, _, form in paper.COMPARED}
-    return ", ".join(forms[key].format(value) for value in values) or MISSING
+    return ", ".join(forms[key](value) for value in values) or MISSING
 
 
 # -- reward models ---------------------------------------------------------------------------------

@@ -64,16 +64,12 @@ def fit(parameters: Sequence[float], means: Sequence[float], power: bool = False
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled:
-    """A mean over seeds with its 95% interval, and the two kinds of doubt behind it."""
+    """A mean over seeds with its 95% interval."""
 
     estimate: float
     low: float
     high: float
     seeds: int
-    seed_error: float | None
-    """Standard error from the spread of seeds; None for one seed, which has none."""
-    post_error: float
-    """Standard error over posts or pairs: the mean of the seeds' own."""
 
 
 def pool(
@@ -98,12 +94,10 @@ def pool(
     if not count:
         return None
     mean = float(np.mean(values))
-    post_error = float(np.mean([(high - low) / (2 * Z) for low, high in intervals]))
     if count == 1:
         ((low, high),) = intervals
-        return Pooled(
-            estimate=mean, low=low, high=high, seeds=1, seed_error=None, post_error=post_error
-        )
+        return Pooled(estimate=mean, low=low, high=high, seeds=1)
+    post_error = float(np.mean([(high - low) / (2 * Z) for low, high in intervals]))
     seed_error = float(np.std(values, ddof=1)) / sqrt(count)
     error = sqrt(seed_error**2 + post_error**2)
     freedom = error**4 * (count - 1) / seed_error**4 if seed_error > 0 else inf
@@ -114,8 +108,6 @@ def pool(
         low=max(limits[0], mean - half),
         high=min(limits[1], mean + half),
         seeds=count,
-        seed_error=seed_error,
-        post_error=post_error,
     )
 
 
@@ -194,7 +186,8 @@ def given(seeds: pd.DataFrame, key: str) -> list[float]:
 
 # -- verdicts --------------------------------------------------------------------------------------
 
-BEATS, DOES_NOT, UNKNOWN = "beats the references", "does not beat them", "inconclusive"
+BEATS, DOES_NOT = "beats the references", "does not beat the references"
+UNKNOWN = "inconclusive"
 SHARES = (0.0, 1.0)
 BEHIND = 0.10  # of the win rate: three half widths of an interval over 600 posts
 RULE = (
@@ -212,7 +205,6 @@ class CalledOut:
     seed: int
     collapsed: bool
     """Else it fell behind."""
-    win_rate: float
     why: str
 
 
@@ -235,9 +227,7 @@ def called_out(seeds: pd.DataFrame) -> list[CalledOut]:
             why = f"PPO {percent(rate)}, the median of the others {percent(median(others))}"
         else:
             continue
-        seeds_called.append(
-            CalledOut(seed=row["seed"], collapsed=below < 0, win_rate=rate, why=why)
-        )
+        seeds_called.append(CalledOut(seed=row["seed"], collapsed=below < 0, why=why))
     return seeds_called
 
 
@@ -248,6 +238,9 @@ class SizeVerdict:
     name: str
     parameters: float
     seeds: int
+    """Those with a win rate that may be given."""
+    known: int
+    """Of which it is known whether they collapsed or fell behind."""
     verdict: str
     win_rate: Pooled | None
     """None if no seed has a rate that may be given."""
@@ -293,7 +286,8 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
             SizeVerdict(
                 name=name,
                 parameters=parameters_of(seeds),
-                seeds=len(seeds),
+                seeds=wins.seeds if wins else 0,
+                known=len(seeds.dropna(subset=["ppo/win_rate", "difference_high"])),
                 verdict=verdict_of(wins),
                 win_rate=wins,
                 controlled=pooled(seeds, keys[0], keys[1], keys[2]),

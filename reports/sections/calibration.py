@@ -12,9 +12,9 @@ from reports.parts.words import (
     Row,
     estimate,
     in_points,
-    kappa,
     named,
     percent,
+    plain,
     whole,
 )
 from stages.settings.judge import MOST_UNJUDGED
@@ -67,7 +67,7 @@ def calibration(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
     if results.get("undecided"):
         flagged.append(Note(f"Neither passed nor failed: {results['undecided']}."))
     cells = [
-        ["Cohen's kappa where it decides", kappa(results["kappa_interval"])],
+        ["Cohen's kappa where it decides", plain(results["kappa_interval"])],
         ["agreement with the labels, a tie counting half", estimate(results["agreement"])],
         ["agreement where it decides", estimate(results["agreement_decided"])],
         ["prefers the longer text", estimate(longer["judge"])],
@@ -126,11 +126,11 @@ def _beside_simple(results: Row) -> Table:
     """The judge and three that need no judgement, on the same pairs."""
     low, high = HUMAN_CEILING
     rows = [
-        ["this judge", kappa(results["kappa_interval"]), estimate(results["agreement"]), MISSING]
+        ["this judge", plain(results["kappa_interval"]), estimate(results["agreement"]), MISSING]
     ]
     for name, simple in results["simple"].items():
         more = in_points(simple["difference"])
-        rows.append([NAMES[name], kappa(simple["kappa"]), estimate(simple["agreement"]), more])
+        rows.append([NAMES[name], plain(simple["kappa"]), estimate(simple["agreement"]), more])
     people = f"{100 * low:.0f} to {100 * high:.0f}%"
     rows.append(["people with each other", MISSING, people, MISSING])
     header = (

@@ -105,9 +105,11 @@ def beside_the_result(numbers: Row) -> str:
 def _who(numbers: Row) -> str:
     judged = (
         f"Judge: {judge(numbers)}, {whole(numbers['judgements'])} judgements, both orders of each"
-        f" pair; a verdict that changes with the order is a tie. It prefers the summary shown first"
-        f" in {percent(numbers['share_first'])} of the decided judgements."
+        f" pair; a verdict that changes with the order is a tie."
     )
+    if numbers["share_first"] is not None:
+        first = percent(numbers["share_first"])
+        judged += f" It prefers the summary shown first in {first} of the decided judgements."
     if numbers["judge_models"]:
         judged += f" The server said it was {', '.join(numbers['judge_models'])}."
     if numbers["judge_note"]:

@@ -208,12 +208,13 @@ def _duration(seconds: float) -> str:
 
 def summary(record: Record, numbers: Row) -> Text:
     """What was judged, how it ended, and what to distrust."""
-    ended = f"It is preferred to the reference on {rate(numbers, RELEASED)}"
+    posts = f"{whole(numbers['posts'])} held-out posts"
+    ended = f"It is preferred to the reference on {rate(numbers, RELEASED)} of {posts}."
     if too_many_unjudged(numbers):
-        ended = "Too many comparisons had no verdict for a conclusion"
+        ended = f"Of {posts}, too many have no verdict for a conclusion."
     return lead(
         f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here.",
-        f"{ended} of {whole(numbers['posts'])} held-out posts.",
+        ended,
         distrust([numbers]),
     )
 

@@ -10,10 +10,20 @@ from matplotlib.ticker import MaxNLocator
 from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import Gains, by_question
+from reports.parts.gained import CHOSEN, Gains, by_question, direction
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
-from reports.parts.words import Row, accuracy, estimate, named, number, percent, plain, whole
+from reports.parts.words import (
+    Row,
+    accuracy,
+    estimate,
+    named,
+    number,
+    percent,
+    plain,
+    posts_of,
+    whole,
+)
 from stages.posts.toy import OPTIONAL, facts_of, read_summary
 
 SCORERS = ("proxy", "gold")
@@ -71,7 +81,7 @@ def _reading(name: str, gains: Row) -> str:
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
         return f"{named(name)}: one of the two scores is missing, so nothing can be compared."
-    moves = {scorer: _direction(gain) for scorer, gain in gains.items()}
+    moves = {scorer: direction(gain) for scorer, gain in gains.items()}
     text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
         return f"{text}. This is OVER-OPTIMISATION: the policy learned its reward model's mistakes."
@@ -123,14 +133,14 @@ def told_shares(rows: Sequence[Row]) -> dict[str, tuple[float | None, float | No
 
 
 def question_notes(record: Record) -> list[str]:
-    """Policies whose gold score rose only where they end with a question and SFT does not."""
+    """Policies whose gold score reliably rose only where they ask at the end and SFT does not."""
     notes = []
     for name, (added, rest) in by_question(record).items():
-        if _direction(added.gold) == "rose" and _direction(rest.gold) != "rose":
+        if direction(added.gold) == "rose" and rest.gold and direction(rest.gold) != "rose":
             notes.append(
-                f"{named(name)}'s gold score rose only where it ends with a question and SFT does"
-                f" not ({whole(added.posts)} posts: {plain(added.gold)}); elsewhere it"
-                f" {_direction(rest.gold)} ({whole(rest.posts)} posts: {plain(rest.gold)})."
+                f"{named(name)}'s gold score reliably rose only where it ends with a question and"
+                f" SFT does not ({posts_of(added.posts)}: {plain(added.gold)}); elsewhere it"
+                f" {direction(rest.gold)} ({posts_of(rest.posts)}: {plain(rest.gold)})."
             )
     return notes
 
@@ -143,8 +153,7 @@ def _question_table(record: Record) -> list[Block]:
     gains = ("proxy - SFT", "gold - SFT")
     caption = (
         "First the posts on which the summary ends with a question and SFT's does not, then all"
-        " others; normal 95% intervals over posts. The policy chose where to ask, so this shows"
-        " where the gain lies, not what would be left without the question."
+        f" others; normal 95% intervals over posts. {CHOSEN}"
     )
     header = ("", "posts", *gains, "other posts", *gains)
     return [Table(header, rows, caption, name="closing-questions")] if rows else []
@@ -152,14 +161,6 @@ def _question_table(record: Record) -> list[Block]:
 
 def _cells(gains: Gains) -> list[str]:
     return [whole(gains.posts), plain(gains.proxy), plain(gains.gold)]
-
-
-def _direction(gain: Row | None) -> str:
-    if gain is None:
-        return "is not known"
-    if gain["low"] > 0:
-        return "rose"
-    return "fell" if gain["high"] < 0 else "did not reliably move"
 
 
 LONGER = ("longer", "longer_near_equal")

@@ -208,9 +208,11 @@ def _cells(
 ) -> list[str]:
     """A policy's row; dashes where a seed has no rate."""
     length = number(fmean(tokens), 1) if tokens else ""
-    values = [rate["estimate"] for rate in rates if rate]
-    mean = pool(values, [(rate["low"], rate["high"]) for rate in rates if rate], SHARES)
+    known = [rate for rate in rates if rate and rate["estimate"] is not None]
+    values = [rate["estimate"] for rate in known]
+    mean = pool(values, [(rate["low"], rate["high"]) for rate in known], SHARES)
     if mean is None or len(values) < len(rates):
         return [name, MISSING, MISSING, length]
     rate = share(mean.estimate, mean.low, mean.high)
+    rate += " EXTRAPOLATED" * any(rate.get("extrapolated") for rate in known)
     return [name, rate, f"{percent(min(values))}, {percent(max(values))}", length]
