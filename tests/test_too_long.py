@@ -138,6 +138,7 @@ def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
         (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
         (400, "Your credit balance is too low to access the Anthropic API."),
         (429, "Rate limit reached: Limit 30000, Used 29000, Requested 2000. Try again in 2s."),
+        (429, "Too many tokens, please wait before trying again."),  # Bedrock, of all requests
         (404, "The model does not exist"),
         (500, "down"),
     ],

@@ -33,6 +33,8 @@ LENGTH = re.compile(
     r"|`inputs`[^.]{0,60}must be <=",
     re.IGNORECASE,
 )
+# Bedrock calls a rate limit "Too many tokens, please wait before trying again."
+WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
 # A refusal with one of these is about the key, the account or the model, never about a post.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
@@ -172,7 +174,7 @@ def about_a_post(status: int, text: str) -> str:
     """
     if status in NOT_ABOUT_A_POST:
         return ""
-    if LENGTH.search(text):
+    if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
         return TOO_LONG
     return FILTERED if status < 429 and FILTER.search(text) else ""
 
