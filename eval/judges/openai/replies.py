@@ -43,10 +43,10 @@ BLAMED = {
     "effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
     "structured": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
 }
-# The first wait is 0.5 s, and waits double up to 8 s unless the server names one: together they
+# The first wait is 0.5 s, and waits double up to 32 s unless the server names one: together they
 # outlast a rate limit by the minute.
 FIRST_WAIT = 0.5
-LONGEST_WAIT = 8.0
+LONGEST_WAIT = 32.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
 LONGEST_RETRY_AFTER = 600.0
 SHORTEST_KEY = 8  # characters
@@ -251,7 +251,7 @@ class Pace:
         together from trying again together.
         """
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-        jitter = random.Random().uniform(0.5, 1.0) * longest
+        jitter = random.Random().uniform(0.75, 1.0) * longest
         if retry_after is not None:
             with self.lock:
                 self.next = max(self.next, time.monotonic() + retry_after)
