@@ -111,11 +111,10 @@ def _error_of_ratio(sums: Floats, sizes: Floats) -> float:
 
 
 def mean_with_error(values: Floats) -> Interval:
-    """The mean of one unbounded value per post, `m -+ z s / sqrt(n)`; no width for one post."""
+    """The mean of one unbounded value per post, with its t interval; no width for one post."""
     mean = float(values.mean())
-    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    half = Z * spread / sqrt(len(values))
-    return Interval(estimate=mean, low=mean - half, high=mean + half, posts=len(values))
+    low, high = mean_of_seeds(values.tolist()) or (mean, mean)
+    return Interval(estimate=mean, low=low, high=high, posts=len(values))
 
 
 def bootstrap(rows: Floats, statistic: Totals) -> tuple[float, float]:
@@ -213,7 +212,7 @@ def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
 def mean_of_seeds(
     values: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, which has no spread."""
+    """95% t interval of a mean over seeds, or posts; None for one, which has no spread."""
     from scipy.stats import t
 
     if len(values) < 2:

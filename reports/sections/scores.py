@@ -59,7 +59,7 @@ def _table(results: Row) -> Table:
         rows.append([named(name), *map(plain, cells)])
     posts = max(mean["posts"] for mean in results["gold"].values() if mean)
     caption = (
-        f"Mean scores of {whole(posts)} held-out posts, with normal 95% intervals over posts. The"
+        f"Mean scores of {whole(posts)} held-out posts, with 95% t intervals over posts. The"
         " last two: mean differences on the same posts."
     )
     header = ("", "proxy [95%]", "gold [95%]", "proxy - SFT", "gold - SFT")
@@ -70,7 +70,7 @@ def _reading(name: str, gains: Row) -> str:
     """What the two differences from SFT say together."""
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
-        return f"{named(name)}: one of the two scores is missing, so nothing can be compared."
+        return f"{named(name)}: fewer than two posts have both scores, so nothing is compared."
     moves = {scorer: _direction(gain) for scorer, gain in gains.items()}
     text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
@@ -143,7 +143,7 @@ def _question_table(record: Record) -> list[Block]:
     gains = ("proxy - SFT", "gold - SFT")
     caption = (
         "First the posts on which the summary ends with a question and SFT's does not, then all"
-        " others; normal 95% intervals over posts. The policy chose where to ask, so this shows"
+        " others; 95% t intervals over posts. The policy chose where to ask, so this shows"
         " where the gain lies, not what would be left without the question."
     )
     header = ("", "posts", *gains, "other posts", *gains)
