@@ -151,6 +151,7 @@ def test_other_refusals_are_not_about_a_post(status, text):
     ("answer", "finish_reason"),
     [
         ((400, openai_error("The response was filtered", code="content_filter")), "filtered"),
+        ((403, {"error": {"code": 403, "message": "Your input was flagged"}}), "filtered"),
         (chat("", "content_filter"), "content_filter"),
         (chat("Comparison: the first", "content_filter"), "content_filter"),
     ],

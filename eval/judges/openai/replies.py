@@ -36,8 +36,10 @@ LENGTH = re.compile(
 # Bedrock calls a rate limit "Too many tokens, please wait before trying again."
 WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
-# A refusal with one of these is about the key, the account or the model, never about a post.
+# A refusal with one of these is about the key, the account or the model, never about a post: but
+# OpenRouter says 403 of a post that a provider's moderation has flagged.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
+FLAGGED = re.compile(r"input was flagged|flagged_input", re.IGNORECASE)
 BLAMED = {
     "temperature": re.compile(r"temperature", re.IGNORECASE),
     "effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
@@ -173,7 +175,7 @@ def about_a_post(status: int, text: str) -> str:
     llama.cpp sends it as a server error at times, OpenAI as a rate limit that no waiting satisfies.
     """
     if status in NOT_ABOUT_A_POST:
-        return ""
+        return FILTERED if status == 403 and FLAGGED.search(text) else ""
     if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
         return TOO_LONG
     return FILTERED if status < 429 and FILTER.search(text) else ""
