@@ -82,13 +82,15 @@ def knows_own_texts_only(judge: JudgeSettings) -> bool:
 def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]:
     """For each control one row a post, with the control's text as `summary`.
 
-    A post without such a text (no title, no number or name to swap) has no row.
+    A post without such a text has no row: no title, no number or name to swap, or a title that is
+    the reference itself, which need not lose.
     """
     rows: dict[str, list[Row]] = {name: [] for name in CONTROLS}
     for index, post in enumerate(posts):
         others = posts[index + 1 :] + posts[:index]
         for name, text in control_texts(post, others, prompt).items():
-            if text.strip():
+            is_reference = text.split() == post["reference"].split()
+            if text.strip() and (name == SELF or not is_reference):
                 kept = {key: post[key] for key in ("id", "query", "reference")}
                 rows[name].append({**kept, "summary": text.strip()})
     return rows

@@ -94,12 +94,16 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
 
 
 def _worth(system: Row, by_strength: bool) -> tuple[float, float]:
-    """What systems are ordered by: strength, where the rate decides of those that have none."""
+    """What systems are ordered by: strength, where the rate decides of those that have none.
+
+    One that ties with the reference on every post, such as a copy of it, stands where that does.
+    """
     rate = system["win_rate"] or 0.0
     if not by_strength:
         return rate, rate
-    known = system["strength"] and system["strength"]["estimate"] is not None
-    return system["strength"]["estimate"] if known else copysign(inf, rate - 0.5), rate
+    if system["strength"] and system["strength"]["estimate"] is not None:
+        return system["strength"]["estimate"], rate
+    return copysign(inf, rate - 0.5) if rate != 0.5 else 0.0, rate
 
 
 def _p_value(strength: Row | None) -> float | None:

@@ -232,7 +232,7 @@ def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
 
     `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
     `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is
-    left out; a mean without any score is None.
+    left out; a mean without any score is None, and so is a gain on fewer than two posts.
     """
     scorers = {"proxy": by_name(proxy), "gold": by_name(gold)}
     gains = {
@@ -281,7 +281,12 @@ def by_name(rows: ScoredRows) -> Scored:
 def gain(scores: Scored, policy: str) -> dict[str, Any] | None:
     """The mean of a policy's score minus SFT's, over the posts on which both have one."""
     ours, start = scores.get(policy, {}), scores.get(START, {})
-    return interval([ours[post] - start[post] for post in ours if post in start])
+    return mean_gain([ours[post] - start[post] for post in ours if post in start])
+
+
+def mean_gain(differences: Sequence[float]) -> dict[str, Any] | None:
+    """The mean of a difference a post, as plain data; None for one post, which has no spread."""
+    return interval(differences) if len(differences) > 1 else None
 
 
 def interval(values: Sequence[float]) -> dict[str, Any] | None:

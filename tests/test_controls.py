@@ -63,6 +63,14 @@ def test_a_post_without_such_a_text_has_no_control_of_it_and_is_counted():
     assert found["controls"]["swapped"]["why"] == "the posts have no such text"
 
 
+def test_a_title_that_is_the_reference_itself_is_no_control():
+    """A headline as reference: the two tie without a question, and every judge failed."""
+    rows = control_rows([post("a", "A  title"), post("b", "First."), post("c", "another")])
+    assert [row["id"] for row in rows["title"]] == ["b", "c"]
+    assert [row["id"] for row in rows["first_sentence"]] == ["a", "c"]
+    assert [row["id"] for row in rows["reference"]] == ["a", "b", "c"]
+
+
 def test_a_post_that_is_text_alone_is_read_too():
     texts = control_texts(post("a", ABOUT, STORY), [])
     assert texts["title"] == ""

@@ -175,6 +175,10 @@ def test_tokens_that_were_read_from_the_servers_cache_cost_a_tenth():
     tokens = {"prompt_tokens": 1_000_000, "completion_tokens": 1_000_000}
     row = tokens | {"cached_tokens": 900_000, "cache_write_tokens": 0}
     assert luna.of_row(row) == pytest.approx(0.1 * 0.10 + 0.9 * 0.01 + 0.50)
+    kept = tokens | {"cached_tokens": 400_000, "cache_write_tokens": 500_000}  # a quarter dearer
+    assert luna.of_row(kept) == pytest.approx(0.1 * 0.10 + 0.4 * 0.01 + 0.5 * 0.125 + 0.50)
+    # At worst every byte is a token that goes into the cache.
+    assert luna.at_worst({"text": "x" * 1_000_000}, 1_000_000) == pytest.approx(0.625, abs=1e-5)
     own = price_of(JudgeSettings(input_price=3, output_price=4))
     assert own is not None
     assert own.of_row(row) == pytest.approx(3 + 4)

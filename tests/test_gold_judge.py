@@ -283,7 +283,7 @@ def test_the_page_shows_proxy_and_gold_side_by_side_and_says_that_no_llm_judged(
         and f"{means['proxy']:.2f} [" in one
         and f"{means['gold']:.2f} [" in one
     )
-    half = 1.959964 * stdev(ours) / len(ours) ** 0.5
+    half = 2.262157 * stdev(ours) / len(ours) ** 0.5  # t of 9 degrees of freedom
     assert f"{means['gold']:.2f} [{means['gold'] - half:.2f}, {means['gold'] + half:.2f}]" in line
     assert found["gold"]["reference"]["posts"] == len(rows) == 10
     assert list(found["gains"]) == ["dpo", "ppo"]
@@ -293,9 +293,10 @@ def test_gains_are_paired_by_post_and_a_text_without_a_score_is_left_out():
     sft = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((0.0, 1.0, 5.0))]
     ppo = [{"id": k, "score": s, "reference_score": 0.5} for k, s in enumerate((2.0, 5.0, None))]
     found = proxy_and_gold({}, {"sft": sft, "ppo": ppo})
-    gain = found["gains"]["ppo"]["gold"]  # differences 2 and 4: mean 3, s = sqrt 2, half z * 1
+    gain = found["gains"]["ppo"]["gold"]  # differences 2 and 4: mean 3, s = sqrt 2, half t(1) * 1
     assert (gain["estimate"], gain["posts"]) == (3.0, 2)
-    assert gain["high"] - 3.0 == pytest.approx(1.959964)
+    assert gain["high"] - 3.0 == pytest.approx(12.706205)
+    assert proxy_and_gold({}, {"sft": sft, "ppo": ppo[:1]})["gains"]["ppo"]["gold"] is None
     assert found["gains"]["ppo"]["proxy"] is None
     assert found["gold"]["sft"]["estimate"] == 2.0
     assert found["gold"]["reference"]["low"] == found["gold"]["reference"]["high"] == 0.5
@@ -324,7 +325,7 @@ def test_a_gain_that_lies_in_closing_questions_is_named():
     class Run:
         def rows(self, stage, file):
             theirs, ours = ("So.", "Am I?", "So.", "So."), ("Is it?", "Am I?", 'Why?"', "No.")
-            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, 0.5, 1.2, -0.5)}
+            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, 0.5, 1.1, -0.5)}
             if stage == "judge":
                 return [
                     {"policy": name, "id": str(post), "score": score}
@@ -343,11 +344,11 @@ def test_a_gain_that_lies_in_closing_questions_is_named():
         entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
         beside = gained.question_table(entries)
     assert beside is not None
-    assert beside.rows == [["x:ppo", "2, 2", "1.10 (+), 1.10 (+)", "2, 2", "0.00, 0.00"]]
+    assert beside.rows == [["x:ppo", "2, 2", "1.05 (+), 1.05 (+)", "2, 2", "0.00, 0.00"]]
     assert isinstance(table, Table)
     (row,) = table.rows
     assert row[:3] == ["PPO", "2", "2.00"]
-    assert row[3].startswith("1.10 [")  # (1.0 + 1.2) / 2
+    assert row[3] == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
     assert row[4:6] == ["2", "2.00"]
     assert row[6].startswith("0.00 [")
     assert notes == [

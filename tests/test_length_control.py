@@ -188,6 +188,16 @@ def test_a_rate_that_few_posts_of_equal_length_speak_for_is_called_extrapolated(
     assert (found["near_equal"] < 20) <= extrapolated
 
 
+@pytest.mark.parametrize(("near", "extrapolated"), [(19, True), (20, False)])
+def test_a_rate_in_a_gap_between_the_lengths_is_called_extrapolated(near, extrapolated):
+    """Half of the texts are shorter, half are longer, and few posts lie between."""
+    table = simulate(np.random.default_rng(5), 200, logistic(0.2, 0.3, lambda x: x))
+    apart, between = np.linspace(0.4, 0.9, 100), np.linspace(-0.2, 0.2, near)
+    ratios = np.repeat(np.concatenate([between, apart, -apart])[:200], 2)
+    found = length_controlled(VerdictTable(**{**vars(table), "log_ratios": ratios}))
+    assert (found["near_equal"], found["extrapolated"]) == (near, extrapolated)
+
+
 def test_a_rate_for_a_ratio_that_no_post_has_is_called_extrapolated():
     """All texts are longer than the references, half of them by less than a quarter."""
     table = simulate(np.random.default_rng(5), 200, logistic(0.2, 0.3, lambda x: x))

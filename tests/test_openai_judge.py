@@ -8,12 +8,12 @@ from email.utils import format_datetime
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.openai.replies import Pace
+from eval.judges.openai.replies import FIRST_WAIT, Pace
 from eval.judges.prompt import RESPONSE_FORMAT
 from eval.judges.protocol import Comparison, Reply, judge_all
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
-from stages.settings.judge import key_of_environment
+from stages.settings.judge import JudgeSettings, key_of_environment
 from stages.settings.judge_models import is_model
 from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
@@ -154,6 +154,16 @@ def test_retry_after_is_honoured_in_seconds_and_as_a_date(value, least):
     with serving(answer) as server:
         ask(server)
     assert times[1] - times[0] >= least
+
+
+def test_the_waits_of_all_tries_outlast_a_limit_by_the_minute(monkeypatch):
+    """Google's server names no wait. They took 20 to 40 s, and a rate limit ended the judging."""
+    monkeypatch.setattr("eval.judges.openai.replies.FIRST_WAIT", FIRST_WAIT)  # no shorter one
+    pace, waits = Pace(0), list[float]()
+    monkeypatch.setattr(pace.stopped, "wait", waits.append)
+    for failures in range(1, JudgeSettings().max_retries + 1):
+        pace.back_off(failures, None)
+    assert 60 < sum(waits) < 120
 
 
 def test_retry_after_holds_for_every_thread():

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from math import e, exp, log, sqrt
+from math import e, exp, log
 from pathlib import Path
 
 import numpy as np
@@ -93,14 +93,16 @@ def test_scores_without_a_point_at_kl_0_are_relative_already():
     assert (fit.alpha, fit.beta, fit.start) == pytest.approx((1.5, 0.6, 0.0))
 
 
-def test_one_point_left_out_has_the_prediction_interval_of_statsmodels():
+@pytest.mark.parametrize("start", [0.0, 2.0])
+def test_one_point_left_out_has_the_prediction_interval_of_statsmodels(start):
     from statsmodels.regression.linear_model import OLS
 
-    points = curve(1.5, 0.6, noise=np.random.default_rng(2))[:4]  # of four KLs the largest
+    noise, count = np.random.default_rng(2), 5 if start else 4  # of four KLs above 0 the largest
+    points = curve(1.5, 0.6, start=start, noise=noise)[:count]
     kept, out = held_out(points)
     assert [point.kl for point in out] == [2.0]
-    rows = [[sqrt(x.kl), -0.5 * sqrt(x.kl) * log(x.kl)] for x in points]
-    fitted = OLS([x.gold for x in kept], rows[:3]).fit().get_prediction(rows[3:])
+    rows = [[law(x.kl, 1, 0), law(x.kl, 0, 1), *[1] * (start > 0)] for x in points]
+    fitted = OLS([x.gold for x in kept], rows[:-1]).fit().get_prediction(rows[-1:])
     (forecast,), p_value = predicted([points])
     low, high = fitted.conf_int(obs=True)[0]
     assert forecast.half == pytest.approx((high - low) / 2)

@@ -138,6 +138,7 @@ def test_a_p_value_is_uniform_where_nothing_differs_and_never_0():
     found = [sign_flip_p_value(rng.integers(-20, 21, size=80) / 20) for _ in range(300)]
     assert stats.kstest(found, "uniform").pvalue > 0.01
     assert sign_flip_p_value(np.ones(200)) == pytest.approx(2.0**-199)
+    assert 0 < sign_flip_p_value(np.repeat([1.0, 0.5], 50)) < 1e-15  # 2^-99, but for rounding
     assert sign_flip_p_value(np.zeros(5)) == 1.0
     assert sign_flip_p_value(np.ones(1)) == 1.0
     with pytest.raises(ValueError, match="no multiples of a common part"):
@@ -235,6 +236,14 @@ def test_a_judge_who_guesses_corrects_nothing():
     assert corrected(np.repeat([1.0, 0.0], [60, 40]), labels, answers) is None
     labels, answers = labelled(0.8, 0.9, 50)
     assert corrected(np.ones(10), labels[:50], answers[:50]) is None  # one kind of label only
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_where_the_judge_may_be_blind_every_rate_is_possible(score):
+    """Of 6 labels of each kind: in 4 % of the resamples it is no better than chance."""
+    labels, answers = labelled(4 / 6, 5 / 6, 6)
+    found = known(corrected(np.full(50, score), labels, answers))
+    assert (found.estimate, found.low, found.high) == (score, 0.0, 1.0)
 
 
 def test_a_shift_widens_the_corrected_interval_by_itself_over_the_skill():

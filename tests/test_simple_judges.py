@@ -93,6 +93,11 @@ def test_pairs_of_one_post_count_as_one_where_they_go_together():
     assert fourfold.high - fourfold.low == pytest.approx(alone.high - alone.low, rel=0.05)
 
 
+def test_a_paired_difference_is_the_mean_over_pairs_and_not_over_posts():
+    found = paired_difference(np.array([1.0, 1.0, 1.0, -1.0]), np.array([0, 0, 0, 1]))
+    assert (found.estimate, found.posts) == (0.5, 2)
+
+
 def test_the_paired_interval_covers_a_difference_of_nothing_in_95_of_100():
     """Two judges that are right on 70 % each, and alike on half of the pairs; 300 data sets."""
     rng = np.random.default_rng(3)

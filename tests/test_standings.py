@@ -130,6 +130,7 @@ def test_holm_multiplies_the_smallest_by_all_and_never_falls():
         (["policy", "reference"], "tie"),
         (["policy", "tie", "reference"], "tie"),
         (["policy", "policy", "unjudged"], "policy"),
+        (["policy", "policy", "tie", "unjudged"], "tie"),
         (["policy", "reference", "unjudged"], "tie"),
         (["policy", "unjudged"], "unjudged"),
         (["policy", "unjudged", "unjudged"], "unjudged"),

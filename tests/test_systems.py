@@ -36,6 +36,21 @@ def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
     assert both.endswith(f"but its lead over b is inconclusive. It {stands}.")
 
 
+def test_a_copy_of_the_reference_stands_where_the_reference_does():
+    """It ties with the reference on every post, and meets the others as the reference does."""
+    good, bad = [WIN] * 45 + [LOSS] * 15, [WIN] * 15 + [LOSS] * 45
+    texts = {str(post): ("one two", "three") for post in range(60)}
+    rows = [*verdicts("copy", [("tie",) * 2] * 60), *verdicts("good", good), *verdicts("bad", bad)]
+    pairs = [*verdicts("good-bad", good), *verdicts("good-copy", good), *verdicts("bad-copy", bad)]
+    found = standings(rows, dict.fromkeys(("copy", "good", "bad"), texts), pairs)
+    assert list(found["systems"]) == ["good", "copy", "bad"]
+    assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2", "3"]
+    assert "good leads by strength" in systems.leads(found)
+    assert "reliably better than the next, copy" in systems.leads(found)
+    gap = next(gap for gap in found["differences"] if gap["second"] == "copy")
+    assert gap["estimate"] == pytest.approx(found["systems"]["good"]["strength"]["estimate"])
+
+
 def test_the_best_of_twelve_equal_systems_seldom_beats_the_reference(monkeypatch):
     """The judge answers at random. Of 12 such systems the best one's own interval lies above 50 %
     in a quarter of the data sets; Holm keeps even one claim, above or below, to 5 %.

@@ -138,6 +138,7 @@ def test_what_is_too_long_only_with_room_for_reasoning_is_asked_without():
         (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
         (400, "Your credit balance is too low to access the Anthropic API."),
         (429, "Rate limit reached: Limit 30000, Used 29000, Requested 2000. Try again in 2s."),
+        (429, "Too many tokens, please wait before trying again."),  # Bedrock, of all requests
         (404, "The model does not exist"),
         (500, "down"),
     ],
@@ -150,6 +151,7 @@ def test_other_refusals_are_not_about_a_post(status, text):
     ("answer", "finish_reason"),
     [
         ((400, openai_error("The response was filtered", code="content_filter")), "filtered"),
+        ((403, {"error": {"code": 403, "message": "Your input was flagged"}}), "filtered"),
         (chat("", "content_filter"), "content_filter"),
         (chat("Comparison: the first", "content_filter"), "content_filter"),
     ],

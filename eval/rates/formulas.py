@@ -87,7 +87,7 @@ def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> t
     Where every post lies at a limit, Wilson's, of as many posts as the linearised variance allows.
     Else ties leave less variance than a share of wins can have: one post at each limit is added,
     and the bounds are `mean -+ z * error`. Of one value in {-1, 0, 1} a post these are the bounds
-    of a difference of paired proportions of Bonett and Price 2012.
+    of a difference of paired proportions of Bonett and Price 2012, with n + 1 for their n + 2.
     Source: Korn and Graubard 1998 for the effective number of posts.
     """
     least, most = limits
@@ -96,7 +96,7 @@ def _share_bounds(sums: Floats, sizes: Floats, limits: tuple[float, float]) -> t
         share = (mean - least) / (most - least)
         if (sizes != 1).any() and 0 < share < 1:
             error = _error_of_ratio(sums, sizes) / (most - least)
-            posts = min(sizes.sum(), share * (1 - share) / error**2)
+            posts = share * (1 - share) / error**2
         low, high = wilson(share * posts, posts)
         return least + low * (most - least), least + high * (most - least)
     size = float(sizes.mean())
@@ -112,11 +112,10 @@ def _error_of_ratio(sums: Floats, sizes: Floats) -> float:
 
 
 def mean_with_error(values: Floats) -> Interval:
-    """The mean of one unbounded value per post, `m -+ z s / sqrt(n)`; no width for one post."""
+    """The mean of one unbounded value per post, with its t interval; no width for one post."""
     mean = float(values.mean())
-    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    half = Z * spread / sqrt(len(values))
-    return Interval(estimate=mean, low=mean - half, high=mean + half, posts=len(values))
+    low, high = mean_of_seeds(values.tolist()) or (mean, mean)
+    return Interval(estimate=mean, low=low, high=high, posts=len(values))
 
 
 def bootstrap(rows: Floats, statistic: Totals) -> tuple[float, float]:
@@ -166,8 +165,9 @@ def sign_flip_p_value(differences: Floats) -> float:
     """Two-sided p-value of "the mean difference is 0", when each post's may have either sign.
 
     All signs are counted: differences of scores are multiples of 1/4 (of 1/12 over three seeds),
-    posts of one size have a binomial sum, and the sizes are convolved. So it is exact, and never
-    too coarse for a correction for many tests. Raises ValueError for values on no such grid.
+    posts of one size have a binomial sum, and the sizes are convolved. So it is exact to about
+    1e-16, and never too coarse for a correction for many tests. Raises ValueError for values on no
+    such grid.
     Source: Fisher's paired randomisation test.
     """
     from scipy.signal import fftconvolve
@@ -185,7 +185,7 @@ def sign_flip_p_value(differences: Floats) -> float:
         chances = fftconvolve(chances, of_size)
     sums = 2 * np.arange(len(chances)) - steps.sum()
     seen = abs(round(parts * float(differences.sum())))
-    # Both extremes are possible, so it is never 0.
+    # Both extremes are possible, so it is never 0; rounding can bring the sum below that.
     least = 2.0 ** (1 - np.count_nonzero(steps))
     return float(min(1.0, max(least, chances[np.abs(sums) >= seen].sum())))
 
@@ -214,7 +214,7 @@ def cohens_kappa(labels: Sequence[str], answers: Sequence[str]) -> float | None:
 def mean_of_seeds(
     values: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """95% t interval of a mean over seeds; None for one seed, and where all seeds are one number:
+    """95% t interval of a mean over seeds, or posts; None for one, and where all are one number:
     they show no spread, but others might.
     """
     from scipy.stats import t

@@ -45,7 +45,7 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     the logit of the raw rate. Errors are clustered by post. `estimate` is None, with the reason
     under `why`, for a system that no finite strength fits: it lost, or won, all that ties it to
     `base`; or whose verdicts are alike on every post. `beyond`: the same with each other system in
-    the place of `base`, for those that both have a strength.
+    the place of `base`, for those that the model places.
     Source: Bradley and Terry 1952; Ford 1957 for when there is a fit.
     """
     systems = list(dict.fromkeys(name for game in games for name in game[:2]))
@@ -62,14 +62,13 @@ def strengths(games: Sequence[Game], base: str) -> dict[str, dict[str, Any]]:
     fitted = clustered_logit(scores, design, post_numbers([game.post for game in rows]))
     if fitted is None:
         return results | dict.fromkeys(free, _none(ALIKE if np.ptp(scores) == 0 else NO_FIT))
-    results |= {name: _bounds(fitted, columns[name]) for name in free}
-    known = [name for name in free if results[name]["estimate"] is not None]
-    for name in known:
-        results[name]["beyond"] = {
+    for name in free:
+        beyond = {
             other: _bounds(fitted, columns[name] - columns[other])
-            for other in known
+            for other in free
             if other != name
         }
+        results[name] = _bounds(fitted, columns[name]) | {"beyond": beyond}
     return results
 
 

@@ -25,7 +25,6 @@ from eval.rates.formulas import (
 )
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
 from eval.rates.strengths import holm
-from stages.settings.judge import MOST_UNJUDGED as MOST_UNJUDGED
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more

@@ -7,7 +7,7 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eval.win_rate import START, interval, rows_by_policy
+from eval.win_rate import START, mean_gain, rows_by_policy
 from reports.parts.collect import Record, policies_of
 from reports.parts.page import Table
 from reports.parts.paired import Entry
@@ -158,6 +158,6 @@ def by_question(record: Record) -> dict[str, tuple[Gains, Gains]]:
 
 
 def _gain(ours: dict[str, Row], start: dict[str, Row], posts: Sequence[str]) -> Row | None:
-    """The mean difference of two policies' scores on some posts."""
+    """The mean difference of two policies' scores on some posts; None on fewer than two."""
     pairs = [(ours[post]["score"], start[post]["score"]) for post in posts if post in start]
-    return interval([score - before for score, before in pairs if None not in (score, before)])
+    return mean_gain([score - before for score, before in pairs if None not in (score, before)])

@@ -69,7 +69,7 @@ def _table(results: Row) -> Table:
         rows.append([named(name), *map(plain, cells)])
     posts = max(mean["posts"] for mean in results["gold"].values() if mean)
     caption = (
-        f"Mean scores of {whole(posts)} held-out posts, with normal 95% intervals over posts. The"
+        f"Mean scores of {whole(posts)} held-out posts, with 95% t intervals over posts. The"
         " last two: mean differences on the same posts."
     )
     header = ("", "proxy [95%]", "gold [95%]", "proxy - SFT", "gold - SFT")
@@ -80,7 +80,7 @@ def _reading(name: str, gains: Row) -> str:
     """What the two differences from SFT say together."""
     proxy, gold = gains["proxy"], gains["gold"]
     if proxy is None or gold is None:
-        return f"{named(name)}: one of the two scores is missing, so nothing can be compared."
+        return f"{named(name)}: fewer than two posts have both scores, so nothing is compared."
     moves = {scorer: direction(gain) for scorer, gain in gains.items()}
     text = f"{named(name)} against SFT: the proxy {moves['proxy']}, the gold score {moves['gold']}"
     if moves == {"proxy": "rose", "gold": "fell"}:
@@ -153,7 +153,7 @@ def _question_table(record: Record) -> list[Block]:
     gains = ("proxy - SFT", "gold - SFT")
     caption = (
         "First the posts on which the summary ends with a question and SFT's does not, then all"
-        f" others; normal 95% intervals over posts. {CHOSEN}"
+        f" others; 95% t intervals over posts. {CHOSEN}"
     )
     header = ("", "posts", *gains, "other posts", *gains)
     return [Table(header, rows, caption, name="closing-questions")] if rows else []

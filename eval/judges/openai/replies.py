@@ -33,18 +33,22 @@ LENGTH = re.compile(
     r"|`inputs`[^.]{0,60}must be <=",
     re.IGNORECASE,
 )
+# Bedrock calls a rate limit "Too many tokens, please wait before trying again."
+WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
-# A refusal with one of these is about the key, the account or the model, never about a post.
+# A refusal with one of these is about the key, the account or the model, never about a post: but
+# OpenRouter says 403 of a post that a provider's moderation has flagged.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
+FLAGGED = re.compile(r"input was flagged|flagged_input", re.IGNORECASE)
 BLAMED = {
     "temperature": re.compile(r"temperature", re.IGNORECASE),
     "effort": re.compile(r"reasoning|thinking|effort", re.IGNORECASE),
     "structured": re.compile(r"response_format|schema|structured|grammar|json", re.IGNORECASE),
 }
-# The first wait is 0.5 s, and waits double up to 8 s unless the server names one: together they
+# The first wait is 0.5 s, and waits double up to 32 s unless the server names one: together they
 # outlast a rate limit by the minute.
 FIRST_WAIT = 0.5
-LONGEST_WAIT = 8.0
+LONGEST_WAIT = 32.0
 # A server that asks for more has a quota by the hour or the day: better to stop and say so.
 LONGEST_RETRY_AFTER = 600.0
 SHORTEST_KEY = 8  # characters
@@ -171,8 +175,8 @@ def about_a_post(status: int, text: str) -> str:
     llama.cpp sends it as a server error at times, OpenAI as a rate limit that no waiting satisfies.
     """
     if status in NOT_ABOUT_A_POST:
-        return ""
-    if LENGTH.search(text):
+        return FILTERED if status == 403 and FLAGGED.search(text) else ""
+    if LENGTH.search(text) and not (status >= 429 and WAIT.search(text)):
         return TOO_LONG
     return FILTERED if status < 429 and FILTER.search(text) else ""
 
@@ -249,7 +253,7 @@ class Pace:
         together from trying again together.
         """
         longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-        jitter = random.Random().uniform(0.5, 1.0) * longest
+        jitter = random.Random().uniform(0.75, 1.0) * longest
         if retry_after is not None:
             with self.lock:
                 self.next = max(self.next, time.monotonic() + retry_after)
