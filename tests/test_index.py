@@ -130,7 +130,7 @@ def test_the_committed_index_is_that_of_the_committed_record(tmp_path):
 def test_the_readmes_table_has_dashes_without_a_rate_and_marks_what_is_extrapolated():
     rate = {"estimate": 0.6, "low": 0.5, "high": 0.7}
     none = dict.fromkeys(rate)
-    made = {
+    made: dict[str, Any] = {
         f"{policy}/{key}": value
         for policy in ("sft", "ppo")
         for key, value in (

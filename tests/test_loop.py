@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from stages import base, sft
 from stages.finished import read_manifest, stage_folder
@@ -370,7 +371,11 @@ def test_sft_ends_with_the_loss_of_its_last_update_in_the_precision_of_the_other
         memory.mixed_precision=bf16""".split()
     config = make_config("tiny", name="half", overrides=tuple(small))
     base.make_base(config)
+    AcceleratorState._reset_state(reset_partial_state=True)  # as a process of its own would
     sft.train_sft(config)
+    AcceleratorState._reset_state(reset_partial_state=True)
     folder = stage_folder(config, "sft")
     last = read_lines(folder / "metrics.jsonl")[-1]
-    assert read_manifest(folder)["results"]["loss/validation"] == last["loss/validation"]
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["results"]["loss/validation"] == last["loss/validation"]

@@ -213,7 +213,7 @@ def test_an_error_that_a_check_refuses_shows_what_it_does_and_in_how_many_seeds(
     assert planted_page.win_rate_cells(planted[0])[0] == "-25.0"
     assert left_out == []
     said = planted_page.summary(collected()[1])
-    assert "harmless. With no check in the way 1 of 5 lower the win rate reliably. After" in said
+    assert "harmless. With no check in the way 1 of 5 lowers the win rate reliably. After" in said
     (places / "tiny-planted-stopped/seed2/refused.json").unlink()
     assert collected("stopped")[1][0].verdict == "refused by a check in 2 of 3 seeds, step 0"
 

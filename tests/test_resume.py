@@ -168,4 +168,6 @@ def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
         os.utime(began, (then, then))
     with open_stage(TINY, "sft") as run:
         run.finish({})
-    assert read_manifest(run.folder)["seconds"] == pytest.approx(1500, abs=60)
+    manifest = read_manifest(run.folder)
+    assert manifest is not None
+    assert manifest["seconds"] == pytest.approx(1500, abs=60)

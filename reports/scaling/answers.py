@@ -56,7 +56,7 @@ def answer(verdicts: Sequence[SizeVerdict]) -> str:
 
 def _told(verdicts: Sequence[tuple[SizeVerdict, str]]) -> str:
     """Which verdict holds at which sizes."""
-    parts = []
+    parts: list[str] = []
     first = {BEATS: BEATS, DOES_NOT: "does NOT beat the references"}
     first |= {UNKNOWN: "is inconclusive against the references"}
     later = {DOES_NOT: "does NOT beat them", UNKNOWN: "is inconclusive"}
