@@ -109,7 +109,7 @@ VARIABLES = {
 PRESET_LINES = {
     "tiny": "0.07 to 3 M parameters on the built-in world: minutes on 2 cores",
     "posts": "14 M parameters, new weights, on posts of your own (DATA, TOKENIZER)",
-    "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): 1 to 4 hours",
+    "smollm2": "a pretrained 135 M model, people's labels (make smollm, DATA): 1 to 4 h",
     "outputs": "summaries in your own files (INPUT): nothing is trained",
     "pythia": "the paper's study on the hub's TL;DR data: a GPU, an LLM judge",
 }
