@@ -319,13 +319,24 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
     assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
 
 
-def test_a_gain_that_lies_in_closing_questions_is_named():
-    """Four posts: PPO adds a question to two of them, and only there does the gold score rise."""
+QUESTIONS = "where it ends with a question and SFT does not (2 posts: 1.05 [0.41, 1.69])"
+
+
+@pytest.mark.parametrize(
+    ("others", "note"),
+    [
+        ((0.5, -0.5), [f"only {QUESTIONS}; elsewhere it did not reliably move (2 posts: {{}})."]),
+        ((0.1, 0.11), [f"more {QUESTIONS} than elsewhere (2 posts: {{}})."]),
+        ((1.0, 1.1), []),
+    ],
+)
+def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
+    """Four posts: PPO adds a question to two of them, where the gold score rises."""
 
     class Run:
         def rows(self, stage, file):
             theirs, ours = ("So.", "Am I?", "So.", "So."), ("Is it?", "Am I?", 'Why?"', "No.")
-            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, 0.5, 1.1, -0.5)}
+            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, others[0], 1.1, others[1])}
             if stage == "judge":
                 return [
                     {"policy": name, "id": str(post), "score": score}
@@ -344,17 +355,15 @@ def test_a_gain_that_lies_in_closing_questions_is_named():
         entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
         beside = gained.question_table(entries)
     assert beside is not None
-    assert beside.rows == [["x:ppo", "2, 2", "1.05 (+), 1.05 (+)", "2, 2", "0.00, 0.00"]]
+    assert beside.rows[0][:4] == ["x:ppo", "2, 2", "1.05 (+), 1.05 (+)", "2, 2"]
+    assert beside.rows[0][4].startswith(f"{sum(others) / 2:.2f}")
     assert isinstance(table, Table)
     (row,) = table.rows
     assert row[:3] == ["PPO", "2", "2.00"]
     assert row[3] == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
     assert row[4:6] == ["2", "2.00"]
-    assert row[6].startswith("0.00 [")
-    assert notes == [
-        f"PPO's gold score reliably rose only where it ends with a question and SFT does not"
-        f" (2 posts: {row[3]}); elsewhere it did not reliably move (2 posts: {row[6]})."
-    ]
+    assert row[6].startswith(f"{sum(others) / 2:.2f} [")
+    assert notes == [f"PPO's gold score reliably rose {text.format(row[6])}" for text in note]
 
 
 def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):

@@ -133,14 +133,21 @@ def told_shares(rows: Sequence[Row]) -> dict[str, tuple[float | None, float | No
 
 
 def question_notes(record: Record) -> list[str]:
-    """Policies whose gold score reliably rose only where they ask at the end and SFT does not."""
+    """Policies whose gold score reliably rose only, or more, where they ask at the end and SFT does
+    not: the intervals over posts do not overlap.
+    """
     notes = []
     for name, (added, rest) in by_question(record).items():
-        if direction(added.gold) == "rose" and rest.gold and direction(rest.gold) != "rose":
+        if added.gold is None or rest.gold is None or direction(added.gold) != "rose":
+            continue
+        only = direction(rest.gold) != "rose"
+        if only or added.gold["low"] > rest.gold["high"]:
+            elsewhere = f"elsewhere it {direction(rest.gold)}" if only else "than elsewhere"
             notes.append(
-                f"{named(name)}'s gold score reliably rose only where it ends with a question and"
-                f" SFT does not ({posts_of(added.posts)}: {plain(added.gold)}); elsewhere it"
-                f" {direction(rest.gold)} ({posts_of(rest.posts)}: {plain(rest.gold)})."
+                f"{named(name)}'s gold score reliably rose {'only' if only else 'more'} where it"
+                f" ends with a question and SFT does not ({posts_of(added.posts)}:"
+                f" {plain(added.gold)}){';' * only} {elsewhere} ({posts_of(rest.posts)}:"
+                f" {plain(rest.gold)})."
             )
     return notes
 
