@@ -80,6 +80,10 @@ for = $(foreach name,$(1),$(if $(call given,$(name)),$(if \
 not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2)) takes no $(1): $(3))))
 no_use = $(foreach name,$(1),$(if $(call given,$(name)),$(if $(filter-out $(2),$(or $(MAKECMDGOALS),help)),,$(error \
 	$(MAKECMDGOALS) takes no $(name): $(3)))))
+# Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
+OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos fuzz publish push \
+	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
+	planted smollm judge-server summarize
 SHOW_RUNS := compare scaling overoptimisation judges annotate annotated publish
 $(call for,SEEDS,study ablations rivals planted slurm plan,one run takes SEED)
 $(call for,PRESETS,study slurm plan,one run takes PRESET)
@@ -110,6 +114,7 @@ $(if $(call given,PRESETS),$(call not_for,SEED,slurm,give SEEDS beside PRESETS),
 $(call not_for,LAUNCH,slurm,give GPUS and NODES and ENGINE)
 $(call no_use,SET UPSTREAM,summarize $(SHOW_RUNS),runs have the settings that they were made with)
 $(call no_use,PRESET,$(SHOW_RUNS),name the runs)
+$(call no_use,GPUS NODES ENGINE,$(filter-out pipeline plan rehearse slurm,$(OWN)),it is one process)
 $(call not_for,REPLACE,slurm,a job may begin several times: take another NAME)
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -145,10 +150,6 @@ STUDY = $(call of,study ablations rivals,seeds,$(SEEDS)) $(call of,study,presets
 # Each stage is a process, and one without cached bytecode needs 10 s more for its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
-OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos fuzz publish push \
-	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
-	planted smollm judge-server summarize
 GOALS := $(filter-out $(OWN) %/installed %/developed %/config.json,$(MAKECMDGOALS))
 .PHONY: $(OWN) $(GOALS)
 .DEFAULT_GOAL := help

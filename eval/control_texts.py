@@ -92,6 +92,7 @@ NAMES = tuple(
 )
 NUMBER_WORDS = "two three four five six seven eight nine ten eleven twelve".split()
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?!\d|st\b|nd\b|rd\b|th\b)")
+LONGEST_NUMBER = 18  # letters; a longer one counts nothing, and Python reads at most 4,300 digits
 NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 
 
@@ -195,11 +196,14 @@ def _names(forms: Sequence[str]) -> set[str]:
 
 
 def _swap_numbers(text: str, known: str) -> str:
-    taken = {int(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})*", known)}
+    numbers = re.findall(r"\d+(?:,\d{3})*", known)
+    taken = {int(n.replace(",", "")) for n in numbers if len(n) <= LONGEST_NUMBER}
     taken |= {_value(word) for word in NUMBER_WORD.findall(known)}
     chosen: dict[int, int] = {}
 
     def digits(match: re.Match[str]) -> str:
+        if len(match[0]) > LONGEST_NUMBER:
+            return match[0]
         old = int(match[0].replace(",", ""))
         step = max(3, old // 2)
         if old not in chosen:

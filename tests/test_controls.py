@@ -106,6 +106,8 @@ def test_swapped_facts_are_ones_that_the_post_does_not_name():
         "Jessica and Mike came in May, the 1st."
     )
     assert swapped("nobody did it", known) == "nobody did it"
+    long = "9" * 5000  # more digits than Python reads as a number
+    assert swapped(f"{long} and 2 dogs", f"5 men, {long}") == f"{long} and 6 dogs"
 
 
 def test_a_summary_of_the_wrong_emphasis_is_longer_true_and_misses_the_reference():

@@ -42,6 +42,9 @@ REFUSED = [
     ("slurm PRESET=tiny PRESETS=tiny", "slurm takes no PRESET: give PRESET or PRESETS alone."),
     ("slurm SEED=1 PRESETS=tiny", "slurm takes no SEED: give SEEDS beside PRESETS."),
     ("slurm SEEDS=1", "slurm takes no SEEDS: give SEED or add PRESETS."),
+    ("leaderboard GPUS=2", "leaderboard takes no GPUS: it is one process."),
+    ("planted ENGINE=fsdp2", "planted takes no ENGINE: it is one process."),
+    ("compare NODES=2", "compare takes no NODES: it is one process."),
     ("slurm LAUNCH=torchrun", "slurm takes no LAUNCH: give GPUS and NODES and ENGINE."),
     (
         "slurm REPLACE=1",
@@ -49,9 +52,9 @@ REFUSED = [
     ),
 ]
 
-REFUSABLE = """A B ABLATIONS CHECK DIFFERENCE DIRECT ERRORS FILE GPU HUB ID INTERACTIVE JOB JUDGES
-    LAUNCH MFU NAMES PAGES PAIRS PENALTIES POST PRESET PRESETS PRICE_PER_HOUR PUBLIC REPLACE RUNS
-    SEED SEEDS SET SHAPES TEMPERATURE UPSTREAM"""
+REFUSABLE = """A B ABLATIONS CHECK DIFFERENCE DIRECT ENGINE ERRORS FILE GPU GPUS HUB ID
+    INTERACTIVE JOB JUDGES LAUNCH MFU NAMES NODES PAGES PAIRS PENALTIES POST PRESET PRESETS
+    PRICE_PER_HOUR PUBLIC REPLACE RUNS SEED SEEDS SET SHAPES TEMPERATURE UPSTREAM"""
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSED)

@@ -72,6 +72,14 @@ def test_a_stage_that_has_failed_leaves_the_others_rows(rehearsed):
     assert "not known, because a stage has not finished" in text
 
 
+def test_a_price_below_0_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        rehearse.main(["--preset", "tiny", "--price-per-hour", "-1"])
+    assert "PRICE_PER_HOUR must be at least 0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_rehearsal_changes_counts_alone():
     config = make_config("pythia-1b")
     counts = rehearse.counts_of(config, processes=2)

@@ -31,7 +31,7 @@ from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments, processes_of
 from stages.settings import config as settings
-from stages.settings.checks import Parser, UserError, in_one_line
+from stages.settings.checks import Parser, UserError, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
 from stages.settings.config import Config
 from stages.settings.sections import COMPARISONS, POSTS
@@ -310,6 +310,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--launch", default="", help="starts the stages that run models")
     parser.add_argument("--price-per-hour", type=float, default=0.0, help="of this machine, USD")
     args = parser.parse_args(argv)
+    require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     lines, code = rehearse(request_of(args), args)
     print("\n".join(lines))
     raise SystemExit(code)
