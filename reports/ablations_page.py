@@ -15,15 +15,7 @@ from typing import Any
 
 from eval.rates.formulas import mean_of_seeds
 from reports.parts import gained, page, words
-from reports.parts.ablated import (
-    POLICY,
-    AblatedRun,
-    SeedsOfRun,
-    collect,
-    critics_of,
-    taken_stages,
-    there,
-)
+from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.collect import Record
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, picture
@@ -32,6 +24,7 @@ from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
 from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
+from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
 from stages.settings.stages import SHARED_STAGES
 
@@ -42,7 +35,6 @@ MEASURED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("eos_rate", "EOS sampled", percent),
 )
 DEFAULT = "default"
-ADVANTAGES_TOLD = ("advantages follow scores", "advantage at EOS")
 # Of switches that are named on the first screen.
 MOST_NAMES, MOST_FAILING, MOST_PACED = 6, 2, 3
 
@@ -73,10 +65,15 @@ def compared(default: SeedsOfRun, others: list[AblatedRun]) -> list[Record]:
     return [*default.runs, *turned]
 
 
+def by_switch(default: SeedsOfRun, others: list[AblatedRun]) -> dict[str, list[Record]]:
+    """The runs of the default and of each switch; a switch may have none."""
+    return {DEFAULT: default.runs} | {x.name: x.pair.runs if x.pair else [] for x in others}
+
+
 def entries_of(default: SeedsOfRun, others: list[AblatedRun]) -> list[Entry]:
     """SFT's successors by switch, as `gained` reads them."""
-    runs = {DEFAULT: default.runs} | {x.name: x.pair.runs for x in others if x.pair}
-    return [Entry(name=name, policy=POLICY, runs=each) for name, each in runs.items()]
+    runs = by_switch(default, others)
+    return [Entry(name=name, policy=POLICY, runs=each) for name, each in runs.items() if each]
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -103,7 +100,7 @@ def blocks(
         Heading("How fast PPO learns"),
         pace_table(default, others, late),
         Heading("The critic"),
-        critic_table(default, others),
+        *critic.blocks(by_switch(default, others)),
         Heading("Each seed"),
         seeds_table(default.rows, others),
         Heading("What this does and does not show"),
@@ -221,36 +218,6 @@ def pace_told(late: Mapping[str, list[float]]) -> str:
 def _bounds(values: Sequence[float]) -> str:
     bounds = mean_of_seeds(values)
     return f"[{bounds[0]:+.1f}, {bounds[1]:+.1f}]" if bounds else MISSING
-
-
-def critic_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
-    """A row a switch: how much of the returns the critic explained while the policy learned."""
-    runs = [(DEFAULT, default.rows), *((ablation.name, ablation.rows) for ablation in others)]
-    critics = {name: critics_of(seeds) for name, seeds in runs}
-    caption = (
-        "Explained variance of the returns (1: all, below 0: less than a constant), mean over"
-        " seeds; updates in which the critic learned alone do not count."
-    )
-    header = ["switch", "policy's first update", "last update", "seeds ever below 0"]
-    keys = ["first", "last"]
-    if any("follows" in critic for seeds in critics.values() for critic in seeds):
-        header, keys = [*header, *ADVANTAGES_TOLD], [*keys, "follows", "at_eos"]
-        caption += (
-            " Means over updates and seeds, where they were logged: the correlation of a token's"
-            " advantage with its episode's score less that of its query's others, and the"
-            " advantage of EOS, in standard deviations where advantages are whitened."
-        )
-    rows = []
-    for name, seeds in critics.items():
-        below = f"{sum(critic['below'] > 0 for critic in seeds)} of {len(seeds)}"
-        first, last, *more = (_mean_of(seeds, key) for key in keys)
-        rows.append([name, first, last, below if seeds else MISSING, *more])
-    return Table(header, rows, caption)
-
-
-def _mean_of(critics: Sequence[Row], key: str) -> str:
-    values = [critic[key] for critic in critics if key in critic]
-    return number(fmean(values)) if values else MISSING
 
 
 def _means(rows: list[Row]) -> list[str]:

@@ -4,7 +4,7 @@ A seed of PPO fails where its win rate is not above that of its own SFT model (t
 difference, paired by post, does not lie above 0), or where PPO ended in an error.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -178,11 +178,6 @@ def numbers(record: Record) -> Row:
     """One run's row, with what ablations look at beside it."""
     ppo = record.results(POLICY)
     return numbers_of(record) | {"eos_rate": ppo["policy/eos_rate"], "kl": ppo["objective/kl_k1"]}
-
-
-def critics_of(rows: Iterable[Row]) -> list[Row]:
-    """How the critic stood in each seed that logged it (`explained_by_critic`)."""
-    return [row["explained_by_critic"] for row in rows if row["explained_by_critic"]]
 
 
 def oddities(name: str, run: Record, default: Record) -> list[str]:
