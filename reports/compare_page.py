@@ -16,7 +16,7 @@ from pathlib import Path
 from reports.parts import gained, page, plots, sentences, words
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
-from reports.parts.paired import Entry, Paired, beside, read_entries, settings_apart
+from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sample_views import (
     BETTER,
@@ -30,7 +30,6 @@ from reports.parts.sample_views import (
     post_rows,
 )
 from reports.parts.words import MISSING, Row, in_points, number, p_value, percent, whole
-from reports.sections.curves import mean_curve
 from reports.sections.samples import sample
 from stages.settings.stages import POLICY_GRADIENT_STAGES
 

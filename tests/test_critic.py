@@ -9,7 +9,9 @@ import torch
 from reports import ablations_page, compare_page, leaderboard_page, run_page, scaling_page
 from reports.parts import ablated, collect, sentences
 from reports.parts.paired import Entry
+from reports.parts.plots import COLORS
 from reports.scaling.measures import frame_of
+from reports.sections import critic
 from stages import base, normalize, ppo, reward, rloo, sft
 from stages.finished import stage_folder
 from stages.functional import adapt_kl_coef
@@ -279,6 +281,22 @@ def notes_of(entries):
         "ablations": ablations_page.caveats(ppo_rows, []),
         "leaderboard": leaderboard_page.notes([judged]),
     }
+
+
+def test_ablations_draw_what_each_critic_does_as_means_over_seeds(runs):
+    """By hand: -20 and -40 are -30 on average, 0 and 1 are 0.5; before, -9 in each seed."""
+    waits = make_config("tiny").ppo.critic_updates
+    bad = [run_with([-20.0, 0.0], seed=1), run_with([-40.0, 1.0], seed=2)]
+    groups = {"default": bad, "sft": [run_with([0.1, 0.2], name="good")], "none": []}
+    (figure,) = critic.curves(groups)
+    steps = f"over steps 1 to {waits + 2}; lowest"
+    assert f"default: from -9 to 0.5 {steps} -30, highest 0.5." in figure.whole
+    assert f"sft: from -9 to 0.2 {steps} -9, highest 0.2." in figure.whole
+    assert "Length, tokens: default: from" in figure.whole
+    assert "none: no points" not in figure.whole
+    many = {str(number): bad for number in range(len(COLORS) + 1)}
+    assert critic.curves(many) == []
+    assert critic.curves({"none": []}) == []
 
 
 def test_pages_of_several_runs_tell_the_critics_of_each(drawn):

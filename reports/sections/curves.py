@@ -260,21 +260,6 @@ def _dpo(record: Record) -> list[Block]:
     return [*drawn, *_constants("DPO", constant)]
 
 
-def mean_curve(runs: Sequence[Record], stage: str, key: str) -> list[Row]:
-    """A metric of a stage as rows `step` and `key`, as the mean of the runs that have it."""
-    by_step: dict[int, list[float]] = {}
-    for run in runs:
-        for row in run.rows(stage) if stage in run.manifests else []:
-            if row.get(key) is not None:
-                by_step.setdefault(row["step"], []).append(row[key])
-    most = max(map(len, by_step.values()), default=0)
-    return [
-        {"step": step, key: sum(values) / most}
-        for step, values in sorted(by_step.items())
-        if len(values) == most
-    ]
-
-
 # -- score against distance ------------------------------------------------------------------------
 
 
