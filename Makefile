@@ -79,7 +79,7 @@ for = $(foreach name,$(1),$(if $(call given,$(name)),$(if \
 	$(call asks,$(2)),,$(error $(name) is for $(2): $(or $(3),leave it out)))))
 not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2)) takes no $(1): $(3))))
 no_use = $(foreach name,$(1),$(if $(call given,$(name)),$(if $(filter-out $(2),$(or $(MAKECMDGOALS),help)),,$(error \
-	$(MAKECMDGOALS) takes no $(name): $(3)))))
+	$(or $(MAKECMDGOALS),help) takes no $(name): $(3)))))
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
 OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos fuzz publish push \
 	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \

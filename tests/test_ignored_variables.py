@@ -45,6 +45,7 @@ REFUSED = [
     ("leaderboard GPUS=2", "leaderboard takes no GPUS: it is one process."),
     ("planted ENGINE=fsdp2", "planted takes no ENGINE: it is one process."),
     ("compare NODES=2", "compare takes no NODES: it is one process."),
+    ("GPUS=2", "help takes no GPUS: it is one process."),
     ("slurm LAUNCH=torchrun", "slurm takes no LAUNCH: give GPUS and NODES and ENGINE."),
     (
         "slurm REPLACE=1",
