@@ -228,6 +228,18 @@ def test_a_seed_that_fails_has_no_ablations_and_the_others_go_on(runs, capsys):
     assert maker.made[-1][1] == "reports.ablations_page"
 
 
+def test_a_dry_run_names_what_is_missing_and_says_of_the_rest_that_nothing_is_to_do(runs, capsys):
+    assert make_ablations(Recorder(Execution()), Request(), [1], ["dropout"]) == 0
+    capsys.readouterr()
+    dry = Recorder(Execution(dry_run=True))
+    assert make_ablations(dry, Request(), [1], ["dropout", "critic-sft"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "tiny seed 1: nothing to do",
+        "tiny-dropout seed 1: nothing to do",
+        "tiny-critic-sft seed 1: would make ppo and what follows, ppo.critic_init=sft",
+    ]
+
+
 def test_make_passes_seeds_ablations_and_jobs_on_and_refuses_an_unknown_one_at_once(tmp_path):
     found = typed(tmp_path, "-n", "ablations", "SEEDS=1 2", "ABLATIONS=dropout critic-sft")
     assert found.returncode == 0, found.stderr

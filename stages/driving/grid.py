@@ -107,11 +107,14 @@ def make_beside(
     `what` says what a dry run would make of a cell; `page`: its module and its own arguments.
     """
     codes = maker.make_all(start)
-    if maker.execution.dry_run:
-        for cell in others:
-            print(f"{cell.label}: would make {what(cell)}")
-        return max(codes)
     there = {cell.config.seed for cell, code in zip(start, codes, strict=True) if not code}
+    if maker.execution.dry_run:
+        # What a cell lacks can be looked up only where the run that it begins from is complete.
+        there -= {cell.config.seed for cell in start if maker.missing(cell)}
+        for cell in others:
+            made = cell.config.seed in there and not maker.missing(cell)
+            print(f"{cell.label}: {'nothing to do' if made else f'would make {what(cell)}'}")
+        return max(codes)
     todo = [cell for cell in others if cell.config.seed in there]
     codes += maker.make_all(todo)
     if maker.stopped:
