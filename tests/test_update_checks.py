@@ -46,6 +46,7 @@ def check(rollout, settings=None, **kwargs):
         {"whiten_advantages": False, "lam": 0.0},
         {"whiten_over": "process"},
         {"whiten_rewards": True},
+        {"score_at": "eos"},
         {"kl_estimator": "k2"},
         {"kl_estimator": "k3", "kl_in": "loss"},
     ],
@@ -114,6 +115,14 @@ def test_gae_across_eos_is_refused():
     check(credit.credit(*args), settings)
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
         check(PLANTED["gae-across-eos"].wrong(credit.credit, *args), settings)
+
+
+def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
+    settings = Ppo(**SIZES, score_at="eos")
+    shaped = credit.shape(episodes(), settings, PAD, KL_COEF, "eos")
+    further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
+    with pytest.raises(UserError, match="the critic's targets are not the returns"):
+        check(credit.credit(Accelerator(cpu=True), further, settings), settings)
 
 
 def test_advantages_of_the_batch_before_are_refused():

@@ -70,8 +70,9 @@ def check_credit(
     """
     if rollout.values is None or rollout.returns is None:
         raise ValueError("these episodes have no critic's values")
-    # A value counts at every real token, and at the one after the last.
-    counted = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+    # A value counts at every real token, and where a score after EOS stands.
+    one_further = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+    counted = real if ppo.score_at == "eos" else one_further
     values = rollout.values.double().masked_fill(~counted, 0)
     after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
     deltas = rollout.rewards.double() + ppo.gamma * after - values
