@@ -134,7 +134,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horiz
 
     kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
 
-    kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
+    kl, target > 0: nats per episode; episodes: of this batch; horizon > episodes / 5.
     Source: Ziegler et al. 2019, section 2.2 (off in the runs of Huang et al. 2024).
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
