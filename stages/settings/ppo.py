@@ -53,8 +53,8 @@ class PolicyGradient:
     """Optimizer steps per pass. Above 1, which episodes meet in a minibatch depends on the number
     of processes, as in Huang et al. 2024."""
     target_kl: float = 0.0
-    """An update ends after an epoch whose policy/approxkl_avg is above this, nats per token;
-    0: never, as in Huang et al. 2024."""
+    """An update ends after an epoch whose policy/approxkl_avg is above this, nats per token. Each
+    step measures it before it learns. 0: never, as in Huang et al. 2024."""
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
     `episodes`: over its sequences' sums, so that length divides nothing (RLOO, Dr.GRPO);
