@@ -56,6 +56,20 @@ def test_what_is_right_is_not_refused(changed):
     check(credited(settings=settings), settings)
 
 
+@pytest.mark.parametrize("deviation", [1.01e-3, 1.3e-3, 1e-2])
+def test_whitening_of_small_advantages_is_not_refused(deviation):
+    settings = Ppo(**SIZES)
+    plain = credited(settings=replace(settings, whiten_advantages=False))
+    factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
+    scaled = ("logprobs", "ref_logprobs", "values", "scores")
+    small = episodes().map(lambda name, x: factor * x if name in scaled else x)
+    shaped = credit.shape(small, settings, PAD, KL_COEF)
+    rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
+    check(rollout, settings)
+    with pytest.raises(UserError, match="advantages are not those"):
+        check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
+
+
 @pytest.mark.parametrize("eos_trick", ["replace", "off"])
 def test_a_large_score_and_a_long_response_round_alike(eos_trick):
     settings = Ppo(**SIZES, eos_trick=eos_trick)

@@ -19,6 +19,8 @@ TOLERANCE = 2e-3
 """Of a difference to the largest number compared: float32 rounds to 1e-7, sums of it to 1e-5."""
 LEAST_VARIANCE = 1e-6
 """Advantages that vary less than this are not compared after whitening: rounding decides them."""
+FLOOR = 1e-8
+"""Of the variance under whitening's root, in the code of Huang et al. 2024."""
 
 
 @torch.no_grad()
@@ -89,7 +91,7 @@ def check_credit(
         variance = tokens.var(correction=0)
         if variance < LEAST_VARIANCE:
             return
-        advantages = (advantages - tokens.mean()) / variance.sqrt()
+        advantages = (advantages - tokens.mean()) / (variance + FLOOR).sqrt()
     _require_equal(
         rollout.advantages.double()[real],
         advantages[real],
