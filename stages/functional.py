@@ -293,8 +293,9 @@ def value_losses(
     clipped_values = values + (new_values - values).clamp(-cliprange_value, cliprange_value)
     losses = (new_values - returns).square()
     clipped_losses = (clipped_values - returns).square()
-    clipped = (clipped_losses > losses).to(losses.dtype)
-    return 0.5 * torch.maximum(losses, clipped_losses), clipped
+    # V_old + (V - V_old) rounds: a difference within the range is no clipping.
+    clipped = ((new_values - values).abs() > cliprange_value) & (clipped_losses > losses)
+    return 0.5 * torch.maximum(losses, clipped_losses), clipped.to(losses.dtype)
 
 
 def value_loss(
