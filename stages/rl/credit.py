@@ -72,7 +72,8 @@ def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
 def whiten(accelerator: Accelerator, x: Tensor, mask: Tensor, ppo: Ppo, shift_mean: bool) -> Tensor:
     """`masked_whiten` over the batch of all processes, or over this process's part of it.
 
-    Huang et al. 2024 whitens each process's part. Returns this process's rows, [B, T].
+    Returns this process's rows, [B, T]. Raises ValueError where no position counts.
+    differs: over the global batch by default, where Huang et al. 2024 whitens each process's part.
     """
     if ppo.whiten_over == "process":
         return functional.masked_whiten(x, mask, shift_mean=shift_mean)
