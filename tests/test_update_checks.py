@@ -14,7 +14,7 @@ from stages.rl.update_checks import check_update
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
-from tests.test_planted import PAD, credited, episodes
+from tests.test_planted import EOS, PAD, credited, episodes
 
 SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
 KL_COEF = 0.05
@@ -28,7 +28,7 @@ def learner(settings, update=3, steps=None):
     return SimpleNamespace(
         update=update,
         accelerator=Accelerator(cpu=True),
-        networks=SimpleNamespace(pad_id=PAD),
+        networks=SimpleNamespace(pad_id=PAD, eos_id=EOS),
         optimizer=SimpleNamespace(state=state),
     )
 
@@ -158,6 +158,26 @@ def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
     check(same, waiting, update=7)
     with pytest.raises(UserError, match=r"update 4: KL\(policy, ref_policy\) is 0 at every token"):
         check(same)
+
+
+def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
+    chosen = Rloo(**SIZES, samples_per_query=2)
+    unended = replace(
+        episodes(),
+        responses=torch.full((2, 4), 5),
+        ref_logprobs=episodes().logprobs,
+        scores=torch.full((2,), -1.0),
+    )
+
+    def rollout(x):
+        shaped = credit.shape(x, chosen, PAD, KL_COEF)
+        return grouped.credit(shaped, chosen, functional.leave_one_out)
+
+    with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
+        check(rollout(unended), chosen)
+    scored = replace(unended, scores=torch.tensor([-1.0, 1.0]))
+    with pytest.raises(UserError, match="the reference policy follows it"):
+        check(rollout(scored), chosen)
 
 
 def test_lost_moments_are_refused():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
+from stages.rl.start_checks import NOTHING_ENDS
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 
@@ -36,7 +37,7 @@ def check_update(
     check_rewards(update, rollout, real, settings, kl_coef)
     check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
-        check_reference(update, rollout, real)
+        check_reference(update, rollout, real, learner.networks.eos_id)
     if isinstance(settings, Ppo):
         check_credit(update, learner.accelerator, rollout, real, settings)
     else:
@@ -116,13 +117,21 @@ def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
     _require_equal(sums, torch.zeros_like(sums), what, scale)
 
 
-def check_reference(update: str, rollout: Rollout, real: Tensor) -> None:
-    """Once the policy has learned, not every token's KL is 0."""
-    if torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
-        raise UserError(
-            f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: the"
-            " reference policy follows it, or the policy does not learn"
-        )
+def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:
+    """Once the policy has learned, not every token's KL is 0.
+
+    Where no response ends, the EOS trick gives all the same score. Without a critic no advantage is
+    left then, so the policy cannot learn.
+    """
+    if not torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
+        return
+    fault = "the reference policy follows it, or the policy does not learn"
+    if not (rollout.responses == eos_id).any() and not rollout.advantages.any():
+        fault = "no response ends, so a query's samples have equal scores and nothing is learned: "
+        fault += NOTHING_ENDS
+    raise UserError(
+        f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: {fault}"
+    )
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:
