@@ -344,11 +344,10 @@ def eos_limit(default: SeedsOfRun) -> str:
 def shift_cancels(ppo: dict[str, Any]) -> bool:
     """Whether a constant added to all scores and all of the critic's values changes no advantage.
 
-    The score must stand where the critic has a value of the same text, and nothing may scale
-    rewards that now have another mean.
+    Nothing may discount, or scale rewards that now have another mean.
     """
     same_start = ppo["critic_init"] == "reward_model" and ppo["gamma"] == 1
-    return same_start and ppo["score_at"] == "after_eos" and not ppo["whiten_rewards"]
+    return same_start and not ppo["whiten_rewards"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pipeline of RLHF on TL;DR in nine lines; the first seven are the stages of this package:
+"""The pipeline of RLHF on TL;DR in eleven lines; the first nine are the stages of this package:
 
 base       the checkpoint, the tokenizer and the tokenised posts that a preset starts from
 sft        supervised fine-tuning on the reference summaries

@@ -149,7 +149,7 @@ def pair_logprobs(
     """
     queries, summaries = preferences.pair_tokens(split, rows)
     chosen, rejected = summary_logprobs(policy, queries, summaries, device).unbind(0)
-    return chosen, preferences.alike(summaries, chosen, rejected)
+    return chosen, preferences.equal_for_equal_texts(summaries, chosen, rejected)
 
 
 @torch.no_grad()

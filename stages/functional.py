@@ -37,8 +37,8 @@ def truncate_after(responses: Tensor, stop_id: int, pad_id: int) -> Tensor:
 def response_masks(postprocessed_responses: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
     """Which response tokens count, and which values count.
 
-    response_mask[t] = t <= L and value_mask[t] = t <= L + 1, where L is the index of the last real
-    token. `values[L + 1]` is the critic at the EOS token, where the reward model reads its score.
+    response_mask[t] = t <= last and value_mask[t] = t <= last + 1; `last`: index of the last real
+    token. `values[last + 1]` is the critic at EOS, where the reward model reads its score.
 
     Shapes: postprocessed_responses [B, T] -> response_mask, value_mask [B, T] bool.
     Source: the code of Huang et al. 2024 (inverted: padding_mask and padding_mask_p1).
@@ -75,8 +75,7 @@ def subtract_missing_eos(
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature), in float32 or wider.
 
-    Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. temperature > 0.
-    Raises ValueError for a temperature that is not positive.
+    Shapes: logits [B, T, V], tokens [B, T] -> [B, T], nats. Raises ValueError if temperature <= 0.
     Source: the code of Huang et al. 2024 (the sampling temperature divides all logits).
     differs: Huang et al. 2024 divides by temperature + 1e-7 and computes in bfloat16.
     """
@@ -91,9 +90,8 @@ def paper_token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> 
 
     log_softmax(logits / (temperature + 1e-7)) at each token, to about three digits.
 
-    Shapes: logits [B, T, V], tokens [B, T] -> [B, T] float32, nats. temperature > 0.
-    Raises ValueError for a temperature that is not positive.
-    Source: the code of Huang et al. 2024, run in bf16.
+    Shapes: logits [B, T, V], tokens [B, T] -> [B, T] float32, nats.
+    Raises ValueError if temperature <= 0. Source: the code of Huang et al. 2024, run in bf16.
     """
     _require_positive("temperature", temperature)
     scaled = logits.to(torch.bfloat16) / (temperature + 1e-7)
@@ -134,7 +132,7 @@ def adapt_kl_coef(kl_coef: float, kl: float, target: float, episodes: int, horiz
 
     kl_coef * (1 + clip(kl / target - 1, -0.2, 0.2) * episodes / horizon).
 
-    kl, target > 0: nats per episode; episodes: of this batch; horizon: episodes.
+    kl, target > 0: nats per episode; episodes: of this batch; horizon > episodes / 5.
     Source: Ziegler et al. 2019, section 2.2 (off in the runs of Huang et al. 2024).
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
@@ -184,9 +182,8 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
     (x - mean) / sqrt(variance + 1e-8), with the biased variance; 0 where x does not count.
 
-    Shapes: x [..], mask [..] bool -> [..].
+    Shapes: x [..], mask [..] bool -> [..]. Raises ValueError where no position counts.
     Source: Huang et al. 2024, details 24 (rewards, without shift) and 25 (advantages).
-    differs: over the global batch, where Huang et al. 2024 whitens on each device apart.
     """
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean).square(), mask)
@@ -200,10 +197,9 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
     """Generalised advantage estimates and the returns that the critic learns; not whitened.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  R_t = A_t + V_t,
-    with V = A = 0 after the last position.
+    with V = A = 0 after the last position; gamma, lam in [0, 1].
 
     Shapes: rewards, values [B, T] (0 where they do not count) -> advantages, returns [B, T].
-    gamma, lam in [0, 1].
     Source: the code of Huang et al. 2024 (gamma 1, lambda 0.95); Stiennon et al. 2020, 3.4.
     """
     next_values = F.pad(values[:, 1:], (0, 1))
@@ -221,10 +217,12 @@ def minus_group_mean(rewards: Tensor, group_size: int) -> Tensor:
     """Dr.GRPO's advantages: each reward minus its group's mean, not divided by a deviation.
 
     Shapes: rewards [B], whole episodes, the group_size > 1 of one query are neighbours -> [B].
-    Raises ValueError for a smaller group. Source: Liu et al. 2025 (arXiv 2503.20783), section 3.2.
+    Raises ValueError for small or partial groups. Source: Liu et al. 2025 (arXiv 2503.20783), 3.2.
     """
     if group_size < 2:
         raise ValueError(f"a group has at least 2 episodes, not {group_size}")
+    if len(rewards) % group_size:
+        raise ValueError(f"{len(rewards)} episodes are no full groups of {group_size}")
     groups = rewards.view(-1, group_size)
     return (groups - groups.mean(dim=1, keepdim=True)).flatten()
 
@@ -232,7 +230,7 @@ def minus_group_mean(rewards: Tensor, group_size: int) -> Tensor:
 def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
     """RLOO's advantages: each reward minus the mean of its group's others.
 
-    For groups of K it is K / (K - 1) times `minus_group_mean`, which says what is refused.
+    For groups of K: K / (K - 1) times `minus_group_mean`. Raises ValueError as `minus_group_mean`.
 
     Shapes: rewards [B] -> [B]. Source: Ahmadian et al. 2024, section 3.2.
     """
@@ -271,7 +269,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean of `policy_losses` over real tokens, and the clipped share (stages: `loss_weights`).
 
-    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0. Source: as `policy_losses`.
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange > 0.
+    Raises ValueError where no position counts. Source: as `policy_losses`.
     """
     losses, clipped = policy_losses(new_logprobs, logprobs, advantages, response_mask, cliprange)
     return masked_mean(losses, response_mask), masked_mean(clipped, response_mask)
@@ -293,8 +292,9 @@ def value_losses(
     clipped_values = values + (new_values - values).clamp(-cliprange_value, cliprange_value)
     losses = (new_values - returns).square()
     clipped_losses = (clipped_values - returns).square()
-    clipped = (clipped_losses > losses).to(losses.dtype)
-    return 0.5 * torch.maximum(losses, clipped_losses), clipped
+    # V_old + (V - V_old) rounds: a difference within the range is no clipping.
+    clipped = ((new_values - values).abs() > cliprange_value) & (clipped_losses > losses)
+    return 0.5 * torch.maximum(losses, clipped_losses), clipped.to(losses.dtype)
 
 
 def value_loss(
@@ -302,21 +302,21 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean of `value_losses` where the mask counts, and the share of positions that is clipped.
 
-    Shapes: all [B, T]; -> loss [], clipfrac []. Source: as `value_losses`, unit of the range too.
+    Shapes: all [B, T]; -> loss [], clipfrac []. cliprange_value > 0, reward units.
+    Raises ValueError where no position counts. Source: as `value_losses`.
     """
     losses, clipped = value_losses(new_values, values, returns, value_mask, cliprange_value)
     return masked_mean(losses, value_mask), masked_mean(clipped, value_mask)
 
 
 def loss_weights(mask: Tensor, mean: str) -> Tensor:
-    """Weight of every token in a loss that is sum(weight * loss) / sum(weight) over a minibatch.
+    """Weight of each token's loss; the caller divides the weighted sum by `count_divisors`.
 
-    `tokens`: 1; `sequences`: 1 / its sequence's tokens; `microbatches`: 1 / all tokens of this
-    tensor. `episodes`: 1, for a sum over tokens that whoever asks divides by episodes instead.
+    `tokens` and `episodes`: 1; `sequences`: 1 / its sequence's tokens; `microbatches`: 1 / all
+    tokens of this tensor. The divisor is the number of what `mean` names, over the minibatch.
 
     Shapes: mask [B, T] bool -> [B, T] float32, 0 where the mask does not count.
-    Raises ValueError for another mean.
-    Source: the code of Huang et al. 2024 (`microbatches`).
+    Raises ValueError for another mean. Source: the code of Huang et al. 2024 (`microbatches`).
     """
     counted = mask.float()
     if mean in ("tokens", "episodes"):
@@ -333,7 +333,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
     1 is a perfect critic, 0 one that says a constant. The variance is the biased one.
 
-    Shapes: values, returns [..], mask [..] bool -> [].
+    Shapes: values, returns [..], mask [..] bool -> []. Raises ValueError where no position counts.
     Source: a diagnostic of our own, not in Huang et al. 2024.
     """
 

@@ -78,8 +78,9 @@ def normalize(config: Config) -> None:
 
 
 def evenly(rows: int, count: int) -> list[int]:
-    """At most `count` of so many rows, equally far apart from the first on."""
-    return list(range(0, rows, -(-rows // count)))
+    """`count` of so many rows, or all if there are fewer: the first, and others evenly spaced."""
+    count = min(rows, count)
+    return [place * rows // count for place in range(count)]
 
 
 def check_mean(mean: float, tolerance: float) -> None:

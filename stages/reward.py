@@ -22,7 +22,7 @@ from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
-    alike,
+    equal_for_equal_texts,
     gap_rows,
     over_pairs,
     pair_step,
@@ -86,7 +86,7 @@ def score_pairs(
     """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass."""
     queries, summaries = pair_tokens(split, rows)
     chosen, rejected = summary_scores(reward_model, queries, summaries, device).unbind(0)
-    return chosen, alike(summaries, chosen, rejected)
+    return chosen, equal_for_equal_texts(summaries, chosen, rejected)
 
 
 @torch.no_grad()

@@ -90,6 +90,8 @@ SETTINGS: list[tuple[str, str]] = [
     ("--name x --set ppo.kl_coef=high", "ppo.kl_coef takes a value of type float"),
     ("--name x --set ppo.kl_coef=nan", "ppo.kl_coef takes a finite number"),
     ("--name x --set ppo.kl_coef=-1", "ppo.kl_coef must be at least 0"),
+    ("--name x --set ppo.kl_target=6 ppo.kl_coef=0", "ppo.kl_coef must be above 0 with"),
+    ("--name x --set rloo.kl_target=6 rloo.batch_size=100 rloo.kl_horizon=20", "rloo.kl_horizon"),
     ("--name x --set sft.epochs=1.5", "sft.epochs takes a value of type int"),
     ("--name x --set sft.learning_rate=0", "sft.learning_rate must be above 0"),
     ("--name x --set ppo.eos_trick=never", "ppo.eos_trick must be one of"),

@@ -352,7 +352,7 @@ def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(plac
     assert "TD error" not in text_of("dropout")
     plain = vars(make_config("tiny").ppo)
     assert ablations_page.shift_cancels(plain)
-    for other in ({"gamma": 0.9}, {"critic_init": "sft"}, {"score_at": "eos"}):
+    for other in ({"gamma": 0.9}, {"critic_init": "sft"}, {"whiten_rewards": True}):
         assert not ablations_page.shift_cancels(plain | other)
 
 

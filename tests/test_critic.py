@@ -21,6 +21,7 @@ from stages.rl.metrics import describe
 from stages.rl.networks import Origins, load_critic
 from stages.rl.start_checks import (
     say_if_not_ending_pays,
+    say_if_nothing_ends,
     say_if_score_has_not_risen,
     say_if_worse_than_a_constant,
 )
@@ -192,6 +193,16 @@ def test_a_line_in_the_terminal_says_where_not_ending_pays(before_ppo, capsys):
     assert said == "48% end and score below -1, the score without an EOS: eos_trick=subtract\n"
     say_if_not_ending_pays(accelerator, 0.2, Ppo())
     say_if_not_ending_pays(accelerator, 0.5, Ppo(eos_trick="subtract"))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_in_the_terminal_says_where_nothing_ends(before_ppo, capsys):
+    accelerator = learner_of(before_ppo, make_config("tiny")).accelerator
+    say_if_nothing_ends(accelerator, 0.0, Ppo())
+    said = capsys.readouterr().err
+    assert said == "no response ends: more sft.epochs, or a larger data.max_summary_tokens\n"
+    say_if_nothing_ends(accelerator, 0.01, Ppo())
+    say_if_nothing_ends(accelerator, 0.0, Ppo(eos_trick="off"))
     assert capsys.readouterr().err == ""
 
 

@@ -158,6 +158,11 @@ def test_where_the_result_depends_on_the_microbatch_it_is_not_halved(policy):
     with pytest.raises(UserError, match=r"of 8: set memory\.microbatch_size=4 \(they are not"):
         in_memory(loop.learner, out_of_memory)
     assert not loop.run.noted
+    # No smaller size is left, so the line names none. Four samples of a query stand in one pass.
+    for loop.learner.microbatch_size, least, held in ((1, 1, 1), (2, 4, 4)):
+        with pytest.raises(UserError, match=rf"the smallest microbatches, of {held}: try"):
+            in_memory(loop.learner, out_of_memory, least)
+    loop.learner.microbatch_size = 8
     loop.learner.fixed_by = ""
     assert in_memory(loop.learner, lambda size: size if size < 8 else out_of_memory(size)) == 4
 

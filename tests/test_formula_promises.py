@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages import functional
-from stages.functional import kl_estimate, loss_weights, masked_mean, shape_rewards
+from stages.functional import kl_estimate, loss_weights, shape_rewards
 
 X = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -0.2]])
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -59,5 +59,9 @@ def test_unknown_choices_and_empty_masks_are_refused():
         shape_rewards(X, X[:, 0], MASK, 0.1, "before")
     with pytest.raises(ValueError, match="batches"):
         loss_weights(MASK, "batches")
-    with pytest.raises(ValueError, match="no position"):
-        masked_mean(X, torch.zeros_like(MASK))
+    averages = "masked_mean masked_whiten policy_loss value_loss explained_variance".split()
+    for name in averages:
+        arguments = [torch.zeros_like(MASK) if x is MASK else x for x in CALLS[name]]
+        with pytest.raises(ValueError, match="no position"):
+            getattr(functional, name)(*arguments)
+        assert "Raises ValueError where no position counts" in getattr(functional, name).__doc__

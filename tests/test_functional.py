@@ -340,6 +340,16 @@ def test_the_value_loss_is_clipped_around_the_old_value():
     close(torch.stack([same, clipfrac]), [0.5 * 9.0, 0.0])
 
 
+@pytest.mark.parametrize("cliprange_value", [50.0, math.inf])
+def test_rounding_within_the_range_is_not_counted_as_clipping(cliprange_value):
+    drawn = torch.randn(3, 20, 50, generator=torch.Generator().manual_seed(2))
+    new, values, returns = drawn
+    assert (values + (new - values) != new).any()  # rounding alone
+    loss, clipfrac = value_loss(new, values, returns, torch.ones(20, 50).bool(), cliprange_value)
+    assert clipfrac == 0
+    close(loss, 0.5 * (new - returns).square().mean(), 1e-5)
+
+
 def test_the_preference_loss_of_a_tie_is_ln_2_and_falls_with_the_gap():
     close(preference_loss(torch.tensor([1.0]), torch.tensor([1.0])), math.log(2))
     close(preference_loss(torch.tensor([LN3]), torch.tensor([0.0])), -math.log(3 / 4))
@@ -362,3 +372,5 @@ def test_leave_one_out_is_each_reward_minus_the_mean_of_its_groups_others():
     close(leave_one_out(rewards, 4), centred * 4 / 3, 1e-6)
     with pytest.raises(ValueError, match="at least 2"):
         leave_one_out(rewards, 1)
+    with pytest.raises(ValueError, match="8 episodes are no full groups of 3"):
+        leave_one_out(rewards, 3)

@@ -53,7 +53,7 @@ def episodes(seed=1):
 def credited(change=lambda right, *args: right(*args), settings=None, seed=1):
     """The rollout of two episodes: the right one, or what a wrong function makes of it."""
     settings = settings or Ppo(total_episodes=64, batch_size=64)
-    shaped = credit.shape(episodes(seed), settings, PAD, kl_coef=0.05)
+    shaped = credit.shape(episodes(seed), settings, PAD, 0.05, settings.score_at)
     return change(credit.credit, Accelerator(cpu=True), shaped, settings)
 
 

@@ -1,11 +1,13 @@
 """Step-0 checks: each fault is caught before the first update, and named with its stage."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from stages import functional, normalize
@@ -15,8 +17,8 @@ from stages.learning.models import load_policy
 from stages.learning.passes import PolicyAndCritic, score_responses
 from stages.learning.state import saving_a_broken_batch
 from stages.posts.ragged import make_ragged, pad_left, pad_right
-from stages.rl import start_checks
-from stages.rl.episodes import Rollout, Sampled
+from stages.rl import credit, start_checks
+from stages.rl.episodes import Episodes, Rollout, Sampled
 from stages.rl.rollout import measure, score
 from stages.rl.update import optimize
 from stages.settings.command_line import make_config
@@ -91,6 +93,16 @@ def test_a_mean_of_references_that_is_not_0_is_caught_within_what_bf16_rounds():
             normalize.check_mean(mean, normalize.TOLERANCES[precision])
 
 
+def test_as_many_references_as_asked_are_spread_evenly():
+    for rows, count in ((8000, 2000), (512, 256), (600, 600)):  # two presets, and all
+        assert normalize.evenly(rows, count) == list(range(0, rows, rows // count))
+    assert normalize.evenly(5, 3) == [0, 1, 3]
+    assert normalize.evenly(3, 5) == [0, 1, 2]
+    spread = normalize.evenly(2600, 1000)
+    assert len(spread) == 1000
+    assert {after - before for before, after in pairwise(spread)} == {2, 3}
+
+
 def test_log_probabilities_of_other_weights_are_caught_by_the_ratio(networks, start):
     other = replace(start, logprobs=start.logprobs + 0.02)
     with pytest.raises(UserError, match=r"ratio is not 1.*Stage at fault: ppo"):
@@ -113,6 +125,19 @@ def test_an_eos_at_the_last_place_has_no_value_after_it_to_compare(networks, sta
     cut.values[1] += 0.5
     with pytest.raises(UserError, match="critic differs"):
         start_checks.check_critic(cut, eos_id, BOUNDS)
+
+
+def test_the_critic_is_compared_at_eos_where_its_value_there_is_not_learned(networks, start):
+    settings, pad_id = Ppo(score_at="eos"), networks[3]
+    episodes = Episodes(**{column.name: getattr(start, column.name) for column in fields(Episodes)})
+    shaped = credit.shape(episodes, settings, pad_id, 0.05, settings.score_at)
+    rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
+    assert torch.equal(rollout.value_mask, rollout.response_mask)
+    assert rollout.values is not None
+    start_checks.check_critic(rollout, networks[2], BOUNDS)
+    other = replace(rollout, values=rollout.values + 0.5)
+    with pytest.raises(UserError, match="critic differs"):
+        start_checks.check_critic(other, networks[2], BOUNDS)
 
 
 def test_the_critic_is_compared_where_the_reward_model_is_read(before_ppo):

@@ -150,7 +150,8 @@ def credit_by_hand(case: Episodes, settings: Ppo, lam: float = 0.95) -> list[lis
         at = length - 1 if settings.score_at == "eos" or length == 5 else length
         one[at] += case.scores[row].item()
         rewards.append(one)
-    counted = [range(min(length + 1, 5)) for length in LENGTHS]
+    further = 0 if settings.score_at == "eos" else 1  # after EOS the episode is over
+    counted = [range(min(length + further, 5)) for length in LENGTHS]
     if settings.whiten_rewards:
         flat = torch.tensor([rewards[row][t] for row in range(3) for t in counted[row]])
         deviation = (flat.var(unbiased=False) + 1e-8).sqrt().item()

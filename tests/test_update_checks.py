@@ -14,7 +14,7 @@ from stages.rl.update_checks import check_update
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
 from tests.planted import PLANTED, of_the_batch_before
-from tests.test_planted import PAD, credited, episodes
+from tests.test_planted import EOS, PAD, credited, episodes
 
 SIZES: dict[str, Any] = {"total_episodes": 64, "batch_size": 64, "num_ppo_epochs": 4}
 KL_COEF = 0.05
@@ -28,7 +28,7 @@ def learner(settings, update=3, steps=None):
     return SimpleNamespace(
         update=update,
         accelerator=Accelerator(cpu=True),
-        networks=SimpleNamespace(pad_id=PAD),
+        networks=SimpleNamespace(pad_id=PAD, eos_id=EOS),
         optimizer=SimpleNamespace(state=state),
     )
 
@@ -46,6 +46,7 @@ def check(rollout, settings=None, **kwargs):
         {"whiten_advantages": False, "lam": 0.0},
         {"whiten_over": "process"},
         {"whiten_rewards": True},
+        {"score_at": "eos"},
         {"kl_estimator": "k2"},
         {"kl_estimator": "k3", "kl_in": "loss"},
     ],
@@ -53,6 +54,20 @@ def check(rollout, settings=None, **kwargs):
 def test_what_is_right_is_not_refused(changed):
     settings = Ppo(**SIZES, **changed)
     check(credited(settings=settings), settings)
+
+
+@pytest.mark.parametrize("deviation", [1.01e-3, 1.3e-3, 1e-2])
+def test_whitening_of_small_advantages_is_not_refused(deviation):
+    settings = Ppo(**SIZES)
+    plain = credited(settings=replace(settings, whiten_advantages=False))
+    factor = deviation / plain.advantages[plain.response_mask].std(correction=0)
+    scaled = ("logprobs", "ref_logprobs", "values", "scores")
+    small = episodes().map(lambda name, x: factor * x if name in scaled else x)
+    shaped = credit.shape(small, settings, PAD, KL_COEF)
+    rollout = credit.credit(Accelerator(cpu=True), shaped, settings)
+    check(rollout, settings)
+    with pytest.raises(UserError, match="advantages are not those"):
+        check(replace(rollout, advantages=1.01 * rollout.advantages), settings)
 
 
 @pytest.mark.parametrize("eos_trick", ["replace", "off"])
@@ -116,6 +131,14 @@ def test_gae_across_eos_is_refused():
         check(PLANTED["gae-across-eos"].wrong(credit.credit, *args), settings)
 
 
+def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
+    settings = Ppo(**SIZES, score_at="eos")
+    shaped = credit.shape(episodes(), settings, PAD, KL_COEF, "eos")
+    further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
+    with pytest.raises(UserError, match="the critic's targets are not the returns"):
+        check(credit.credit(Accelerator(cpu=True), further, settings), settings)
+
+
 def test_advantages_of_the_batch_before_are_refused():
     change = of_the_batch_before()
     check(credited(change, seed=1))
@@ -135,6 +158,26 @@ def test_a_reference_that_follows_is_refused_once_the_policy_has_learned():
     check(same, waiting, update=7)
     with pytest.raises(UserError, match=r"update 4: KL\(policy, ref_policy\) is 0 at every token"):
         check(same)
+
+
+def test_rivals_that_cannot_learn_because_no_response_ends_are_told_so():
+    chosen = Rloo(**SIZES, samples_per_query=2)
+    unended = replace(
+        episodes(),
+        responses=torch.full((2, 4), 5),
+        ref_logprobs=episodes().logprobs,
+        scores=torch.full((2,), -1.0),
+    )
+
+    def rollout(x):
+        shaped = credit.shape(x, chosen, PAD, KL_COEF)
+        return grouped.credit(shaped, chosen, functional.leave_one_out)
+
+    with pytest.raises(UserError, match=r"no response ends, so .* more sft\.epochs"):
+        check(rollout(unended), chosen)
+    scored = replace(unended, scores=torch.tensor([-1.0, 1.0]))
+    with pytest.raises(UserError, match="the reference policy follows it"):
+        check(rollout(scored), chosen)
 
 
 def test_lost_moments_are_refused():

@@ -60,7 +60,10 @@ def shift_scores(model: nn.Module, amount: float) -> None:
 
 
 def reset_head(model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Weights Normal(0, 1 / sqrt(H + 1)), bias 0. Source: Huang et al. 2024, detail 11."""
+    """Weights normal with mean 0 and standard deviation 1 / sqrt(H + 1), bias 0.
+
+    Source: Huang et al. 2024, detail 11.
+    """
     head = head_of(model)
     with torch.no_grad():
         head.weight.normal_(0, (head.in_features + 1) ** -0.5, generator=generator)

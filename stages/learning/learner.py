@@ -121,15 +121,15 @@ def in_memory(learner: Learner, gradients: Callable[[int], T], least: int = 1) -
 def _halve(learner: Learner, least: int) -> None:
     size, update = learner.microbatch_size, learner.update + 1
     half = max(least, size // 2)
+    if size <= least:  # a pass then holds `least`, whatever the setting says
+        raise UserError(
+            f"out of memory in the smallest microbatches, of {max(size, least)}: try "
+            "memory.gradient_checkpointing=true, lora.rank=16, or GPUS= with ENGINE=fsdp2"
+        )
     if learner.fixed_by:
         raise UserError(
             f"out of memory in microbatches of {size}: set memory.microbatch_size={half} (they are "
             f"not halved, because with {learner.fixed_by} the result depends on their size)"
-        )
-    if size <= least:
-        raise UserError(
-            f"out of memory in the smallest microbatches, of {size}: try "
-            "memory.gradient_checkpointing=true, lora.rank=16, or GPUS= with ENGINE=fsdp2"
         )
     if learner.note_halving is not None:
         learner.note_halving({"update": update, "from": size, "to": half})

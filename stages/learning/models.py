@@ -52,8 +52,8 @@ SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer with a [PAD] of our own as its last id, whatever pad it has had.
 
-    Were the pad the EOS, as in many chat models, masking pads would hide every EOS from the loss
-    and the model would never learn to stop. Were it another real token, sampling would leave out
+    If the pad were the EOS, as in many chat models, masking pads would hide every EOS from the loss
+    and the model would never learn to stop. If it were another real token, sampling would leave out
     all ids above it. Raises UserError if the tokenizer does not load or has no EOS.
     Source: Huang et al. 2024, detail 3.
     """

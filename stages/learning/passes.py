@@ -344,7 +344,7 @@ def _response_rows(
 
 
 def _laid_out(tokens: Tensor, widths: Sequence[int]) -> SharedRows:
-    """Rows of blocks, the query's first. With one text a row, a plain mask will do.
+    """Rows of blocks, the query's first. With one text a row, a 2D mask suffices.
 
     Shapes: tokens [R, L], EMPTY where padded; widths: columns of each block.
     """

@@ -44,10 +44,13 @@ def pair_tokens(
     return [columns["queries"][row] for row in rows], summaries
 
 
-def alike(summaries: list[list[Tensor]], chosen: Tensor, rejected: Tensor) -> Tensor:
-    """`rejected`, [rows], where a pair's summaries differ, and else `chosen`.
+def equal_for_equal_texts(
+    summaries: list[list[Tensor]], chosen: Tensor, rejected: Tensor
+) -> Tensor:
+    """`rejected`, [rows], with `chosen`'s number where both summaries are the same text.
 
-    Equal summaries stand in different columns, where rounding would tell them apart.
+    So their gap is exactly 0. The two stand in different columns, and rounding would give a gap
+    otherwise.
     """
     equal = [torch.equal(*pair) for pair in zip(*summaries, strict=True)]
     return torch.where(torch.tensor(equal, device=chosen.device), chosen, rejected)

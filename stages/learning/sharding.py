@@ -165,8 +165,8 @@ def _shard(accelerator: Accelerator, network: nn.Module) -> None:
         for module in model.modules():
             if type(module).__name__ in layers:
                 fully_shard(module, mesh=mesh)
-        # torch would keep the root's weights whole from a forward pass to the backward pass. There
-        # may be none; then who reads the weights next would not find their parts.
+        # torch would keep the root's weights whole from a forward pass to the backward pass.
+        # Without one they would stay whole, and code that reads the shards next would fail.
         fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 

@@ -29,11 +29,13 @@ def shape(
     kl_coef: float,
     score_at: str = "after_eos",
 ) -> Shaped:
-    """Step 4: -kl_coef * KL at every token, plus the score at the end.
+    """Step 4: -kl_coef * KL at every token, plus the score at the end, and where values count.
 
-    kl_coef is this update's, in reward units per nat.
+    kl_coef is this update's, in reward units per nat. `score_at` as in `functional.shape_rewards`.
     """
     response_mask, value_mask = functional.response_masks(episodes.responses, pad_id)
+    if score_at == "eos":  # the episode is over after EOS: no value of later text may enter
+        value_mask = response_mask
     kl = functional.kl_estimate(episodes.logprobs, episodes.ref_logprobs, settings.kl_estimator)
     in_reward = kl_coef if settings.kl_in == "reward" else 0.0
     return Shaped(
@@ -62,14 +64,16 @@ def credit(accelerator: Accelerator, shaped: Shaped, ppo: Ppo) -> Rollout:
         _, returns = functional.gae(rewards, values, ppo.gamma, ppo.critic_lam)
     if ppo.whiten_advantages:
         advantages = whiten(accelerator, advantages, shaped.response_mask, ppo, shift_mean=True)
-    changed = {"rewards": rewards, "values": values}
+    # Values stay as measured, for `check_critic`: with score_at=eos the one at EOS does not count.
+    changed = {"rewards": rewards}
     return Rollout(**vars(shaped) | changed, advantages=advantages, returns=returns)
 
 
 def whiten(accelerator: Accelerator, x: Tensor, mask: Tensor, ppo: Ppo, shift_mean: bool) -> Tensor:
     """`masked_whiten` over the batch of all processes, or over this process's part of it.
 
-    Huang et al. 2024 whitens each process's part. Returns this process's rows, [B, T].
+    Returns this process's rows, [B, T]. Raises ValueError where no position counts.
+    differs: over the global batch by default, where Huang et al. 2024 whitens each process's part.
     """
     if ppo.whiten_over == "process":
         return functional.masked_whiten(x, mask, shift_mean=shift_mean)

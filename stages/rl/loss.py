@@ -103,8 +103,8 @@ def microbatch_losses(
     with its statistics. kl_coef is this update's, reward units per nat. In an update in which the
     critic alone learns, the policy is not run: it gets no gradient, so the optimizer passes it by.
 
-    The two share no parameter. Whoever takes the first one's gradient before asking for the second
-    holds the activations of one network at a time.
+    The two share no parameter. Call backward on the first loss before requesting the second: then
+    only one network's activations are in memory.
     """
     query_responses = torch.cat([part.queries, part.responses], dim=1)
     real = query_responses != pad_id

@@ -147,7 +147,7 @@ def token_numbers(rollout: Rollout, row: int) -> dict[str, list[float]]:
 
     `log_ratios` (nats, policy - ref_policy) and `advantages` have one number a token. `values` (the
     critic on the text before the token, if there is one) and `rewards`, in reward units, have one
-    more where the response ends before the limit: there the score stands after EOS.
+    more if the score stands after EOS and the response ends before the limit.
     """
     counted, valued = rollout.response_mask[row], rollout.value_mask[row]
     numbers = {

@@ -56,8 +56,8 @@ def sample_responses(
     passes = zip(torch.split(batch, size), torch.split(numbers, size), strict=True)
     for rows_of_pass, uniform in passes:
         some = trim_left(rows_of_pass, pad_id)
-        # A network's processes stop sampling at different tokens. Each autocast gives the bf16
-        # copies of weights back when it ends, so sampling's do not stand beside the others'.
+        # Processes stop at different steps, so the network is gathered first. Each autocast gives
+        # the bf16 copies of weights back when it ends, so sampling's do not stand beside others'.
         with gathered(networks.policy), accelerator.autocast():
             row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
             responses, logprobs = sample(networks.policy, *row)

@@ -55,6 +55,8 @@ BOUNDS = {
 }
 KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
+NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
+"""What mends a policy of which no response ends."""
 
 
 def precision(settings: PolicyGradient, memory: Memory) -> str:
@@ -192,6 +194,15 @@ def say_if_not_ending_pays(
     if settings.eos_trick == "replace" and below > MANY_BELOW and accelerator.is_main_process:
         line = f"{below:.0%} end and score below {settings.missing_eos_penalty:g}, the score"
         print(f"{line} without an EOS: eos_trick=subtract", file=sys.stderr, flush=True)
+
+
+def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: PolicyGradient) -> None:
+    """One line on stderr if no response ends and the EOS trick gives all the same score.
+
+    ended: the rollout's `policy/eos_rate`. Equal scores teach nothing (detail 23).
+    """
+    if settings.eos_trick == "replace" and not ended and accelerator.is_main_process:
+        print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
 
 
 def check_padding(

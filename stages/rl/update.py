@@ -57,7 +57,8 @@ def optimize(
     """Step 6: num_ppo_epochs passes over the rollout; returns the statistics averaged over them.
 
     The same weights, rollout and `seed` give the same new weights; `seed` decides how episodes are
-    dealt into minibatches. An epoch that moved the policy by more than target_kl is the last one.
+    dealt into minibatches. An epoch whose mean approxkl is above target_kl is the last one. A step
+    measures approxkl before it learns: with one minibatch, the epoch's own step is left out.
     In the learner's first critic_updates updates the critic alone learns, without the mix `ptx`.
     kl_coef is this update's, reward units per nat. Raises NonFiniteError before a step that is not
     finite.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
+from stages.rl.start_checks import NOTHING_ENDS
 from stages.settings.checks import UserError
 from stages.settings.ppo import PolicyGradient, Ppo
 
@@ -19,6 +20,8 @@ TOLERANCE = 2e-3
 """Of a difference to the largest number compared: float32 rounds to 1e-7, sums of it to 1e-5."""
 LEAST_VARIANCE = 1e-6
 """Advantages that vary less than this are not compared after whitening: rounding decides them."""
+FLOOR = 1e-8
+"""Of the variance under whitening's root, in the code of Huang et al. 2024."""
 
 
 @torch.no_grad()
@@ -34,7 +37,7 @@ def check_update(
     check_rewards(update, rollout, real, settings, kl_coef)
     check_moments(update, learner, settings)
     if learner.update >= 2 and settings.policy_learns(learner.update - 2):
-        check_reference(update, rollout, real)
+        check_reference(update, rollout, real, learner.networks.eos_id)
     if isinstance(settings, Ppo):
         check_credit(update, learner.accelerator, rollout, real, settings)
     else:
@@ -70,8 +73,9 @@ def check_credit(
     """
     if rollout.values is None or rollout.returns is None:
         raise ValueError("these episodes have no critic's values")
-    # A value counts at every real token, and at the one after the last.
-    counted = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+    # A value counts at every real token, and where a score after EOS stands.
+    one_further = torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1)
+    counted = real if ppo.score_at == "eos" else one_further
     values = rollout.values.double().masked_fill(~counted, 0)
     after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
     deltas = rollout.rewards.double() + ppo.gamma * after - values
@@ -88,7 +92,7 @@ def check_credit(
         variance = tokens.var(correction=0)
         if variance < LEAST_VARIANCE:
             return
-        advantages = (advantages - tokens.mean()) / variance.sqrt()
+        advantages = (advantages - tokens.mean()) / (variance + FLOOR).sqrt()
     _require_equal(
         rollout.advantages.double()[real],
         advantages[real],
@@ -113,13 +117,21 @@ def check_groups(update: str, rollout: Rollout, group_size: int) -> None:
     _require_equal(sums, torch.zeros_like(sums), what, scale)
 
 
-def check_reference(update: str, rollout: Rollout, real: Tensor) -> None:
-    """Once the policy has learned, not every token's KL is 0."""
-    if torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
-        raise UserError(
-            f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: the"
-            " reference policy follows it, or the policy does not learn"
-        )
+def check_reference(update: str, rollout: Rollout, real: Tensor, eos_id: int) -> None:
+    """Once the policy has learned, not every token's KL is 0.
+
+    Where no response ends, the EOS trick gives all the same score. Without a critic no advantage is
+    left then, so the policy cannot learn.
+    """
+    if not torch.equal(rollout.logprobs[real], rollout.ref_logprobs[real]):
+        return
+    fault = "the reference policy follows it, or the policy does not learn"
+    if not (rollout.responses == eos_id).any() and not rollout.advantages.any():
+        fault = "no response ends, so a query's samples have equal scores and nothing is learned: "
+        fault += NOTHING_ENDS
+    raise UserError(
+        f"{update}: KL(policy, ref_policy) is 0 at every token after the policy learned: {fault}"
+    )
 
 
 def check_moments(update: str, learner: PolicyLearner, settings: PolicyGradient) -> None:

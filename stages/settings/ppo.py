@@ -53,8 +53,8 @@ class PolicyGradient:
     """Optimizer steps per pass. Above 1, which episodes meet in a minibatch depends on the number
     of processes, as in Huang et al. 2024."""
     target_kl: float = 0.0
-    """An update ends after an epoch whose policy/approxkl_avg is above this, nats per token;
-    0: never, as in Huang et al. 2024."""
+    """An update ends after an epoch whose policy/approxkl_avg is above this, nats per token. Each
+    step measures it before it learns. 0: never, as in Huang et al. 2024."""
     loss_mean: str = "tokens"
     """`tokens`: mean over the minibatch's tokens; `sequences`: over its sequences' own means;
     `episodes`: over its sequences' sums, so that length divides nothing (RLOO, Dr.GRPO);
@@ -89,7 +89,7 @@ class PolicyGradient:
     """An adaptive kl_coef steers objective/kl to this, nats per episode; 0: kl_coef is fixed, as in
     Huang et al. 2024."""
     kl_horizon: int = 10_000
-    """Episodes over which the adaptive kl_coef reacts."""
+    """Episodes over which the adaptive kl_coef reacts, more than a fifth of batch_size."""
 
     cliprange: float = 0.2
     """The policy's ratio is clipped to 1 - cliprange and 1 + cliprange; 0: never
@@ -109,6 +109,7 @@ class PolicyGradient:
         at_least_0(self, section, "max_grad_norm", "target_kl", "kl_coef", "kl_target")
         at_least_0(self, section, "cliprange", "entropy_coef")
         in_range(self, section, "dropout", 0, 0.9)
+        self._check_adaptive_kl(section)
         k1_in_loss = self.kl_in == "loss" and self.kl_estimator == "k1"
         require(
             not k1_in_loss,
@@ -122,6 +123,16 @@ class PolicyGradient:
         least = self.samples_per_query * self.num_minibatches
         by = f"divide by {section}.samples_per_query times {section}.num_minibatches, {least}"
         require(self.batch_size % least == 0, f"{section}.batch_size", by)
+
+    def _check_adaptive_kl(self, section: str) -> None:
+        if not self.kl_target:
+            return
+        moves = f"be above 0 with {section}.kl_target: an adaptive coefficient of 0 stays 0"
+        require(self.kl_coef > 0, f"{section}.kl_coef", moves)
+        # An update lowers the coefficient by at most 0.2 * batch_size / kl_horizon of itself.
+        fifth = f"{self.batch_size / 5:g}, a fifth of {section}.batch_size"
+        above = f"be above {fifth}, with {section}.kl_target: else kl_coef falls to 0 or below"
+        require(5 * self.kl_horizon > self.batch_size, f"{section}.kl_horizon", above)
 
     @property
     def num_updates(self) -> int:
