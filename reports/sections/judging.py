@@ -197,8 +197,9 @@ def _about_the_model(model: Row) -> str:
     text = "the two orders of each post were averaged first, because order decides nearly all."
     if "equal_posts" in model:
         text = (
-            f"read off the {posts_of(model['equal_posts'])} whose two texts have equally many"
-            " words. The model has no finite fit: length alone decides nearly every other verdict."
+            f"read off the {posts_of(model['equal_posts'])} whose two texts differ and have equally"
+            " many words. The model has no finite fit: length alone decides nearly every other"
+            " verdict."
         )
     elif order is not None:
         text = (
