@@ -11,7 +11,7 @@ from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
 from reports.parts.paired import beside, read_entries, settings_apart
 from reports.parts.sample_views import change
-from reports.parts.words import plain
+from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -154,7 +154,7 @@ def test_a_rate_at_equal_length_is_marked_and_not_given_where_too_much_is_unjudg
 
 def test_one_post_says_neither_that_a_score_rose_nor_that_it_fell():
     post = {"estimate": 1.0, "low": 1.0, "high": 1.0, "posts": 1}
-    assert gained.direction(post) == "did not reliably move"
+    assert direction(post) == "did not reliably move"
     assert gained._cells([post])[1] == "1.00"
     assert plain(post) == "1.00"
 

@@ -10,12 +10,13 @@ from matplotlib.ticker import MaxNLocator
 from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import CHOSEN, Gains, by_question, direction
+from reports.parts.gained import CHOSEN, Gains, by_question
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import (
     Row,
     accuracy,
+    direction,
     estimate,
     named,
     number,
