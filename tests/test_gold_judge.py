@@ -213,7 +213,10 @@ def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
             make_judge(replace(config, judge=JudgeSettings(kind="reward_model", model=model)), {})
         return str(caught.value)
 
-    assert "is this run's own reward model" in error("resumed")
+    own = stage_folder(config, "normalize").parent
+    shutil.copytree(own / "normalize/model", tmp_path / "copied")
+    for model in ("resumed", f"{own}/normalize/model", f"{own}/rm/model", str(tmp_path / "copied")):
+        assert "is this run's own reward model" in error(model)
     assert "there is no reward model in runs/nowhere/seed44413/normalize" in error("nowhere")
     assert "there is no reward model in" in error("gold")  # of this seed
     assert "holds no reward model" in error("runs/gold/seed7/sft/model")

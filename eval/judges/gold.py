@@ -28,7 +28,15 @@ from eval.judges.protocol import (
     scored_rows,
 )
 from eval.rates.reward_pairs import held_out_accuracy
-from stages.finished import check_stage, gold_folder, no_gold, own_gold, read_manifest, stage_folder
+from stages.finished import (
+    check_stage,
+    gold_folder,
+    is_gold_of,
+    no_gold,
+    own_gold,
+    read_manifest,
+    stage_folder,
+)
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
 from stages.learning.passes import summary_scores
@@ -111,11 +119,9 @@ def find_gold(config: Config) -> Gold:
     own.
     """
     folder = gold_folder(config)
-    own = read_manifest(stage_folder(config, "normalize"))
-    manifest = read_manifest(folder)
-    if manifest is not None:
-        if own is not None and own["content"] == manifest["content"]:
-            raise own_gold(config)
+    if is_gold_of(config, config):
+        raise own_gold(config)
+    if read_manifest(folder) is not None:
         return _of_run(config, folder)
     if not (folder / "config.json").exists():
         raise no_gold(config)
