@@ -224,9 +224,9 @@ def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
 def agreement(judged: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """How far judges say the same of a post, after both orders: win, tie or loss.
 
-    `pairs`: for each two judges the share with Wilson's interval (clustered by post), Cohen's kappa
-    (bootstrap over posts), and on how many `summaries`; `fleiss`: of all together, on the `shared`
-    summaries that all have judged. None where they share no judged post.
+    `pairs`: for each two judges the share (`clustered_share`), Cohen's kappa (bootstrap over
+    posts), and on how many `summaries`; `fleiss`: of all together, on the `shared` summaries that
+    all have judged. None where they share no judged post.
     """
     verdicts = {name: _verdicts_of_posts(rows) for name, rows in judged.items()}
     first, *others = verdicts.values()

@@ -278,8 +278,8 @@ def make_rows(
 def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over all posts; the share of distinct n-grams is that of all summaries together.
 
-    ROUGE as fractions, tokens with EOS, scores in reward units, `kl` as the log-ratio to SFT in nats
-    (sampled at eval.temperature; of best-of-n the bound of its KL), and the share of the title's
+    ROUGE as fractions, tokens with EOS, scores in reward units, the log-ratio to SFT in nats (`kl`;
+    sampled at eval.temperature, of best-of-n the bound of its KL), and the share of the title's
     words that a summary repeats.
     """
     means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}

@@ -156,7 +156,9 @@ WHO = {"judge": "j", "is_llm": True, "judgements": 4, "judge_models": [], "judge
 
 def test_a_judge_that_decided_nothing_prefers_no_place():
     assert "shown first in 50.0% of" in judging._who(WHO | {"share_first": 0.5})
-    assert judging._who(WHO | {"share_first": None}).endswith("with the order is a tie.")
+    assert judging._who(WHO | {"share_first": None}).endswith(
+        "a win and a tie count 3/4, and as won."
+    )
 
 
 def test_a_released_policy_without_enough_verdicts_has_a_whole_sentence():

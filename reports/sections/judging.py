@@ -35,12 +35,13 @@ RATES = (
     ("shown_second", "shown second"),
 )
 RATES_CAPTION = (
-    "Win rates; a tie counts half. Raw: share of all judgements, Wilson's interval over posts."
-    " Order-balanced: mean of the rates when shown first and second, bootstrap over posts. At equal"
-    " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
-    " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
-    " more, too, so it stands beside the raw rate and not in its place. The first two are one rate"
-    " where every post has both verdicts; only the way to its interval differs."
+    "Win rates; a tie counts half. Raw: share of all judgements, interval over posts (Wilson's if"
+    " every post is won or lost, else Bonett and Price's). Order-balanced: mean of the rates when"
+    " shown first and second, bootstrap over posts. At equal length: the same mean at a ratio of 1,"
+    " by a logistic model of order and a bounded term of the log word ratio, standard errors"
+    " clustered by post. It takes off what is gained by saying more, too, so it stands beside the"
+    " raw rate and not in its place. The first two are one rate where every post has both verdicts;"
+    " only the way to its interval differs."
 )
 
 
@@ -105,7 +106,8 @@ def beside_the_result(numbers: Row) -> str:
 def _who(numbers: Row) -> str:
     judged = (
         f"Judge: {judge(numbers)}, {whole(numbers['judgements'])} judgements, both orders of each"
-        f" pair; a verdict that changes with the order is a tie."
+        f" pair; a verdict that turns round with the order is a tie, and a win and a tie count 3/4,"
+        " and as won."
     )
     if numbers["share_first"] is not None:
         first = percent(numbers["share_first"])
