@@ -139,7 +139,10 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             changed = percent(ablation.changed / pair.written)
         means = _means(ablation.rows)
         rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
-    caption = "Points of win rate from the default, means over seeds, 95% intervals in brackets."
+    caption = (
+        "Points of win rate from the default (this run with no switch turned), means over seeds,"
+        " 95% intervals in brackets."
+    )
     return Table(header, rows, caption, strong=True)
 
 
@@ -287,8 +290,9 @@ def limits(name: str, seeds: str, default: SeedsOfRun, others: list[AblatedRun])
         " test on the seeds that failed has p < 0.05. It does not matter where two one-sided tests"
         f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
         f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
-        " the more of them, the likelier that one stands out by chance. So the first paragraph says"
-        " how many matter after Holm's correction, by twice the smaller p-value of the two tests.",
+        " the more of them, the likelier that one stands out by chance. Where one matters, the"
+        " first paragraph says whether it still does after Holm's correction (twice the smaller"
+        " p-value of the two tests).",
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {seeds}. It shows no interaction of switches, and nothing about other"
         " learning rates.",
