@@ -11,6 +11,7 @@ from eval import standings as standings_module
 from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import leaderboard_page, outputs_page
+from reports.parts import sentences
 from reports.parts.page import Details
 from reports.parts.words import named, plain
 from reports.sections import judging, made_with, systems
@@ -159,6 +160,15 @@ def test_a_judge_that_decided_nothing_prefers_no_place():
     assert judging._who(WHO | {"share_first": None}).endswith(
         "a win and a tie count 3/4, and as won."
     )
+
+
+def test_a_judge_that_is_no_llm_is_described_in_the_caveats_alone():
+    numbers = WHO | {"share_first": 0.5, "judge_note": "counts facts", "judge_kind": "facts"}
+    assert judging._who(numbers).endswith(" Its description: counts facts.")
+    assert sentences.judge_note(numbers | {"policies": []}) is None
+    other = numbers | {"is_llm": False}
+    assert "counts facts" not in judging._who(other)
+    assert "It is: counts facts." in str(sentences.judge_note(other))
 
 
 def test_a_released_policy_without_enough_verdicts_has_a_whole_sentence():

@@ -114,7 +114,7 @@ def _who(numbers: Row) -> str:
         judged += f" It prefers the summary shown first in {first} of the decided judgements."
     if numbers["judge_models"]:
         judged += f" The server said it was {', '.join(numbers['judge_models'])}."
-    if numbers["judge_note"]:
+    if numbers["judge_note"] and numbers["is_llm"]:  # of another judge the page's caveats say it
         judged += f" Its description: {numbers['judge_note']}."
     return judged
 
