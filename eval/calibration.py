@@ -246,7 +246,7 @@ def flags(results: dict[str, Any]) -> tuple[list[str], str]:
     elif agreement["low"] <= LEAST_AGREEMENT:
         worse = agreement["high"] < LEAST_AGREEMENT
         what = "less than" if worse else "not shown to be more than"
-        share = f"it agrees with the labels on {_percent(agreement)} of {results['pairs']} pairs"
+        share = f"it agrees with the labels on {_percent(agreement)} of {results['judged']} pairs"
         doubts.append((f"{share}, {what} {LEAST_AGREEMENT:.0%}", worse))
     same = statistics["swap_consistency"]
     if same and same["estimate"] < LEAST_CONSISTENCY:

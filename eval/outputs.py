@@ -83,14 +83,6 @@ def empty_summaries(systems: Mapping[str, Sequence[Row]]) -> str:
     return counts and "\n".join(folded(f"empty summaries, judged as they are: {counts}"))
 
 
-def read_outputs(outputs: Outputs) -> dict[str, list[Row]]:
-    """For each system its rows, in the files' order, as the stage `summaries` writes them.
-
-    Raises UserError, with file and line, for a row that cannot be judged.
-    """
-    return of_systems(*read_rows(outputs), outputs)
-
-
 def read_rows(settings: Outputs) -> tuple[list[Output], list[str]]:
     """Every summary of the files, and the columns that there are. Raises UserError."""
     paths = output_files(settings.file)

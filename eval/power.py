@@ -27,7 +27,7 @@ from eval.judges.openai.budget import (
 )
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
-from eval.rates.formulas import Floats
+from eval.rates.formulas import POWER, Floats
 from eval.versus import changed_judge, check_run, finished_in, judge_changes
 from eval.win_rate import post_scores, row_of, written_by_policy
 from stages.finished import stage_folder
@@ -38,7 +38,6 @@ from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_overrides, recorded_config
 from stages.settings.config import JudgeSettings, UserError
 
-POWER = 0.8
 MANY_TIES = 0.9  # beyond it a spread rests on so few posts that a number of posts is a guess
 ALPHA = 0.05
 REFERENCE = "reference"

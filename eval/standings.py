@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from eval.judges.protocol import Row
-from eval.rates.formulas import as_plain, clustered_share, mean_of_posts, post_numbers, two_sided
+from eval.rates.formulas import (
+    as_plain,
+    clustered_share,
+    mean_of_posts,
+    post_numbers,
+    sign_flip_p_value,
+    two_sided,
+)
 from eval.rates.length_control import mean_words
 from eval.rates.strengths import (
     Game,
@@ -48,10 +55,10 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     without one usable verdict has `win_rate` None and no `holm`. `differences`: all pairs of
     systems, paired by post, with the p-value corrected after Holm. `left_out`: posts that some
     system lacks. With `pairs`, judgements on two systems, order, p-values and differences are those
-    of the strengths, and `head_to_head` has the rate of each system against each other.
+    of the strengths, and `head_to_head` has the rate of each system against each other. A system
+    without a finite strength keeps the p-value of its rate.
     """
     posts = set.intersection(*(set(of_posts) for of_posts in texts.values()))
-    any_system = next(iter(texts.values()))
     if not posts:
         raise UserError("no post was summarised by all systems: a leaderboard needs the same posts")
     rows = [row for row in judgements if row["id"] in posts]
@@ -72,11 +79,14 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
     }
     if pairs:
         for system in systems.values():
-            system["p_value"] = _p_value(system["strength"])
+            if has_strength(system):
+                system["p_value"] = two_sided(system["strength"], 0.0)
     rated = {name: row["p_value"] for name, row in systems.items() if row["p_value"] is not None}
     for name, corrected in zip(rated, holm(list(rated.values())), strict=True):
         systems[name]["holm"] = corrected
-    order = sorted(systems, key=lambda name: _worth(systems[name], bool(pairs)), reverse=True)
+    met = head_to_head(list(systems), direct)
+    worths = {name: _worth(systems[name], met[name], bool(pairs)) for name in systems}
+    order = sorted(systems, key=lambda name: worths[name], reverse=True)
     given = [name for name in order if has_rate(systems[name])]
     all_posts = set().union(*(set(of_posts) for of_posts in texts.values()))
     return {
@@ -85,30 +95,33 @@ def standings(judgements: Sequence[Row], texts: Texts, pairs: Sequence[Row] = ()
         "judgements": len(rows) + len(pairs),
         "with_pairs": bool(pairs),
         "systems": {name: systems[name] for name in order},
-        "differences": of_strengths(given, placed)
+        "differences": of_strengths(given, placed, direct)
         if pairs
         else differences({name: scores[name] for name in given}),
         "head_to_head": head_to_head(order, direct),
-        "reference_words": mean_words(any_system[post][1] for post in any_system if post in posts),
+        "reference_words": mean_words(next(iter(texts.values()))[post][1] for post in posts),
     }
 
 
-def _worth(system: Row, by_strength: bool) -> tuple[float, float]:
+def _worth(system: Row, met: Mapping[str, Row], by_strength: bool) -> tuple[float, float]:
     """What systems are ordered by: strength, where the rate decides of those that have none.
 
-    One that ties with the reference on every post, such as a copy of it, stands where that does.
+    Of several that won, or lost, everything, the mean rate against the others in `met` decides. One
+    that ties with the reference on every post, such as a copy of it, stands where that does.
     """
     rate = system["win_rate"] or 0.0
     if not by_strength:
         return rate, rate
-    if system["strength"] and system["strength"]["estimate"] is not None:
+    if has_strength(system):
         return system["strength"]["estimate"], rate
-    return copysign(inf, rate - 0.5) if rate != 0.5 else 0.0, rate
+    others = [seen["estimate"] for seen in met.values()]
+    mean = float(np.mean(others)) if others else rate
+    return copysign(inf, rate - 0.5) if rate != 0.5 else 0.0, mean
 
 
-def _p_value(strength: Row | None) -> float | None:
-    known = strength is not None and strength["estimate"] is not None
-    return two_sided(strength, 0.0) if strength and known else None
+def has_strength(system: Row) -> bool:
+    """Whether the system has a finite strength."""
+    return system["strength"] is not None and system["strength"]["estimate"] is not None
 
 
 def head_to_head(
@@ -124,14 +137,36 @@ def head_to_head(
     return rates
 
 
-def of_strengths(order: Sequence[str], placed: Mapping[str, Row]) -> list[dict[str, Any]]:
-    """The differences of the strengths of all pairs of systems, in logits, as `differences`."""
-    pairs = [
-        {"first": first, "second": second} | placed[first]["beyond"][second]
-        for first, second in combinations(order, 2)
-        if second in placed[first].get("beyond", {})
-    ]
-    return _corrected([pair | {"p_value": _p_value(pair)} for pair in pairs])
+def of_strengths(
+    order: Sequence[str], placed: Mapping[str, Row], direct: Mapping[tuple[str, str], Scores]
+) -> list[dict[str, Any]]:
+    """The differences of the strengths of all pairs of systems, in logits, as `differences`.
+
+    A pair without one, because a system won or lost everything, has its rate head to head above
+    1/2 in the place of it (`by_rate`), with the p-value of a paired randomisation test; none where
+    nobody compared the two.
+    """
+    pairs = []
+    for first, second in combinations(order, 2):
+        beyond = placed[first].get("beyond", {}).get(second)
+        if beyond and beyond["estimate"] is not None:
+            of_pair = beyond | {"p_value": two_sided(beyond, 0.0), "by_rate": False}
+        else:
+            of_pair = _by_rate(first, second, direct)
+        if of_pair:
+            pairs.append({"first": first, "second": second} | of_pair)
+    return _corrected(pairs)
+
+
+def _by_rate(first: str, second: str, direct: Mapping[tuple[str, str], Scores]) -> Row:
+    """How far the rate of the first against the second lies above 1/2; empty without a verdict."""
+    sides = direct.get((first, second), {}), direct.get((second, first), {})
+    above, below = ([x - 0.5 for x in side.values() if x is not None] for side in sides)
+    seen = np.array(above + [-x for x in below])
+    if not len(seen):
+        return {}
+    p_value = sign_flip_p_value(seen)
+    return asdict(mean_of_posts(seen, (-0.5, 0.5))) | {"p_value": p_value, "by_rate": True}
 
 
 def has_rate(system: Row) -> bool:
@@ -165,9 +200,8 @@ def differences(scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
 
 
 def _corrected(pairs: Sequence[Row]) -> list[dict[str, Any]]:
-    known = [pair for pair in pairs if pair["p_value"] is not None]
-    corrected = holm([pair["p_value"] for pair in known])
-    return [pair | {"holm": p} for pair, p in zip(known, corrected, strict=True)]
+    corrected = holm([pair["p_value"] for pair in pairs])
+    return [pair | {"holm": p} for pair, p in zip(pairs, corrected, strict=True)]
 
 
 def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
@@ -190,9 +224,9 @@ def panel(judged: Sequence[Sequence[Row]]) -> list[Row]:
 def agreement(judged: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """How far judges say the same of a post, after both orders: win, tie or loss.
 
-    `pairs`: for each two judges the share with Wilson's interval (clustered by post), Cohen's kappa
-    (bootstrap over posts), and on how many `summaries`; `fleiss`: of all together, on the `shared`
-    summaries that all have judged. None where they share no judged post.
+    `pairs`: for each two judges the share (`clustered_share`), Cohen's kappa (bootstrap over
+    posts), and on how many `summaries`; `fleiss`: of all together, on the `shared` summaries that
+    all have judged. None where they share no judged post.
     """
     verdicts = {name: _verdicts_of_posts(rows) for name, rows in judged.items()}
     first, *others = verdicts.values()

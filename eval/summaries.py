@@ -198,8 +198,9 @@ def kl_from_sft(
 ) -> Sequence[float | None]:
     """Log-probability of each response by its policy minus that by SFT, nats, at ppo.temperature.
 
-    It is PPO's `objective/kl` of one summary, which was sampled at eval.temperature; of best-of-n
-    the bound. None in a run without SFT.
+    Of one summary, as in PPO's `objective/kl`, but sampled at eval.temperature: where that is not
+    the temperature of training, the mean is no estimate of KL. Of best-of-n the bound of its KL.
+    None in a run without SFT.
     """
     if name == "sft":
         return [0.0] * len(posts)
@@ -277,8 +278,9 @@ def make_rows(
 def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over all posts; the share of distinct n-grams is that of all summaries together.
 
-    ROUGE as fractions, tokens with EOS, scores in reward units, KL from SFT in nats, and the share
-    of the title's words that a summary repeats.
+    ROUGE as fractions, tokens with EOS, scores in reward units, the log-ratio to SFT in nats (`kl`;
+    sampled at eval.temperature, of best-of-n the bound of its KL), and the share of the title's
+    words that a summary repeats.
     """
     means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}
     # A released policy comes without SFT, and maybe without a reward model.

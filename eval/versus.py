@@ -23,7 +23,7 @@ from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only, rows_for
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
-from stages.finished import gold_folder, names_of_runs, no_such_run, read_manifest, stage_folder
+from stages.finished import is_gold_of, names_of_runs, no_such_run, read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record, write_json
 from stages.running.progress import folded
 from stages.runs import Run, open_stage
@@ -185,11 +185,9 @@ def check_scores(a: Side, b: Side) -> None:
 
 def check_gold(config: Config, a: Side, b: Side) -> None:
     """Raise UserError where the gold reward model is the own one of a side's run."""
-    gold = read_manifest(gold_folder(config)) if config.judge.gold else None
-    for side in (a, b):
+    for side in (a, b) if config.judge.gold else ():
         recorded = recorded_config(side.folder)
-        own = read_manifest(stage_folder(recorded, "normalize")) if recorded else None
-        if gold and own and gold.get("content") == own.get("content"):
+        if recorded is not None and is_gold_of(config, recorded):
             raise UserError(
                 f"judge.model={config.judge.gold} is the reward model of {side.label} itself: name"
                 " another run's, or leave judge.model out"

@@ -228,7 +228,8 @@ def proxy_and_gold(proxy: ScoredRows, gold: ScoredRows) -> dict[str, Any]:
     """Means of PPO's own reward model, the proxy, and a gold one, with 95% intervals over posts.
 
     If the proxy rises and the gold one falls, the policy is over-optimised (Gao et al. 2022,
-    2210.10760). Each has its own unit; in both, references of training posts average 0.
+    2210.10760). Each has its own unit, and of a reward model references of training posts average
+    0; the rule of the built-in world has another zero.
 
     `proxy` and `gold`: name -> interval of the mean, the reference first. `gains`: policy ->
     `proxy` and `gold`, the mean difference from SFT on the same posts. A text without a score is

@@ -13,7 +13,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import mean_of_seeds
+from eval.rates.formulas import mean_of_seeds, p_of_seeds
+from eval.rates.strengths import holm
 from reports.parts import gained, page, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.collect import Record
@@ -22,7 +23,7 @@ from reports.parts.paired import Entry, picture
 from reports.parts.reached import GAIN, SMOOTHED, update_of_gain
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs, unjudged
-from reports.parts.verdicts import FEWEST, WITHIN, in_brief, remaining, sentence, summary
+from reports.parts.verdicts import FEWEST, SURE, WITHIN, in_brief, remaining, sentence, summary
 from reports.parts.words import MISSING, Row, bounds_in_points, number, percent
 from reports.sections import critic
 from stages.settings.presets import ABLATIONS, GROUPS, ablations_named
@@ -138,7 +139,10 @@ def means_table(default: SeedsOfRun, others: list[AblatedRun]) -> Table:
             changed = percent(ablation.changed / pair.written)
         means = _means(ablation.rows)
         rows.append([ablation.name, *cells, _failed(ablation.turned), changed, *means])
-    caption = "Points of win rate from the default, means over seeds, 95% intervals in brackets."
+    caption = (
+        "Points of win rate from the default (this run with no switch turned), means over seeds,"
+        " 95% intervals in brackets."
+    )
     return Table(header, rows, caption, strong=True)
 
 
@@ -172,16 +176,24 @@ def pace_table(
         rows.append([ablation.name, words.seeds_mean([*own.values()], form), *told])
     caption = (
         f"The update that ends the first {SMOOTHED} whose mean reward has {GAIN:.0%} of the run's"
-        " own gain, from the first update to the mean of the last fifth; updates of the critic"
-        " alone count. Means over seeds with 95% intervals; above 0 is slower."
+        " own gain, from the first update to the mean of the last fifth, counted from the policy's"
+        " first update on: those of the critic alone do not count. Means over seeds with 95%"
+        " intervals, which are not corrected; above 0 is slower. The first paragraph names the"
+        " switches whose difference remains after Holm's correction for all switches."
     )
     return Table(["switch", "update", "from default", "over seeds"], rows, caption, name="pace")
 
 
 def paces(runs: Sequence[Record]) -> dict[int, int]:
-    """The update at which each seed's gain in reward is there; without seeds that gained none."""
-    reached = {run.seed: update_of_gain(run.rows(POLICY)) for run in runs}
-    return {seed: update for seed, update in reached.items() if update is not None}
+    """The policy's update at which each seed's gain in reward is there, without seeds that gained
+    none. Updates of the critic alone do not count: without them a run would be faster by them.
+    """
+    reached = {run.seed: (run, update_of_gain(run.rows(POLICY))) for run in runs}
+    return {
+        seed: update - run.settings[POLICY]["critic_updates"]
+        for seed, (run, update) in reached.items()
+        if update is not None
+    }
 
 
 def delays(default: SeedsOfRun, others: Sequence[AblatedRun]) -> dict[str, list[float]]:
@@ -195,24 +207,24 @@ def delays(default: SeedsOfRun, others: Sequence[AblatedRun]) -> dict[str, list[
 
 
 def pace_told(late: Mapping[str, list[float]]) -> str:
-    """With which switches PPO learns slower or faster, by the interval over seeds; may be empty.
+    """With which switches PPO learns slower or faster; may be empty.
 
-    Of more than MOST_PACED names on a side only their number is told.
+    By the t test over seeds after Holm's correction for all switches with FEWEST seeds or more. Of
+    more than MOST_PACED names on a side only their number is told.
     """
-    slower, faster = [], []
-    for name, later in late.items():
-        low, high = (mean_of_seeds(later) if len(later) >= FEWEST else None) or (0.0, 0.0)
-        if low > 0:
-            slower.append(name)
-        elif high < 0:
-            faster.append(name)
+    tested = {name: later for name, later in late.items() if len(later) >= FEWEST}
+    corrected = holm([p_of_seeds(later) for later in tested.values()])
+    clear = [name for name, p in zip(tested, corrected, strict=True) if p < SURE]
+    slower = [name for name in clear if fmean(tested[name]) > 0]
+    faster = [name for name in clear if name not in slower]
     few = {
         how: ", ".join(names) if len(names) <= MOST_PACED else f"{len(names)} switches"
         for how, names in (("slower", slower), ("faster", faster))
         if names
     }
     told = [f"{how} with {names}" for how, names in few.items()]
-    return f"PPO learns {'; '.join(told)}." if told else ""
+    corrected_for = " (after Holm's correction)" if len(tested) > 1 else ""
+    return f"PPO learns {'; '.join(told)}{corrected_for}." if told else ""
 
 
 def _bounds(values: Sequence[float]) -> str:
@@ -278,8 +290,9 @@ def limits(name: str, seeds: str, default: SeedsOfRun, others: list[AblatedRun])
         " test on the seeds that failed has p < 0.05. It does not matter where two one-sided tests"
         f" at 5% show that the difference lies {WITHIN} (the 90% interval over seeds). Else it is"
         f" inconclusive; fewer than {FEWEST} seeds get no verdict. Each switch is judged by itself:"
-        " the more of them, the likelier that one stands out by chance. So the first paragraph says"
-        " how many matter after Holm's correction, by twice the smaller p-value of the two tests.",
+        " the more of them, the likelier that one stands out by chance. Where one matters, the"
+        " first paragraph says whether it still does after Holm's correction (twice the smaller"
+        " p-value of the two tests).",
         "It shows what one switch does to this run with everything else at its setting, over"
         f" {seeds}. It shows no interaction of switches, and nothing about other"
         " learning rates.",

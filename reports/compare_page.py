@@ -13,7 +13,7 @@ from dataclasses import astuple, replace
 from itertools import cycle, islice
 from pathlib import Path
 
-from reports.parts import gained, page, plots, sentences, words
+from reports.parts import gained, page, paired, plots, sentences, words
 from reports.parts.collect import judged_row
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, mean_curve, read_entries, settings_apart
@@ -141,13 +141,13 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     lengths = f"at equal length {at_length(best)} against {at_length(others[0])}"
     lengths = lengths.replace(MISSING, "not known")
     if len(pairs) > 1:
-        several = any(len(pair.each) > 1 for pair in pairs)
-        above = sum(pair.stands and pair.together.low > 0 for pair in pairs if pair.together)
+        above = paired.above_first(pairs)
+        seeds_too = " and the seeds" * any(len(pair.each) > 1 for pair in pairs)
         return (
             f"Of {len(entries)} policies {best.label} wins most often against the references,"
             f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."
             f" {above} of {len(pairs)} are above {entries[0].label} by the posts"
-            f"{' and the seeds' if several else ''}."
+            f"{seeds_too}, after Holm's correction."
         )
     (pair,) = pairs
     if pair.alike == pair.written or pair.together is None:
@@ -248,7 +248,8 @@ def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
     caption = (
         "Win rate against the references; differences are of the same posts. Of several seeds a"
         " number is the mean. Intervals are over posts, with the seeds held fixed, in the last"
-        " column Student's t over seeds; the p-value is that of a paired randomisation test."
+        " column Student's t over seeds; the p-value is that of a paired randomisation test, not"
+        " corrected."
     )
     return Table([*header, "over seeds [95%]"], rows, caption, strong=True, name="results")
 

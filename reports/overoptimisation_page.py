@@ -29,7 +29,15 @@ from eval.rates.overoptimisation import (
 from eval.rates.strengths import holm
 from reports.parts import page, plots
 from reports.parts.collect import Record, find_runs, numbers_of
-from reports.parts.kl_points import COLUMNS, as_cells, check_points, points_of_runs, read_points
+from reports.parts.kl_points import (
+    COLUMNS,
+    RUNS,
+    as_cells,
+    check_points,
+    points_of_runs,
+    read_points,
+    temperature_notes,
+)
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_judges
@@ -39,7 +47,7 @@ from stages.settings.checks import UserError
 LAW = "R(d) = d (alpha - beta log d)"
 LEVEL = 0.05  # of the test that the law holds, over all strengths together
 ALL = "all points"  # where the file names no strength
-UNTESTED = "not shown: no point beyond a peak"
+UNTESTED = "not shown: no point beyond a shown peak"
 STRENGTHS, KLS = 4, 6  # with fewer the page says that they are few
 GRID = 60  # places at which a line is drawn
 PROXY = {"accuracy": "Proxy accuracy on the policy's samples", "proxy": "Proxy score"}
@@ -106,9 +114,11 @@ def answer(curves: Sequence[Law]) -> str:
             f" leaves out 0 at {biased} of {len(wrong)}."
         )
     if not tested:
+        alone = all(len(curve.fits) == 1 for curve in curves)
         return (
-            f"Whether the law {LAW} holds is NOT shown here: no points lie beyond a peak of the"
-            f" gold score. Fitted to smaller KL, {counted}."
+            f"Whether the law {LAW} holds is NOT shown here:"
+            f" {'one seed shows no' if alone else 'no points lie beyond a'} peak of the gold score."
+            f" Fitted to smaller KL, {counted}."
         )
     peaks = " and ".join(f"{told(x.peak)}{_named(x)}" for x in [tested[0], *tested[1:][-1:]])
     return (
@@ -145,7 +155,8 @@ def _named(curve: Law) -> str:
 def _at_peak(curve: Law) -> str:
     if curve.without_peak:
         return f"none in {len(curve.without_peak)} of {len(curve.fits)} seeds"
-    return told(curve.peak) if curve.shows_peak else "not shown: beta may be 0"
+    why = "beta may be 0" if len(curve.fits) > 1 else "one seed"
+    return told(curve.peak) if curve.shows_peak else f"not shown: {why}"
 
 
 def told(estimate: SeedMean | None) -> str:
@@ -197,7 +208,9 @@ def blocks(
         lead(turned(curves) + answer(curves), distrust(rows)),
         laws(curves),
         figure(curves),
-        *against([*caveats(curves), *notes_of_judges(rows), *left_out]),
+        *against(
+            [*caveats(curves), *temperature_notes(records), *notes_of_judges(rows), *left_out]
+        ),
         Heading("Whether the law holds"),
         checks(curves),
         *proxy_blocks(curves),
@@ -218,17 +231,10 @@ METHOD = (
     " prediction intervals (noise of one size in all seeds of a strength). The law is refuted"
     " where the errors of a strength are together too large (Chow's test of prediction, 5% over all"
     " strengths after Holm). It counts as tested only where points lie beyond a peak, which is"
-    " shown where the interval of beta leaves out 0. Points that share noise, as neighbours on one"
-    " training curve may, refute it too often; then the interval over seeds of the mean error is"
-    " the safer guide. Wide intervals contain much: that the law is not"
-    " refuted does not say that it is exact.",
-)
-RUNS = (
-    "Runs with a KL penalty: SFT and the policy at the end of training, on held-out posts; accuracy"
-    " is how often the proxy and the judge agree whether a summary beats its reference. Runs"
-    " without one: stretches of training, with the gold score of the texts sampled there by the"
-    " rule of the built-in world; accuracy is the share of pairs of these texts, of different"
-    " posts, that both rank alike, texts without EOS left out.",
+    " shown where the interval of beta over seeds leaves out 0. Points that share noise, as"
+    " neighbours on one training curve may, refute it too often; then the interval over seeds of"
+    " the mean error is the safer guide. Wide intervals contain much: that the law is not refuted"
+    " does not say that it is exact.",
 )
 
 
@@ -249,15 +255,9 @@ def laws(curves: Sequence[Law]) -> Table:
         "Means over seeds with 95% intervals over seeds, from all points; gold score - that at"
         " KL 0. The last column is of the points of the largest KL alone, without a law."
     )
-    header = [
-        "proxy",
-        "alpha",
-        "beta",
-        "peak at KL, nats",
-        "gold score there",
-        "gold at the largest KL",
-    ]
-    return Table(header, rows, caption, strong=True, name="law")
+    header = ["proxy", "alpha", "beta", "peak at KL, nats", "gold score there"]
+    columns = [*header, "gold at the largest KL"]
+    return Table(columns, rows, caption, strong=True, name="law")
 
 
 def checks(curves: Sequence[Law]) -> Table:

@@ -332,8 +332,8 @@ def limits(name: str, seeds: str) -> str:
         f"It shows what a watcher of run {name} would have seen, over {seeds}, of"
         " errors planted one at a time. It shows nothing about other sizes, other errors"
         " or two at once. An error that nothing finds here may do harm elsewhere. Each error is"
-        " tested by itself at 95%: among many errors one can stand out by chance. So the first"
-        " paragraph says how many remain after Holm's correction."
+        " tested by itself at 95%: among many errors one can stand out by chance. Where every error"
+        " has a finished run, the first paragraph says how many remain after Holm's correction."
     )
 
 

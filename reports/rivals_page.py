@@ -26,7 +26,7 @@ from reports.parts.reached import spent_table
 from reports.parts.run_report import write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
-from reports.parts.words import MISSING, named, number, seeds_mean
+from reports.parts.words import MISSING, named, number, seeds_mean, seeds_of
 from stages.settings.checks import UserError
 from stages.settings.ppo import Ppo
 from stages.settings.sections import BEST_OF
@@ -209,7 +209,9 @@ def answer(points: Sequence[Point]) -> str:
     title = _title(measure)
     pairs = pairs_of(points, measure)
     clear = [
-        f"{named(x.first)} over {named(x.second)} ({told(x, measure)})" for x in pairs if x.is_clear
+        f"{named(x.first)} over {named(x.second)} ({told(x, measure)}, {seeds_of(len(x.each))})"
+        for x in pairs
+        if x.is_clear
     ]
     seeds = max((len(x.each) for x in pairs), default=0) or len({point.seed for point in points})
     if seeds == 1:
@@ -222,8 +224,20 @@ def answer(points: Sequence[Point]) -> str:
     left += f"; pairs without a KL in common: {apart}" if apart else ""
     p_values = {x.names: p_of_seeds(x.each) for x in pairs}
     corrected = after_holm(p_values, [x.names for x in pairs if x.is_clear], "pairs")
-    stands = f"At equal KL, in {title}, over {seeds} seeds: {'; '.join(clear)}{left}."
+    stands = f"At equal KL, in {title}: {'; '.join(clear)}{left}."
     return " ".join(filter(None, (stands, corrected)))
+
+
+def bound_notes(points: Sequence[Point]) -> list[str]:
+    """A caveat where best-of-n, of whose KL only a bound is known, is over or under a rival."""
+    clear = [x.names for x in pairs_of(points, measure_of(points)) if x.is_clear]
+    some = [names for names in clear if named(BEST) in names.split(" - ")]
+    if not some:
+        return []
+    return [
+        f"{'; '.join(some)}: of best-of-n's KL an upper bound is known. Its true KL may be smaller,"
+        " so it may have been compared with rivals at a larger KL than its own."
+    ]
 
 
 def _title(measure: str) -> str:
@@ -250,7 +264,7 @@ def blocks(
         lead(answer(points), distrust(rows)),
         pairs_table(points),
         figure(points),
-        *against([*notes_of_runs(rows), *left_out]),
+        *against([*bound_notes(points), *notes_of_runs(rows), *left_out]),
         Heading("Each rival"),
         points_table(points),
         *([Heading("What it takes"), spent] if spent else []),
@@ -264,7 +278,8 @@ METHOD = (
     " many responses, of which PPO spends some on updates of the critic alone. Held-out summaries"
     " are sampled at the temperature of training, because KL is that of such samples. A rival's KL"
     " is that of its last updates, from SFT, summed over a summary's tokens; of best-of-n the bound"
-    " log n - (n - 1) / n; of DPO the log-ratio of its held-out summaries.",
+    " log n - (n - 1) / n; of DPO the log-ratio of its held-out summaries. The true KL of best-of-n"
+    " is at most that bound, so its curve may stand too far to the right.",
     "Between its points a rival is a straight line over the square root of KL. Two lines are"
     f" compared at {GRID} places of the stretch that both cover, and nothing is extrapolated. The"
     " interval is Student's t over the seeds' mean differences. Each pair is judged by itself: the"
@@ -319,18 +334,9 @@ def points_table(points: Sequence[Point]) -> Table:
                     str(len(group)),
                 ]
             )
-    header = [
-        "",
-        "kl_coef or n",
-        "KL, nats",
-        "reward",
-        "gold score",
-        "win rate, %",
-        "tokens",
-        "seeds",
-    ]
+    header = ["", "kl_coef or n", "KL, nats", "reward", "gold score", "win rate, %"]
     caption = "Means over seeds of held-out summaries; in brackets 95% intervals over seeds."
-    return Table(header, rows, caption)
+    return Table([*header, "tokens", "seeds"], rows, caption)
 
 
 def _mean(values: Sequence[float | None], measure: str) -> str:

@@ -290,6 +290,23 @@ def no_gold(config: Config) -> UserError:
     )
 
 
+def is_gold_of(config: Config, run: Config) -> bool:
+    """Whether the gold reward model that `config` names is the one that `run` made for itself.
+
+    A folder is known by its weights, wherever it lies.
+    """
+    folder = gold_folder(config)
+    gold = read_manifest(folder)
+    weights = {known_hash(path) for path in folder.glob("*.safetensors")}
+    made = [read_manifest(stage_folder(run, stage)) for stage in ("rm", "normalize")]
+    return any(
+        (gold is not None and gold["content"] == own["content"])
+        or not weights.isdisjoint(own["outputs"].values())
+        for own in made
+        if own is not None
+    )
+
+
 def own_gold(config: Config) -> UserError:
     """The error about a gold reward model that is the run's own."""
     return UserError(

@@ -169,14 +169,19 @@ def make_results(judge, sft, ppo, accuracy, unjudged, size, controls_pass, **lea
     }
 
 
-def make_files(folder, stage, scores, texts):
+def make_files(folder, stage, scores, texts, means):
+    """`means`: the mean score of each policy's summaries."""
     if stage in ("sft", "rm", "ppo"):
         write_rows(folder / "metrics.jsonl", curves(stage))
     if stage == "summaries":
         for policy, text in (("sft", "my aunt lost <b>it</b>"), ("ppo", "My aunt sold my lamp.")):
             row = {"query": NASTY, "reference": "the aunt | lamp", "summary": text, "tokens": 7}
-            row |= {"has_eos": True, "score": 0.512, "reference_score": 0.25, "reference_tokens": 6}
-            rows = [{"id": f"toy{index}"} | row for index in range(9)]
+            row |= {"has_eos": True, "reference_score": 0.25, "reference_tokens": 6}
+            spread = [(index - 4) / 10 * (policy == "ppo") for index in range(9)]
+            rows = [
+                {"id": f"toy{index}"} | row | {"score": means[policy]["score"] + apart}
+                for index, apart in enumerate(spread)
+            ]
             if texts and policy == "ppo":
                 rows = [{**one, "summary": text} for one, text in zip(rows, texts, strict=True)]
             write_rows(folder / f"{policy}.jsonl", rows)
@@ -221,7 +226,7 @@ def fabricate(
             continue
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        make_files(folder, stage, scores, texts)
+        make_files(folder, stage, scores, texts, results["summaries"]["policies"])
         write_manifest(config, stage, results[stage])
     return results
 

@@ -35,7 +35,7 @@ from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.replies import PassingError, read_reply
 from eval.judges.openai.server_judge import choice_of
 from eval.judges.protocol import Comparison
-from eval.outputs import check_shared_posts, describe, first_posts, labelled_rows, read_outputs
+from eval.outputs import check_shared_posts, describe, first_posts, labelled_rows
 from reports.parts import page
 from reports.parts.blocks import as_csv, to_json
 from stages.finished import stage_folder
@@ -48,6 +48,7 @@ from stages.settings.outputs import Outputs
 from stages.settings.sections import Data
 from stages.settings.stages import STAGES
 from tests import fuzzed
+from tests.given_outputs import systems_of
 
 CHUNK = 2000  # examples of one search: it remembers all of them
 Group = tuple[Any, Callable[[Any], str]]
@@ -167,7 +168,7 @@ class Files:
         path.write_bytes(content)
         settings = dataclasses.replace(columns, file=str(path))
         try:
-            systems = first_posts(read_outputs(settings), 0)
+            systems = first_posts(systems_of(settings), 0)
             check_shared_posts(str(path), systems)
         except UserError as error:
             says(error, str(path))

@@ -243,9 +243,12 @@ def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) 
     }
     rows = {name: describe(of) | {"unjudged": 0.0} for name, of in scores.items()}
     if direct:
-        pairs = {pair: rng.integers(0, 3, size=posts) / 2 for pair in combinations(names, 2)}
-        against = {(name, BASE): list(of.values()) for name, of in scores.items()} | pairs
-        games = [Game(*ends, str(k), x) for ends, of in against.items() for k, x in enumerate(of)]
+        pairs: dict[tuple[str, str], Scores] = {
+            pair: dict(zip(map(str, range(posts)), rng.integers(0, 3, posts) / 2, strict=True))
+            for pair in combinations(names, 2)
+        }
+        against = {(name, BASE): of for name, of in scores.items()} | pairs
+        games = [Game(*ends, k, x or 0.0) for ends, of in against.items() for k, x in of.items()]
         placed = strengths(games, BASE)
         rows = {
             name: row | {"strength": placed[name], "p_value": two_sided(placed[name], 0.0)}
@@ -256,7 +259,9 @@ def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) 
     bounds = {name: row["strength"] if direct else row for name, row in rows.items()}
     best = "estimate" if direct else "win_rate"
     order = sorted(names, key=lambda name: -bounds[name][best])
-    gaps = of_strengths(order, placed) if direct else differences({n: scores[n] for n in order})
+    gaps = differences({n: scores[n] for n in order})
+    if direct:
+        gaps = of_strengths(order, placed, pairs)
     far = [
         share for share in shares.values() if share and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
     ]

@@ -175,7 +175,7 @@ def test_one_seed_says_nothing_about_seeds(places):
     ablate("dropout", (15,))
     text = text_of("dropout")
     assert "dropout: no verdict (1 seed with a win rate, and fewer than 3 say too little" in text
-    assert "none is shown to matter for the win rate; 1 has no verdict (dropout)." in text
+    assert "No verdict on 1 switch (dropout): fewer than 3 seeds." in text
     assert cells(text, FIRST, "dropout")[:2] == ["+75.0", "–"]
 
 

@@ -141,6 +141,7 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
     assert 0 < found["judged"] < found["pairs"]
     said = " ".join(found["flags"])
     assert "100.0% [" in said
+    assert f"] of {found['judged']} pairs, less than 60%" in said  # a share of the judged ones
     assert "of its replies say nothing usable" in said
     # Identical texts are a tie in both orders, without a question.
     assert "survives a swap of the order in only" in said

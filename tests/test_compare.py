@@ -1,17 +1,20 @@
 """`make compare`: what differs between policies of finished runs, by how much, on which posts."""
 
 import json
+from collections import Counter
+from typing import Any
 
 import pytest
 
 from eval.versus import parts_of
+from eval.win_rate import PairedInterval
 from reports import compare_page
 from reports.compare_page import changed_posts, some_of_each
 from reports.parts import gained
 from reports.parts.page import PUBLIC, beside_the_runs
-from reports.parts.paired import beside, read_entries, settings_apart
+from reports.parts.paired import Paired, above_first, beside, read_entries, settings_apart
 from reports.parts.sample_views import change
-from reports.parts.words import plain
+from reports.parts.words import direction, plain
 from stages.finished import stage_folder
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
@@ -95,10 +98,37 @@ def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(run
     assert "] over posts, [-76.8, +210.1] over seeds; at equal length" in text
     three, _ = read_entries(["tiny", "b", "c"])
     pairs = [beside(entry, three[0]) for entry in three[1:]]
-    said = " 1 of 2 are above tiny:ppo by the posts and the seeds."
+    said = " 1 of 2 are above tiny:ppo by the posts and the seeds, after Holm's correction."
     assert compare_page.answer(three, pairs).endswith(said)
     caveats = compare_page.blocks(entries, [pair], [])[0].markdown("x")
     assert caveats.endswith("(facts rule); seeds could explain it; toy world; no pretraining.")
+
+
+def one_pair(low, p_value, each=(0.05,)):
+    """A pair of policies by its interval over posts, its p-value and its seeds."""
+    together = PairedInterval(estimate=0.05, low=low, high=0.1, posts=9, p_value=p_value)
+    nobody: Any = None
+    return Paired(
+        entry=nobody,
+        first=nobody,
+        pairs=[],
+        together=together,
+        each=list(each),
+        changes=Counter(),
+        alike=0,
+        written=9,
+    )
+
+
+def test_of_several_pairs_those_above_are_counted_after_holms_correction():
+    """By hand: 0.03 is doubled among two; 0.02 is 0.04. Of seeds the larger p-value counts."""
+    assert above_first([one_pair(0.01, 0.03)]) == 1
+    assert above_first([one_pair(0.01, 0.03), one_pair(-0.01, 0.3)]) == 0
+    assert above_first([one_pair(0.01, 0.02), one_pair(-0.01, 0.3)]) == 1
+    seeds = (0.04, 0.05, 0.07)  # t = 0.0533 / (0.0153 / sqrt(3)) = 6.05 with 2 degrees: p = 0.026
+    assert one_pair(0.01, 0.001, seeds).p_value == pytest.approx(0.0262, abs=5e-4)
+    assert above_first([one_pair(0.01, 0.001, seeds)]) == 1
+    assert above_first([one_pair(0.01, 0.001, seeds), one_pair(-0.01, 0.3)]) == 0
 
 
 def test_gains_over_sft_are_means_over_seeds_with_the_seeds_that_rose_and_fell(runs):
@@ -154,7 +184,7 @@ def test_a_rate_at_equal_length_is_marked_and_not_given_where_too_much_is_unjudg
 
 def test_one_post_says_neither_that_a_score_rose_nor_that_it_fell():
     post = {"estimate": 1.0, "low": 1.0, "high": 1.0, "posts": 1}
-    assert gained.direction(post) == "did not reliably move"
+    assert direction(post) == "did not reliably move"
     assert gained._cells([post])[1] == "1.00"
     assert plain(post) == "1.00"
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
-from eval.judges.protocol import Comparison
+from eval.judges.protocol import Comparison, judge_all
 from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates, proxy_and_gold
 from reports.parts import gained
@@ -192,7 +192,9 @@ def test_controls_and_calibration_work_with_a_gold_model(config):
     assert calibrated["statistics"]["swap_consistency"]["estimate"] == 1  # a score has no order
 
 
-def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(config):
+def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_not_judged(
+    config, capsys
+):
     judge = GoldJudge(config)
     post = "\n".join(f"Line {number} of a long story." for number in range(60))
     query = f"SUBREDDIT: r/x\n\nTITLE: t\n\nPOST: {post}\n\nTL;DR:"
@@ -200,8 +202,9 @@ def test_a_long_post_is_cut_as_in_its_training_and_a_text_over_its_positions_is_
     assert len(tokens) <= 160 < len(judge.encode([query])[0])
     assert judge.tokenizer.decode(tokens).endswith("TL;DR:")
     asked = Comparison("p", query, "short", "word " * 3000)
-    judge.prepare([asked])
-    assert judge.reply(asked).choice is None
+    (reply,) = judge_all(judge, [asked], 1)
+    assert (reply.choice, reply.finish_reason) == (None, "too long")
+    assert "judge gold: 1 post is unjudged (p): too long: the model" in capsys.readouterr().out
 
 
 def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
@@ -210,7 +213,10 @@ def test_a_judge_that_makes_no_sense_is_one_line(config, tmp_path):
             make_judge(replace(config, judge=JudgeSettings(kind="reward_model", model=model)), {})
         return str(caught.value)
 
-    assert "is this run's own reward model" in error("resumed")
+    own = stage_folder(config, "normalize").parent
+    shutil.copytree(own / "normalize/model", tmp_path / "copied")
+    for model in ("resumed", f"{own}/normalize/model", f"{own}/rm/model", str(tmp_path / "copied")):
+        assert "is this run's own reward model" in error(model)
     assert "there is no reward model in runs/nowhere/seed44413/normalize" in error("nowhere")
     assert "there is no reward model in" in error("gold")  # of this seed
     assert "holds no reward model" in error("runs/gold/seed7/sft/model")

@@ -255,7 +255,7 @@ def test_the_analysis_counts_as_one_would_by_hand():
     assert found["swap_consistency"]["estimate"] == pytest.approx(1 / 3)
     assert found["median_length_ratio"] == pytest.approx(1.5**0.5)  # of 0 and log 1.5
     assert found["median_other_ratio"] == pytest.approx(1.5)  # without the equally long
-    assert found["length_controlled"]["why"] == "fewer than 30 judgements"
+    assert found["length_controlled"]["why"] == "fewer than 30 judgements of texts that differ"
 
 
 def test_identical_texts_say_nothing_of_a_judges_consistency():

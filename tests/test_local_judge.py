@@ -112,10 +112,14 @@ def test_an_interrupted_judging_goes_on_where_it_was(chat_folder, tmp_path, monk
     assert sizes == [3, 3, 3, 3, 1]
 
 
-def test_what_does_not_fit_the_model_is_unjudged_and_says_so(judge):
-    reply = judge.reply(Comparison("p", "a long post " * 2000, "one", "two"))
+def test_what_does_not_fit_the_model_is_unjudged_and_says_so(judge, capsys):
+    long = [Comparison(name, "a long post " * 2000, "one", "two") for name in ("q", "p")]
+    reply, *_ = judge_all(judge, [*long, Comparison("short", "a post", "one", "two")], 1)
     assert reply.choice is None
     assert "the model takes 4096" in reply.text
+    assert reply.finish_reason == "too long"  # by which the manifest names the post
+    said = "judge local: 2 posts are unjudged (p, q): too long: the model takes 4096"
+    assert said in capsys.readouterr().out
 
 
 def test_no_content_reaches_the_model_as_a_control_token(judge):

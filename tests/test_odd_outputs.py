@@ -14,10 +14,11 @@ import pyarrow.parquet
 import pytest
 
 from eval.judge import make_judge
-from eval.outputs import read_outputs, take_outputs
+from eval.outputs import take_outputs
 from stages.finished import read_manifest, stage_folder
 from stages.settings.command_line import make_command, make_config
 from stages.settings.config import Outputs, UserError
+from tests.given_outputs import systems_of
 from tests.test_outputs import GOOD, ROOT, config_of_file, write_csv, write_jsonl, write_parquet
 
 WIDE: list[dict[str, Any]] = [
@@ -27,7 +28,7 @@ WIDE: list[dict[str, Any]] = [
 
 def refusal(path, **settings):
     with pytest.raises(UserError) as caught:
-        read_outputs(Outputs(file=str(path), **settings))
+        systems_of(Outputs(file=str(path), **settings))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -68,7 +69,7 @@ def test_labels_are_read_as_pandas_writes_a_column_with_an_empty_cell(tmp_path, 
         assert "nan" in path.read_text()
     else:
         table.to_parquet(path, index=False)
-    found = read_outputs(Outputs(file=str(path), label="people"))["x"]
+    found = systems_of(Outputs(file=str(path), label="people"))["x"]
     assert [row.get("label") for row in found] == [True, False, None, None]
 
 
@@ -102,7 +103,7 @@ def test_a_line_that_is_nested_too_deeply_is_one_line(tmp_path):
 def test_blank_lines_are_passed_over_and_lines_are_still_counted(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(f"\n{json.dumps(GOOD)}\n \t\n\n")
-    assert [row["id"] for row in read_outputs(Outputs(file=str(path)))["x"]] == ["1"]
+    assert [row["id"] for row in systems_of(Outputs(file=str(path)))["x"]] == ["1"]
     path.write_text(path.read_text() + "[1]\n")
     assert "x.jsonl:5: not a JSON object" in refusal(path)
 
@@ -133,7 +134,7 @@ def test_a_system_with_a_name_too_long_for_a_file_is_refused_and_leaves_nothing(
 
 def test_systems_whose_letters_no_file_name_takes_stay_apart_by_a_hash(tmp_path):
     rows = [GOOD | {"system": name} for name in ("модель", "другая", "café", "cafe\u0300", "b c")]
-    names = list(read_outputs(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
+    names = list(systems_of(Outputs(file=str(write_jsonl(tmp_path / "x.jsonl", rows)))))
     assert len(set(names)) == 5
     assert all(name.isascii() for name in names)
     assert [name[:-6] for name in names[:4]] == ["system-", "system-", "caf-", "caf-"]
@@ -155,7 +156,7 @@ def test_a_system_that_is_called_reference_is_refused_beside_a_column_of_that_na
     assert "rename it" in said
     bare = [{key: value for key, value in row.items() if key != "reference"} for row in rows]
     path = write_jsonl(tmp_path / "y.jsonl", bare)
-    assert list(read_outputs(Outputs(file=str(path)))) == ["ppo"]  # it takes the place
+    assert list(systems_of(Outputs(file=str(path)))) == ["ppo"]  # it takes the place
 
 
 # -- posts -----------------------------------------------------------------------------------------
@@ -224,9 +225,9 @@ def test_a_title_that_is_null_is_empty_as_in_csv(tmp_path, write):
     rows = [row | {"title": None, "subreddit": "x"} for row in WIDE[:2]]
     rows[1]["title"] = "t"
     path = write(tmp_path / f"x.{write.__name__.split('_')[1]}", rows)
-    (first, _) = read_outputs(Outputs(file=str(path)))["x"]
+    (first, _) = systems_of(Outputs(file=str(path)))["x"]
     write_csv(tmp_path / "c.csv", [row | {"title": row["title"] or ""} for row in rows])
-    (same, _) = read_outputs(Outputs(file=str(tmp_path / "c.csv")))["c"]
+    (same, _) = systems_of(Outputs(file=str(tmp_path / "c.csv")))["c"]
     assert first["query"] == same["query"]
 
 
@@ -234,7 +235,7 @@ def test_a_csv_column_of_numbers_is_no_column_of_summaries(tmp_path):
     write_csv(tmp_path / "x.csv", [row | {"summary": row["id"]} for row in WIDE])
     assert "column summary holds numbers alone: name the" in refusal(tmp_path / "x.csv")
     write_csv(tmp_path / "x.csv", [row | {"summary": row["id"] or "words"} for row in WIDE])
-    assert len(read_outputs(Outputs(file=str(tmp_path / "x.csv")))["x"]) == len(WIDE)
+    assert len(systems_of(Outputs(file=str(tmp_path / "x.csv")))["x"]) == len(WIDE)
 
 
 def test_empty_summaries_are_counted_in_lines_of_80_columns(runs, tmp_path, capsys):
@@ -262,7 +263,7 @@ def test_a_column_that_is_the_reference_does_not_compete(runs, tmp_path):
     rows = [{"id": k, "post": f"p{k}", "ours": f"o{k}", "theirs": f"t{k}"} for k in range(4)]
     path = write_csv(tmp_path / "x.csv", rows)
     names = {"summary": "ours,theirs", "reference": "theirs"}
-    found = read_outputs(Outputs(file=str(path), **names))
+    found = systems_of(Outputs(file=str(path), **names))
     assert {name: rows[0]["reference"] for name, rows in found.items()} == {"ours": "t0"}
     config = config_of_file(path, *(f"outputs.{key}={value}" for key, value in names.items()))
     take_outputs(config)
@@ -277,13 +278,13 @@ def test_a_system_is_the_reference_by_the_name_that_the_file_gives_it(tmp_path):
         for name in ("모델", "plain")
     ]
     path = write_jsonl(tmp_path / "x.jsonl", rows)
-    assert list(read_outputs(Outputs(file=str(path), reference="모델"))) == ["plain"]
+    assert list(systems_of(Outputs(file=str(path), reference="모델"))) == ["plain"]
 
 
 def test_a_post_of_a_megabyte_is_read_and_two_hundred_systems_are(tmp_path):
     row = {"id": "p", "post": "x" * 1_000_000, "summary": "s", "reference": "r"}
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(row | {"system": f"s{k}"}) + "\n" for k in range(200)))
-    systems = read_outputs(Outputs(file=str(path)))
+    systems = systems_of(Outputs(file=str(path)))
     assert len(systems) == 200
     assert len(systems["s7"][0]["query"]) == 1_000_000

@@ -15,13 +15,14 @@ import pytest
 from eval.calibration import calibrate
 from eval.controls import judge_controls
 from eval.judge import judge_summaries
-from eval.outputs import read_outputs, take_outputs
+from eval.outputs import take_outputs
 from eval.win_rate import measure_win_rates, names_of_pair, pair_name
 from reports.outputs_page import write_report
 from stages.finished import read_manifest, stage_folder, wanted_stages, why_not
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
 from stages.settings.config import Outputs, UserError
+from tests.given_outputs import systems_of
 from tests.told import told
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +67,7 @@ def test_a_table_of_any_kind_gives_the_same_rows(tmp_path, write):
         {"id": 8, **POST, "system": "a b", "summary": "", "reference": "s"},
     ]
     path = write(tmp_path / f"outputs.{write.__name__.split('_')[1]}", rows)
-    found = read_outputs(Outputs(file=str(path)))
+    found = systems_of(Outputs(file=str(path)))
     query = "SUBREDDIT: r/x\n\nTITLE: My lamp\n\nPOST: It is gone. I miss it.\n\nTL;DR:"
     none = dict.fromkeys(("tokens", "reference_tokens", "has_eos", "score", "reference_score"))
     first = {"id": "7", "query": query, "reference": "r", "summary": 'one,\n"two"'}
@@ -78,7 +79,7 @@ def test_columns_are_named_by_settings_and_several_columns_are_several_systems(t
     row = {"nr": 1, "text": "the post", "x": "from x", "y": "from y", "human": "r", "system": "no"}
     path = write_jsonl(tmp_path / "wide.jsonl", [row])
     names = {"id": "nr", "post": "text", "summary": "x, y", "reference": "human"}
-    found = read_outputs(Outputs(file=str(path), **names))
+    found = systems_of(Outputs(file=str(path), **names))
     assert {name: rows[0]["summary"] for name, rows in found.items()} == {
         "x": "from x",
         "y": "from y",
@@ -91,7 +92,7 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
         rows = [{"post": f"post {k}", "summary": x, "reference": "r"} for k, x in enumerate(texts)]
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
     (tmp_path / "notes.txt").write_text("not read")
-    found = read_outputs(Outputs(file=str(tmp_path)))
+    found = systems_of(Outputs(file=str(tmp_path)))
     assert list(found) == ["a", "b"]
     ids = [[row["id"] for row in rows] for rows in found.values()]
     assert ids[0] == ids[1]
@@ -101,7 +102,7 @@ def test_a_folder_is_a_system_a_file_and_a_post_without_id_is_named_by_its_text(
 def test_a_system_takes_the_place_of_the_reference(tmp_path):
     rows = [{"id": k, "post": "p", "system": s, "summary": f"{s}{k}"} for k in (1, 2) for s in "ab"]
     path = write_jsonl(tmp_path / "two.jsonl", rows)
-    found = read_outputs(Outputs(file=str(path), reference="b"))
+    found = systems_of(Outputs(file=str(path), reference="b"))
     pairs = {name: [(r["summary"], r["reference"]) for r in rows] for name, rows in found.items()}
     assert pairs == {"a": [("a1", "b1"), ("a2", "b2")]}
 
@@ -114,7 +115,7 @@ def test_published_comparisons_give_the_policy_the_reference_and_the_choice(tmp_
 
     rows = [pair(1, "ppo", "ref"), pair(2, "ref", "ppo"), pair(3, "sft", "ppo")]
     path = write_jsonl(tmp_path / "comparisons_validation.jsonl", rows)
-    found = read_outputs(Outputs(file=str(path), label="choice"))
+    found = systems_of(Outputs(file=str(path), label="choice"))
     kept = [(row["id"], row["summary"], row["reference"], row["label"]) for row in found["ppo"]]
     assert kept == [("t1", "by ppo", "by ref", True), ("t2", "by ppo", "by ref", False)]
     assert list(found) == ["ppo"]  # a comparison without a reference is left out
@@ -159,7 +160,7 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
 def test_what_cannot_be_judged_is_one_line_with_its_place(tmp_path, rows, settings, said):
     path = write_jsonl(tmp_path / "x.jsonl", rows)
     with pytest.raises(UserError, match=said) as caught:
-        read_outputs(Outputs(file=str(path), **settings))
+        systems_of(Outputs(file=str(path), **settings))
     assert "\n" not in str(caught.value)
 
 
@@ -177,9 +178,9 @@ def test_what_cannot_be_judged_is_one_line_with_its_place(tmp_path, rows, settin
 def test_a_file_that_is_no_table_is_one_line(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=said):
-        read_outputs(Outputs(file=str(tmp_path / name)))
+        systems_of(Outputs(file=str(tmp_path / name)))
     with pytest.raises(UserError, match="no file of summaries"):
-        read_outputs(Outputs(file=str(tmp_path / "absent.csv")))
+        systems_of(Outputs(file=str(tmp_path / "absent.csv")))
 
 
 def config_of_file(path, *overrides):

@@ -42,7 +42,7 @@ def test_the_first_screen_says_where_ppo_won_and_which_seeds_collapsed(records):
     # Four seeds of 53.9, 22.2, 19.7 and 61.8 %: mean 39.4, s = 21.6, t(3) = 3.18: +- 34 and more.
     assert one_b[2].startswith("39.4% [")
     assert one_b[6] == "COLLAPSED: 44413, 66613 (of 4)"
-    assert two_b[4:] == ["44.3", "28.4", "none of 4 failed"]
+    assert two_b[4:] == ["44.3", "28.4", "none of 4 fell behind"]
     assert isinstance(called, Note)
     assert "pythia-1b seed 44413 COLLAPSED (PPO 19.7%, its own SFT 32.9%)" in called.text
     assert "Huang et al. 2024, rlhf_scale_plot.pdf (vec)" in figure.caption

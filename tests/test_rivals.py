@@ -65,7 +65,7 @@ def test_one_is_over_another_only_where_the_interval_over_seeds_leaves_out_0(gai
         points += [point("rloo", kl, 1.0 + gain, seed) for kl in (1, 4)]
     text = answer(points)
     # By hand: mean 0.5, deviation 0.1, t(0.975, 2) = 4.303: 0.5 -+ 4.303 * 0.1 / sqrt(3).
-    assert ("RLOO over PPO (+0.50 [+0.25, +0.75])" in text) == said
+    assert ("RLOO over PPO (+0.50 [+0.25, +0.75], 3 seeds)" in text) == said
     assert ("no rival is shown" in text) != said
 
 
@@ -89,7 +89,7 @@ def test_a_pair_without_a_kl_in_common_is_not_called_inconclusive():
         for kl in (1, 4):
             points += [point("ppo", kl, 1.0, seed), point("rloo", kl, 1.0 + gain, seed)]
             points.append(point("grpo", kl + 20, 1.0, seed))
-    assert "]); pairs without a KL in common: 2. After" in answer(points)
+    assert "], 3 seeds); pairs without a KL in common: 2. After" in answer(points)
     beside = [replace(x, kl=x.kl - 20) if x.rival == "grpo" else x for x in points]
     beside = [replace(x, gold=1.0 + x.seed) if x.rival == "grpo" else x for x in beside]
     assert "; the other 2 pairs are inconclusive." in answer(beside)
@@ -106,6 +106,27 @@ def test_a_page_of_seeds_that_a_pair_lacks_counts_those_that_it_has():
     assert answer(points).endswith(" in gold score, over 2 seeds.")
     rates = [replace(x, gold=None) for x in points]
     assert answer(rates).endswith(" over another in win rate, over 2 seeds.")
+
+
+def test_a_clear_pair_says_on_how_many_seeds_it_rests():
+    """Of four seeds, one lacks RLOO."""
+    points = [point("ppo", kl, 1.0, seed) for kl in (1, 4) for seed in range(4)]
+    for seed, gain in enumerate((0.4, 0.5, 0.6)):
+        points += [point("rloo", kl, 1.0 + gain, seed) for kl in (1, 4)]
+    points += [replace(x, rival="grpo", gold=1.0 + x.seed) for x in points if x.rival == "ppo"]
+    assert "At equal KL, in gold score: RLOO over PPO (" in answer(points)
+    assert "], 3 seeds); the other 2 pairs are inconclusive." in answer(points)
+
+
+def test_a_clear_pair_with_best_of_n_says_that_its_kl_is_a_bound():
+    points = []
+    for seed, gain in enumerate((0.4, 0.5, 0.6)):
+        for kl in (1, 4):
+            points += [point("ppo", kl, 1.0 + gain, seed), point("best-of-n", kl, 1.0, seed)]
+    (note,) = rivals_page.bound_notes(points)
+    assert note.startswith("PPO - best-of-n: of best-of-n's KL an upper bound is known.")
+    unclear = [replace(x, gold=-x.gold) if x.seed == 0 else x for x in points]
+    assert rivals_page.bound_notes(unclear) == []
 
 
 def test_runs_without_any_win_rate_have_no_page(monkeypatch):

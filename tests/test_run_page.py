@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -149,6 +151,26 @@ def test_the_frontier_says_where_training_went():
     assert ">end</text>" in svg
 
 
+@pytest.mark.parametrize(
+    ("policy", "kind", "note", "said"),
+    [
+        ("ppo", "facts", "", "which labelled, with noise, what the proxy learned from."),
+        ("ppo", "reward_model", "no policy was optimised against it", "which PPO was trained to"),
+        ("", "reward_model", "whether a policy was optimised against it is NOT KNOWN", "if any."),
+        ("", "facts", "", "The gold score is that of gold seed 7. The proxy is a reward"),
+    ],
+)
+def test_of_proxy_and_gold_only_what_is_known_is_said(policy, kind, note, said):
+    """A released policy's page called the proxy the run's own, and the gold model unused."""
+    results = {"gold": {"label": "gold seed 7"}, "judge": {"kind": kind, "note": note}}
+    record: Any = SimpleNamespace(policy=policy, results=lambda _: results)
+    text = scores._what(record)
+    assert said in text
+    assert note in text
+    assert "which no policy here was trained on" not in text
+    assert ("run's own" in text) == ("trained to raise" in text) == (policy == "ppo")
+
+
 # -- spreads ---------------------------------------------------------------------------------------
 
 
@@ -162,7 +184,17 @@ def test_spreads_are_of_references_and_policies_and_bins_of_tokens_hold_as_many_
         return plots.Panel(title, lambda axes: None)
 
     monkeypatch.setattr(scores, "spread", remember)
-    scores.spread_blocks(record_of())
+    record = record_of()
+    ppo = record.rows("summaries", "ppo.jsonl")
+    files = {"ppo.jsonl": [row | {"kl": 2.0} for row in ppo]}
+    files["best-of-4.jsonl"] = [row | {"kl": 0.64} for row in ppo]  # one bound, and no spread
+    files["sft.jsonl"] = record.rows("summaries", "sft.jsonl")
+    monkeypatch.setattr(scores, "policies_of", lambda _: ["sft", "ppo", "best-of-4"])
+    monkeypatch.setattr(type(record), "rows", lambda _, stage, file: files[file])
+    scores.spread_blocks(record)
+    assert found.pop("Log-ratio to SFT, nats per summary") == {"PPO": [2.0] * 9}
+    for groups in found.values():
+        groups.pop("best-of-4")
     assert found["Length, tokens"] == {"reference": [6.0] * 9, "SFT": [7.0] * 9, "PPO": [7.0] * 9}
     assert set(found["Reward-model score"]) == {"reference", "SFT", "PPO"}
     edges = scores._edges([float(one) for one in range(60)])

@@ -68,7 +68,7 @@ def test_a_size_with_a_rate_that_may_not_be_given_is_not_compared(runs):
     assert "nan" not in text.lower().replace("nanc", "")
     (size,) = size_verdicts(frame[frame["name"].eq("tiny")])
     assert answers.answer([size]).startswith("Over 2 seeds of tiny PPO is inconclusive against")
-    assert answers.answers_table([size]).rows[0][-1] == "none of 2 failed"
+    assert answers.answers_table([size]).rows[0][-1] == "none of 2 fell behind"
     frame["ppo/extrapolated"] = 1.0
     both = size_verdicts(frame)
     assert answers.answer(both).endswith(" (EXTRAPOLATED at tiny-s (100K) and tiny (1M)).")

@@ -11,6 +11,7 @@ from eval import standings as standings_module
 from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import leaderboard_page, outputs_page
+from reports.parts import sentences
 from reports.parts.page import Details
 from reports.parts.words import named, plain
 from reports.sections import judging, made_with, systems
@@ -156,7 +157,18 @@ WHO = {"judge": "j", "is_llm": True, "judgements": 4, "judge_models": [], "judge
 
 def test_a_judge_that_decided_nothing_prefers_no_place():
     assert "shown first in 50.0% of" in judging._who(WHO | {"share_first": 0.5})
-    assert judging._who(WHO | {"share_first": None}).endswith("with the order is a tie.")
+    assert judging._who(WHO | {"share_first": None}).endswith(
+        "a win and a tie count 3/4, and as won."
+    )
+
+
+def test_a_judge_that_is_no_llm_is_described_in_the_caveats_alone():
+    numbers = WHO | {"share_first": 0.5, "judge_note": "counts facts", "judge_kind": "facts"}
+    assert judging._who(numbers).endswith(" Its description: counts facts.")
+    assert sentences.judge_note(numbers | {"policies": []}) is None
+    other = numbers | {"is_llm": False}
+    assert "counts facts" not in judging._who(other)
+    assert "It is: counts facts." in str(sentences.judge_note(other))
 
 
 def test_a_released_policy_without_enough_verdicts_has_a_whole_sentence():
@@ -215,3 +227,49 @@ def test_with_direct_comparisons_whoever_won_all_is_first_and_whoever_lost_all_i
     found = standings(rows, dict.fromkeys(said, TEXTS), pairs)["systems"]
     assert [found[name]["strength"]["estimate"] for name in ("won", "lost")] == [None, None]
     assert list(found) == ["won", "some", "lost"]
+
+
+def test_with_direct_comparisons_a_system_that_won_everything_is_tested_by_its_rates():
+    """Without a strength it had no test: its lead was "inconclusive", and b could be the first."""
+    posts = {str(post): ("one two", "three") for post in range(60)}
+    some = [WIN] * 40 + [LOSS] * 20
+    rows = [*verdicts("b", some), *verdicts("a", [WIN] * 60), *verdicts("none", [LOSS] * 60)]
+    pairs = [*verdicts("b-a", [LOSS] * 60), *verdicts("b-none", [WIN] * 60)]
+    pairs += verdicts("a-none", [WIN] * 60)
+    found = standings(rows, dict.fromkeys(("b", "a", "none"), posts), pairs)
+    assert list(found["systems"]) == ["a", "b", "none"]
+    assert found["systems"]["a"]["p_value"] == pytest.approx(2 / 2**60)  # all signs alike
+    assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2", "3"]
+    said = systems.leads(found)
+    assert said.startswith("a leads with 100.0% [")
+    assert said.endswith(
+        "and is reliably better than the next, b. It reliably beats the reference."
+    )
+    last = systems.beside_reference(found["systems"]["none"], by_strength=True)
+    assert last == "reliably LOSES to the reference"
+    gaps = {(gap["first"], gap["second"]): gap for gap in found["differences"]}
+    assert list(gaps) == [("a", "b"), ("a", "none"), ("b", "none")]
+    assert gaps["a", "b"]["estimate"] == 0.5
+    assert gaps["a", "b"]["holm"] == pytest.approx(3 * 2 / 2**60)
+    (details,) = (one for one in systems.differences(found) if isinstance(one, Details))
+    cells = details.inside()[0].rows[0]
+    assert cells[:2] == ["a - b", "100.0% [94.0, 100.0] head to head"]  # Wilson: 60 / (60 + 3.84)
+
+
+def test_of_two_systems_that_won_everything_the_one_that_beats_the_other_is_first():
+    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [WIN] * 12)]
+    pairs = verdicts("a-b", [LOSS] * 12)
+    found = standings(rows, dict.fromkeys("ab", TEXTS), pairs)
+    assert list(found["systems"]) == ["b", "a"]
+    assert "b leads with 100.0%" in systems.leads(found)
+    assert "reliably better than the next, a" in systems.leads(found)
+
+
+def test_a_few_posts_that_were_all_won_leave_the_lead_inconclusive():
+    """Of 5 posts, all signs alike have a chance of 2 / 32."""
+    few = {post: TEXTS[post] for post in list(TEXTS)[:5]}
+    rows = [*verdicts("a", [WIN] * 5), *verdicts("b", [WIN] * 3 + [LOSS] * 2)]
+    found = standings(rows, dict.fromkeys("ab", few), verdicts("a-b", [WIN] * 5))
+    assert [systems.rank(name, found) for name in "ab"] == ["1-2", "1-2"]
+    assert "its lead over b is inconclusive" in systems.leads(found)
+    assert "It is inconclusive against the reference" in systems.leads(found)

@@ -172,11 +172,11 @@ def test_failures_alone_can_decide_and_say_which_side_prevents_them():
     verdict = verdicts.verdict_of(taken)
     assert verdict.kind == MATTERS
     assert verdict.why.startswith("what it takes away prevents failures; -10.0 points")
-    said = "5 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)."
+    said = "5 of 6 seeds failed, 0 of 6 by default (Fisher's exact test, p = 0.015)."
     assert verdicts.sentence(taken).endswith(said)
     added = ablation(*each, default=good, turned_seeds=bad)
     assert verdicts.verdict_of(added).why.startswith("the default's setting prevents failures")
-    assert "5 of 6 seeds failed with it, 0 of 6 without" in verdicts.sentence(added)
+    assert "5 of 6 seeds failed, 0 of 6 by default" in verdicts.sentence(added)
     better = ablation(*each, default=bad, turned_seeds=good)
     assert verdicts.verdict_of(better).why.startswith("the switch prevents failures")
 
@@ -190,7 +190,7 @@ def test_three_failures_of_six_decide_nothing():
         turned_seeds=bad,
     )
     assert verdicts.verdict_of(found).kind == UNKNOWN
-    said = "3 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.182)."
+    said = "3 of 6 seeds failed, 0 of 6 by default (Fisher's exact test, p = 0.182)."
     assert verdicts.failures(found) == said
 
 
@@ -228,6 +228,13 @@ def test_the_first_sentence_sorts_the_switches():
     assert verdicts.summary(both[1:2]) == said
 
 
+def test_where_nothing_was_tested_no_switch_is_said_not_to_matter():
+    few = [ablation(0.2, name="critic-sft"), ablation(0.1, 0.3, name="dropout")]
+    said = "No verdict on 2 switches (critic-sft, dropout): fewer than 3 seeds."
+    assert verdicts.summary(few) == said
+    assert verdicts.summary(few, most=1) == "No verdict on 2 switches: fewer than 3 seeds."
+
+
 def test_what_matters_by_itself_is_counted_again_among_all_switches():
     """By hand: -5, -10, -15 have t = -10 / (5 / sqrt(3)) = -3.464, and with two degrees of freedom
     p = 1 - 3.464 / sqrt(14) = 0.074. Of -9, -10, -11 t = -17.32 and p = 0.0033, 0.0066 as the
@@ -259,10 +266,10 @@ def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):
     text = text_of("no-eos-trick")
     first = text.split("\n\n")[1]
     assert first.startswith(
-        "Of 1 switch, 1 matters (no-eos-trick). no-eos-trick: 5 of 6 seeds failed without it, 0 of"
-        " 6 with."
+        "Of 1 switch, 1 matters (no-eos-trick). no-eos-trick: 5 of 6 seeds failed, 0 of 6 by"
+        " default."
     )
-    assert "5 of 6 seeds failed without it, 0 of 6 with (Fisher's exact test, p = 0.015)." in text
+    assert "5 of 6 seeds failed, 0 of 6 by default (Fisher's exact test, p = 0.015)." in text
     assert cells(text, FIRST, "no-eos-trick")[3] == "5 of 6"
     assert cells(text, FIRST, "default")[3] == "0 of 6"
     assert "tiny-no-eos-trick seed1 failed: its PPO ended in an error." in text

@@ -302,6 +302,19 @@ def test_the_reward_model_of_a_side_is_no_gold_one(runs, own):
         judge_sides("tiny/1", "tiny/2", gold)
 
 
+def test_the_reward_model_of_a_side_is_no_gold_one_by_its_path_either(runs):
+    summarise(1, ppo=["event"])
+    summarise(2, ppo=["event", "second"])
+    with open_stage(make_config("tiny", seed=2), "normalize") as run:
+        (run.partial / "model").mkdir()
+        (run.partial / "model/model.safetensors").write_bytes(b"weights")
+        run.finish({})
+    folder = runs / "tiny/seed2/normalize/model"
+    gold = ["judge.kind=reward_model", f"judge.model={folder}"]
+    with pytest.raises(UserError, match=r"is the reward model of tiny-2-ppo itself: name"):
+        judge_sides("tiny/1", "tiny/2", gold)
+
+
 def test_a_page_without_a_comparison_names_the_command(runs, capsys):
     summarise(1, ppo=["event"], sft=["second"])
     with pytest.raises(SystemExit):

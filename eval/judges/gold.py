@@ -17,9 +17,26 @@ from typing import Any
 import torch
 
 from eval.judges.offline import higher
-from eval.judges.protocol import About, Comparison, Judge, Reply, Row, scored_rows
+from eval.judges.protocol import (
+    TOO_LONG,
+    About,
+    Comparison,
+    Judge,
+    Reply,
+    Row,
+    print_too_long,
+    scored_rows,
+)
 from eval.rates.reward_pairs import held_out_accuracy
-from stages.finished import check_stage, gold_folder, no_gold, own_gold, read_manifest, stage_folder
+from stages.finished import (
+    check_stage,
+    gold_folder,
+    is_gold_of,
+    no_gold,
+    own_gold,
+    read_manifest,
+    stage_folder,
+)
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_released_reward_model, load_tokenizer
 from stages.learning.passes import summary_scores
@@ -102,11 +119,9 @@ def find_gold(config: Config) -> Gold:
     own.
     """
     folder = gold_folder(config)
-    own = read_manifest(stage_folder(config, "normalize"))
-    manifest = read_manifest(folder)
-    if manifest is not None:
-        if own is not None and own["content"] == manifest["content"]:
-            raise own_gold(config)
+    if is_gold_of(config, config):
+        raise own_gold(config)
+    if read_manifest(folder) is not None:
         return _of_run(config, folder)
     if not (folder / "config.json").exists():
         raise no_gold(config)
@@ -162,6 +177,8 @@ class GoldJudge(Judge):
         self.batch_size = config.memory.forward_batch_size
         self.keep: Path | None = None
         self.scores: dict[Text, float] = {}
+        self.too_long: set[Text] = set()
+        self.unjudged: set[str] = set()
 
     @property
     def about(self) -> About:
@@ -194,6 +211,7 @@ class GoldJudge(Judge):
         tokens = {text: self._tokens(text) for text in todo}
         if self.longest is not None:
             too_long = {text for text in todo if sum(map(len, tokens[text])) > self.longest}
+            self.too_long |= too_long
             self.scores |= dict.fromkeys(too_long, nan)
             todo = [text for text in todo if text not in too_long]
         if not todo:
@@ -245,7 +263,15 @@ class GoldJudge(Judge):
         texts = (comparison.first, comparison.second)
         a, b = (self.scores[comparison.query, text] for text in texts)
         text = f"[gold reward model {self.gold.label}, not an LLM] A {a:.4f}, B {b:.4f}"
-        return Reply(choice=higher(a, b), text=text)
+        if self.too_long.isdisjoint((comparison.query, text) for text in texts):
+            return Reply(choice=higher(a, b), text=text)
+        self.unjudged.add(comparison.post_id)
+        return Reply(choice=None, text=text, finish_reason=TOO_LONG)
+
+    def finish(self) -> None:
+        """Print which posts were not judged."""
+        print_too_long("judge gold", self.unjudged, self.longest)
+        self.unjudged.clear()
 
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """Its score of each policy's summary and of the reference, one row a summary.

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from eval.judges.offline import higher
 from eval.judges.prompt import LETTER, make_question
-from eval.judges.protocol import About, Choice, Comparison, Judge, Reply
+from eval.judges.protocol import TOO_LONG, About, Choice, Comparison, Judge, Reply, print_too_long
 from stages.learning.models import quiet_loading
 from stages.learning.passes import model_inputs
 from stages.learning.sharding import leave_out_cudnn
@@ -52,6 +52,7 @@ class LocalJudge(Judge):
         self.letter_ids = [letter_ids(self.tokenizer, letter) for letter in LETTERS]
         self.longest = getattr(self.model.config, "max_position_embeddings", None)
         self.known: dict[Comparison, Reply] = {}
+        self.too_long: set[str] = set()
         self.keep: Path | None = None
         self.source, self.axis = source, axis
 
@@ -98,7 +99,14 @@ class LocalJudge(Judge):
         with self.lock:
             if comparison not in self.known:
                 self.known |= self._judge([comparison])
+            if self.known[comparison].finish_reason == TOO_LONG:
+                self.too_long.add(comparison.post_id)
             return self.known[comparison]
+
+    def finish(self) -> None:
+        """Print which posts were not judged."""
+        print_too_long("judge local", self.too_long, self.longest)
+        self.too_long.clear()
 
     def _judge(self, comparisons: Iterable[Comparison]) -> dict[Comparison, Reply]:
         replies, fitting = {}, []
@@ -115,7 +123,7 @@ class LocalJudge(Judge):
                 prompt_hash=question.hash,
             )
             if self.longest is not None and len(tokens) > self.longest:
-                replies[comparison] = reply
+                replies[comparison] = replace(reply, finish_reason=TOO_LONG)
             else:
                 fitting.append((comparison, reply, tokens))
         shares = self._letter_shares([tokens for _, _, tokens in fitting]) if fitting else []

@@ -6,7 +6,7 @@ coin flip and never a loss (the code of Huang et al. 2024 has both).
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,10 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+from stages.running.progress import told
+
+MOST_NAMED = 5
+"""How many unjudged posts a line names."""
 SECONDS_TO_FINISH = 2.0
 """How long a judge that is stopped waits for replies that are under way."""
 TOO_LONG = "too long"
@@ -118,6 +122,20 @@ class Judge:
     def scores_of(self, policies: Mapping[str, Sequence[Row]]) -> list[Row]:
         """A reward model's scores: rows `policy`, `id`, `score`, `reference_score`, in its unit."""
         return []
+
+
+def unjudged_line(posts: Sequence[str], why: str) -> str:
+    """How many posts are unjudged, the names of some, and why."""
+    more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
+    count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
+    return f"{count} ({', '.join(posts[:MOST_NAMED])}{more}): {why}"
+
+
+def print_too_long(who: str, posts: Iterable[str], longest: int | None) -> None:
+    """A line on the posts that a model in this process could not take, if there are any."""
+    if named := sorted(posts):
+        why = f"{TOO_LONG}: the model takes {longest} tokens"
+        print(told(who, unjudged_line(named, why)), flush=True)
 
 
 def scored_rows(

@@ -9,6 +9,7 @@ shown. Length is counted in words.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import hypot
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,8 @@ def mean_words(texts: Iterable[str]) -> float:
 def length_controlled(table: VerdictTable) -> dict[str, Any]:
     """The rate at equal length, both orders weighed alike, with its 95% interval.
 
+    Identical texts are a tie by protocol, at any length, so the model is fitted without them: with
+    a share s of such posts, and `rate` of the others, the estimate is `s / 2 + (1 - s) * rate`.
     `logit P(policy) = b0 + b1 * order + (c1 + c2 * order) * wide + c3 * narrow`, order +1/2 where
     the policy is shown first and -1/2 where second; `wide` and `narrow` are `tanh(log ratio / s)`
     for the two `SCALES`. So the effect of length is bounded, may come at once or slowly, and may
@@ -77,6 +80,7 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     Where order alone decides nearly every verdict, each post's two orders are averaged first.
     Where there is no finite fit even so (every longer text wins, say), the rate is read off the
     posts whose texts have equally many words, if they are `LEAST_NEAR` or more (`equal_posts`).
+    `near_equal`: the posts within `NEAR` of equal length. Both are counted without identical texts.
 
     `estimate` is None, with the reason under `why`, where the model has no answer. `extrapolated`:
     the data do not answer, because fewer than `LEAST_NEAR` posts are within `NEAR` of equal length,
@@ -86,7 +90,8 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     Source: standardisation (Rothman, Greenland and Lash, Modern Epidemiology, chapter 15); tanh for
     length Dubois et al. 2404.04475; Papke and Wooldridge 1996 for the fractional logit.
     """
-    rows = table.judged()
+    judged = table.judged()
+    rows = judged.only(judged.differ)
     nothing = {"estimate": None, "low": None, "high": None}
     why = _no_answer(rows)
     if why:
@@ -100,15 +105,39 @@ def length_controlled(table: VerdictTable) -> dict[str, Any]:
     inside = bool(edges[0] <= 0 <= edges[1])
     modelled = "equal_posts" not in fitted
     extrapolated = modelled and (near < LEAST_NEAR or not inside)
-    return fitted | {"near_equal": near, "extrapolated": extrapolated}
+    return _with_identical(fitted, rows, judged) | {
+        "near_equal": near,
+        "extrapolated": extrapolated,
+    }
+
+
+def _with_identical(
+    fitted: dict[str, Any], rows: VerdictTable, judged: VerdictTable
+) -> dict[str, Any]:
+    """A rate of posts whose texts differ, as that of all posts: identical texts are ties.
+
+    Their share s varies with the posts that are drawn. The rate's error and that of s are
+    independent: their distances from the estimate are added as squares.
+    """
+    posts = len(np.unique(judged.posts))
+    same = 1 - len(np.unique(rows.posts)) / posts
+    rate = fitted["estimate"]
+    of_share = abs(rate - 0.5) * Z * float(np.sqrt(same * (1 - same) / posts))
+    estimate = same / 2 + (1 - same) * rate
+    down, up = ((1 - same) * abs(rate - fitted[side]) for side in ("low", "high"))
+    return fitted | {
+        "estimate": estimate,
+        "low": max(0.0, estimate - hypot(down, of_share)),
+        "high": min(1.0, estimate + hypot(up, of_share)),
+    }
 
 
 def _no_answer(rows: VerdictTable) -> str:
     """Why the model cannot be fitted; empty where it can."""
     if len(rows.outcomes) < LEAST_JUDGEMENTS:
-        return f"fewer than {LEAST_JUDGEMENTS} judgements"
+        return f"fewer than {LEAST_JUDGEMENTS} judgements of texts that differ"
     if len(np.unique(rows.posts)) < LEAST_JUDGEMENTS // 2:
-        return f"fewer than {LEAST_JUDGEMENTS // 2} posts"
+        return f"fewer than {LEAST_JUDGEMENTS // 2} posts whose texts differ"
     if len(np.unique(rows.shown_first)) < 2:
         return "every summary was shown in the same place"
     if np.ptp(rows.log_ratios) < 1e-9:

@@ -125,9 +125,12 @@ class Law:
 
     @property
     def shows_peak(self) -> bool:
-        """Whether every seed has a peak, and the interval of beta leaves out 0."""
+        """Whether every seed has a peak, and the interval of beta over seeds leaves out 0.
+
+        One seed has no such interval, so it shows none.
+        """
         bounds = self.over_seeds(lambda fit: fit.beta).bounds
-        return not self.without_peak and (bounds is None or bounds[0] > 0)
+        return not self.without_peak and bounds is not None and bounds[0] > 0
 
     @property
     def peak(self) -> SeedMean | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from eval.rates.reward_pairs import with_statistics
-from eval.win_rate import agreement, names_of_pair, pair_name
+from eval.win_rate import agreement, by_name, gain, names_of_pair, pair_name
 from reports.parts.words import Row, shown
 from stages.finished import no_such_run, read_manifest, refusal, stage_folder, why_not_shown
 from stages.running.files import read_lines, read_record
@@ -33,11 +33,8 @@ EXPLAINED = "val/explained_variance"
 ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
-DIFFERENCE = {
-    "difference": "estimate",
-    "difference_low": "low",
-    "difference_high": "high",
-    "difference_p_value": "p_value",
+DIFFERENCE = {"difference": "estimate"} | {
+    f"difference_{end}": end for end in ("low", "high", "p_value")
 }
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
@@ -231,6 +228,10 @@ def _judge_row(record: Record) -> Row:
         "share_first": judge["share_first"],
         "differences": differences,
         **{key: main[name] if main["headline"] else None for key, name in DIFFERENCE.items()},
+        "score_gain": gain(
+            by_name({x: record.rows("summaries", f"{x}.jsonl") for x in policies_of(record)}),
+            record.policy,
+        ),
         "reference/tokens": summaries["reference_tokens"],
         "reference/score": last["reference_score"],
     }

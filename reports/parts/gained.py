@@ -13,7 +13,7 @@ from reports.parts.page import Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
 from reports.parts.style import asks
-from reports.parts.words import MISSING, Row, seeds_mean
+from reports.parts.words import MISSING, Row, direction, seeds_mean
 
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
@@ -68,15 +68,6 @@ def _cells(each: Sequence[Row]) -> list[str]:
         counts = (f"{sum(_sign(gain) == sign for gain in each)}{sign}" for sign in (" (+)", " (-)"))
         return [mean, f"{min(middles):.2f} to {max(middles):.2f}: {', '.join(counts)}"]
     return [mean, ", ".join(f"{gain['estimate']:.2f}{_sign(gain)}" for gain in each)]
-
-
-def direction(gain: Row | None) -> str:
-    """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
-    if gain is None:
-        return "is not known"
-    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
-        return "did not reliably move"
-    return "rose" if gain["low"] > 0 else "fell"
 
 
 def _sign(gain: Row) -> str:

@@ -1,8 +1,9 @@
 """Points of KL and gold score: from a file of anybody's, or from finished runs.
 
-A run with a KL penalty gives the policy that it ends with, on held-out posts. One without
-(`kl_coef=0`), in the built-in world, gives its training curve: stretches of consecutive updates,
-whose sampled texts the world's rule scores. So one run goes from KL 0 far beyond the peak.
+A run with a KL penalty gives the policy that it ends with: the gold score of its held-out
+summaries, beside the KL of its last updates. One without (`kl_coef=0`), in the built-in world,
+gives its training curve: stretches of consecutive updates, whose sampled texts the world's rule
+scores. So one run goes from KL 0 far beyond the peak. One seed takes runs of one kind only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,30 +108,69 @@ def as_cells(point: KlPoint) -> list[str]:
 
 # -- from runs -------------------------------------------------------------------------------------
 
+RUNS = (
+    "Runs with a KL penalty: SFT and the policy at the end of training. Scores are of held-out"
+    " posts; the KL is training's, of its last updates and its own posts. Accuracy is how often"
+    " the proxy and the judge agree whether a summary beats its reference. Runs"
+    " without one: stretches of training, with the gold score of the texts sampled there by the"
+    " rule of the built-in world; accuracy is the share of pairs of these texts, of different"
+    " posts, that both rank alike, texts without EOS left out.",
+)
+
 
 def points_of_runs(records: Sequence[Record]) -> list[KlPoint]:
     """The points of finished runs; those at KL 0 from one run of a strength and seed.
 
     A strength is the comparisons that the reward model learned, with the size where that differs.
-    Raises UserError for a run whose policy has no gold score, and for too few samples of a curve.
+    Raises UserError for a run whose policy has no gold score, for too few samples of a curve, and
+    for runs of both kinds in one seed: their KL and gold score are of other samples.
     """
     sizes = len({record.results("base")["parameters"] for record in records}) > 1
     points: list[KlPoint] = []
+    kinds: dict[tuple[str, str], bool] = {}
     for record in records:
         strength = f"{record.results('rm')['training_pairs']} pairs"
         if sizes:
             strength = f"{plots.count(record.results('base')['parameters'])}, {strength}"
         start = {(point.strength, point.seed) for point in points if point.kl == 0}
-        unbound = record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
+        unbound = gives_curve(record)
+        if kinds.setdefault((strength, str(record.seed)), unbound) != unbound:
+            raise UserError(
+                f"{record.name} seed {record.seed}: of one seed, runs with a KL penalty and without"
+                " one do not mix, because one curve would have two kinds of KL: name one kind"
+            )
         made = curve_of(record, strength) if unbound else ends_of(record, strength)
         points += [x for x in made if x.kl > 0 or (x.strength, x.seed) not in start]
     return points
 
 
-def ends_of(record: Record, strength: str) -> list[KlPoint]:
-    """SFT and the run's policy, on held-out posts. Raises UserError without their gold score.
+def gives_curve(record: Record) -> bool:
+    """Whether a run gives its training curve: one of the built-in world without a KL penalty."""
+    return record.settings[record.policy]["kl_coef"] == 0 and not record.has_real_texts
 
-    The accuracy is how often proxy and judge agree whether the summary beats the reference.
+
+def temperature_notes(records: Sequence[Record]) -> list[str]:
+    """A line where KL and gold score are of samples at two temperatures."""
+    apart: dict[tuple[float, float], int] = {}
+    for record in records:
+        evaluated = record.settings["eval"]["temperature"]
+        learned = record.settings[record.policy]["temperature"]
+        if evaluated != learned and not gives_curve(record):
+            apart[learned, evaluated] = apart.get((learned, evaluated), 0) + 1
+    return [
+        f"{count} of {len(records)} runs: the KL is of samples at temperature {learned:g}, the gold"
+        f" score of held-out summaries at {evaluated:g}. Where the two differ, the gold score is"
+        " not of the samples whose KL stands beside it."
+        for (learned, evaluated), count in apart.items()
+    ]
+
+
+def ends_of(record: Record, strength: str) -> list[KlPoint]:
+    """SFT and the run's policy. Raises UserError without their gold score.
+
+    Gold and proxy score are of the held-out summaries, KL is that of the last updates: of training
+    posts, at the temperature of training. The accuracy is how often proxy and judge agree whether
+    the summary beats the reference.
     """
     row = numbers_of(record)
     gold = record.results("win_rate").get("scores", {}).get("gold", {})

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from eval.rates.formulas import Interval, mean_of_seeds
+from eval.rates.formulas import CONFIDENCE, Interval, mean_of_seeds, p_of_seeds
+from eval.rates.strengths import holm
 from eval.versus import parts_of
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.parts import plots
@@ -144,6 +145,24 @@ class Paired:
         """Whether the posts tell the two apart; of several pairs, whether the seeds do, too."""
         posts = self.together is not None and (self.together.low > 0 or self.together.high < 0)
         return posts if len(self.each) == 1 else self.is_clear
+
+    @property
+    def p_value(self) -> float:
+        """Of no difference: over posts; of several pairs the larger one of that and the seeds',
+        because both have to tell the two apart. 1 without a rate.
+        """
+        if self.together is None or self.alike == self.written:
+            return 1.0
+        return max(self.together.p_value, p_of_seeds(self.each) if len(self.each) > 1 else 0.0)
+
+
+def above_first(pairs: Sequence[Paired]) -> int:
+    """How many entries are told apart from the first and above it, also after Holm's correction."""
+    corrected = holm([pair.p_value for pair in pairs])
+    return sum(
+        pair.stands and pair.together is not None and pair.together.low > 0 and p < 1 - CONFIDENCE
+        for pair, p in zip(pairs, corrected, strict=True)
+    )
 
 
 def mean_scores(sides: Sequence[Scores]) -> Scores:

@@ -15,6 +15,7 @@ from reports.parts.words import (
     accuracy,
     at_equal_length,
     briefly,
+    direction,
     estimate,
     named,
     percent,
@@ -335,8 +336,8 @@ def _signs(row: Row) -> list[str]:
             f"The reward model is not shown to be better than chance ({accuracy(row)}):"
             f" {named(policy)} may have had nothing to learn."
         )
-    known = row["difference"] is not None
-    if known and row[f"{policy}/score"] > row["sft/score"] and row["difference_high"] < 0:
+    fell = row["difference"] is not None and row["difference_high"] < 0
+    if fell and direction(row["score_gain"]) == "rose":
         signs.append(
             f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
             " its reward."

@@ -135,10 +135,9 @@ def in_brief(ablation: AblatedRun) -> str:
     turned, default = ablation.turned, ablation.default
     if not turned.failed and not default.failed:
         return ""
-    here, theirs = ("without", "with") if _takes_away(ablation) else ("with", "without")
     return (
-        f"{turned.failed} of {turned.tried} seeds failed {here} it, {default.failed} of"
-        f" {default.tried} {theirs}"
+        f"{turned.failed} of {turned.tried} seeds failed, {default.failed} of {default.tried} by"
+        " default"
     )
 
 
@@ -199,7 +198,8 @@ def sentence(ablation: AblatedRun) -> str:
 def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
     """Which switches matter, which do not, and which are inconclusive, in one sentence.
 
-    `most`: of more names in a group only their number is told, but of those that matter.
+    Where none has a verdict, nothing was tested, and the sentence says that. `most`: of more names
+    in a group only their number is told, but of those that matter.
     """
     names: dict[str, list[str]] = {}
     for ablation in others:
@@ -212,6 +212,9 @@ def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
         NONE: ("has no verdict", "have no verdict"),
     }
     most = len(others) if most is None else most
+    if [*names] == [NONE]:
+        named = f" ({', '.join(names[NONE])})" if len(others) <= most else ""
+        return f"No verdict on {_switches(others)}{named}: fewer than {FEWEST} seeds."
     parts = [
         f"{len(sorted_in)} {several if len(sorted_in) > 1 else single}"
         + (f" ({', '.join(sorted_in)})" if kind == MATTERS or len(sorted_in) <= most else "")
@@ -220,4 +223,8 @@ def summary(others: Sequence[AblatedRun], most: int | None = None) -> str:
     ]
     if MATTERS not in names:
         parts.insert(0, "none is shown to matter for the win rate")
-    return f"Of {len(others)} switch{'es' if len(others) > 1 else ''}, {'; '.join(parts)}."
+    return f"Of {_switches(others)}, {'; '.join(parts)}."
+
+
+def _switches(others: Sequence[AblatedRun]) -> str:
+    return f"{len(others)} switch{'es' if len(others) > 1 else ''}"

@@ -189,3 +189,12 @@ def told_apart(names: Sequence[str], judges: Sequence[JudgeSettings]) -> list[st
 def _read(settings: JudgeSettings) -> Row:
     """The settings that a judge's verdicts depend on."""
     return {key: getattr(settings, key) for key in ("kind", *READ_BY[settings.kind], "axis")}
+
+
+def direction(gain: Row | None) -> str:
+    """Whether a score rose or fell, by the interval over posts; one post alone shows neither."""
+    if gain is None:
+        return "is not known"
+    if gain["low"] == gain["high"] or gain["low"] <= 0 <= gain["high"]:
+        return "did not reliably move"
+    return "rose" if gain["low"] > 0 else "fell"

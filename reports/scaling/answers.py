@@ -88,7 +88,7 @@ def answers_table(verdicts: Sequence[SizeVerdict]) -> Table:
     header = ("size", "PPO", "win rate", "at equal length", "PPO tokens", "reference", "seeds")
     caption = (
         "Means over seeds with 95% intervals over seeds and posts (of one seed: over posts alone)."
-        " Beats, does not beat: the whole interval lies above, below 50%."
+        " Beats: the whole interval lies above 50%; does not beat: below; else inconclusive."
         f"{_of_fewer_seeds(verdicts)}"
     )
     return Table(header, rows, caption, strong=True, name="sizes")
@@ -119,7 +119,7 @@ def _seeds(size: SizeVerdict) -> str:
     behind = [str(bad.seed) for bad in size.called_out if not bad.collapsed]
     named = [f"COLLAPSED: {', '.join(collapsed)}"] if collapsed else []
     named += [f"fell behind: {', '.join(behind)}"] if behind else []
-    return f"{'; '.join(named)} (of {size.known})" if named else f"none of {size.known} failed"
+    return f"{'; '.join(named)} (of {size.known})" if named else f"none of {size.known} fell behind"
 
 
 def called_out_lines(verdicts: Sequence[SizeVerdict]) -> list[str]:

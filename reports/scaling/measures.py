@@ -14,7 +14,7 @@ import pandas as pd
 from eval.rates.formulas import TAILS, Z
 from reports.parts.collect import Record, numbers_of, policies_of
 from reports.parts.sentences import NO_GUESS
-from reports.parts.words import Row, percent
+from reports.parts.words import Row, direction, percent
 from stages.settings.checks import UserError
 from stages.settings.stages import POLICY_STAGES
 
@@ -301,9 +301,9 @@ def size_verdicts(frame: pd.DataFrame) -> list[SizeVerdict]:
 
 
 OVER_OPTIMISED_RULE = (
-    "A seed is over-optimised if its reward model gives PPO's summaries a higher mean score than"
-    " SFT's, while the 95% interval of PPO's win rate - SFT's, or of the gold score's gain, lies"
-    " below 0."
+    "A seed is over-optimised if the 95% interval over posts of its reward model's mean score of"
+    " PPO's summaries - SFT's lies above 0, while that of PPO's win rate - SFT's, or of the gold"
+    " score's gain, lies below 0."
 )
 
 
@@ -328,15 +328,15 @@ def over_optimised(frame: pd.DataFrame) -> list[OverOptimised]:
     """
     bad_seeds = []
     for row in frame.to_dict("records"):
-        gain = row["ppo/score"] - row["sft/score"]
+        gain = row["score_gain"]
         win_rate_fell = row["difference_high"] < 0  # False where there is no number
         gold_fell = row["gold_gain/high"] < 0
-        if gain > 0 and (win_rate_fell or gold_fell):
+        if direction(gain) == "rose" and (win_rate_fell or gold_fell):
             bad_seed = OverOptimised(
                 name=row["name"],
                 seed=row["seed"],
                 kl=row["kl"],
-                proxy_gain=gain,
+                proxy_gain=gain["estimate"],
                 win_rate_fell=bool(win_rate_fell),
                 gold_fell=bool(gold_fell),
             )

@@ -35,12 +35,13 @@ RATES = (
     ("shown_second", "shown second"),
 )
 RATES_CAPTION = (
-    "Win rates; a tie counts half. Raw: share of all judgements, Wilson's interval over posts."
-    " Order-balanced: mean of the rates when shown first and second, bootstrap over posts. At equal"
-    " length: the same mean at a ratio of 1, by a logistic model of order and a bounded term of the"
-    " log word ratio, standard errors clustered by post. It takes off what is gained by saying"
-    " more, too, so it stands beside the raw rate and not in its place. The first two are one rate"
-    " where every post has both verdicts; only the way to its interval differs."
+    "Win rates; a tie counts half. Raw: share of all judgements, interval over posts (Wilson's if"
+    " every post is won or lost, else Bonett and Price's). Order-balanced: mean of the rates when"
+    " shown first and second, bootstrap over posts. At equal length: the same mean at a ratio of 1,"
+    " by a logistic model of order and a bounded term of the log word ratio, standard errors"
+    " clustered by post. It takes off what is gained by saying more, too, so it stands beside the"
+    " raw rate and not in its place. The first two are one rate where every post has both verdicts;"
+    " only the way to its interval differs."
 )
 
 
@@ -105,14 +106,15 @@ def beside_the_result(numbers: Row) -> str:
 def _who(numbers: Row) -> str:
     judged = (
         f"Judge: {judge(numbers)}, {whole(numbers['judgements'])} judgements, both orders of each"
-        f" pair; a verdict that changes with the order is a tie."
+        f" pair; a verdict that turns round with the order is a tie, and a win and a tie count 3/4,"
+        " and as won."
     )
     if numbers["share_first"] is not None:
         first = percent(numbers["share_first"])
         judged += f" It prefers the summary shown first in {first} of the decided judgements."
     if numbers["judge_models"]:
         judged += f" The server said it was {', '.join(numbers['judge_models'])}."
-    if numbers["judge_note"]:
+    if numbers["judge_note"] and numbers["is_llm"]:  # of another judge the page's caveats say it
         judged += f" Its description: {numbers['judge_note']}."
     return judged
 
@@ -197,8 +199,9 @@ def _about_the_model(model: Row) -> str:
     text = "the two orders of each post were averaged first, because order decides nearly all."
     if "equal_posts" in model:
         text = (
-            f"read off the {posts_of(model['equal_posts'])} whose two texts have equally many"
-            " words. The model has no finite fit: length alone decides nearly every other verdict."
+            f"read off the {posts_of(model['equal_posts'])} whose two texts differ and have equally"
+            " many words. The model has no finite fit: length alone decides nearly every other"
+            " verdict."
         )
     elif order is not None:
         text = (

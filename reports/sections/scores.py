@@ -10,12 +10,13 @@ from matplotlib.ticker import MaxNLocator
 from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import CHOSEN, Gains, by_question, direction
+from reports.parts.gained import CHOSEN, Gains, by_question
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import (
     Row,
     accuracy,
+    direction,
     estimate,
     named,
     number,
@@ -25,6 +26,7 @@ from reports.parts.words import (
     whole,
 )
 from stages.posts.toy import OPTIONAL, facts_of, read_summary
+from stages.settings.sections import BEST_OF
 
 SCORERS = ("proxy", "gold")
 BINS = 24
@@ -45,18 +47,19 @@ def blocks(record: Record) -> list[Block]:
 
 
 def _what(record: Record) -> str:
-    results = record.results("judge")
-    gold, rule = results["gold"]["label"], results["judge"]["kind"] == "facts"
-    learner = named(record.policy) or "PPO"
-    if rule:
-        scorer = f"{gold}, which labelled, with noise, what the proxy learned from"
-    else:
-        note = results["judge"]["note"]
-        scorer = f"the reward model {gold}, which no policy here was trained on: {note}"
+    """What proxy and gold score are, as far as the run knows."""
+    results, learner = record.results("judge"), record.policy
+    scorer, rule = results["gold"]["label"], results["judge"]["kind"] == "facts"
+    if rule and learner:
+        scorer += ", which labelled, with noise, what the proxy learned from"
+    elif not rule:
+        scorer = f"the reward model {scorer}: {results['judge']['note']}"
+    units = "Each has its own unit, so compare signs and directions and not sizes."
+    if not learner:
+        return f"The gold score is that of {scorer}. The proxy is a reward model, if any. {units}"
     return (
-        f"The proxy is the run's own reward model, which {learner} was trained to raise. The gold"
-        f" score is that of {scorer}. Each has its own unit, so compare signs and directions and"
-        " not sizes. Proxy up and gold down is over-optimisation."
+        f"The proxy is the run's own reward model, which {named(learner)} was trained to raise. The"
+        f" gold score is that of {scorer}. {units} Proxy up and gold down is over-optimisation."
     )
 
 
@@ -222,7 +225,8 @@ def _notes(scorers: dict[str, Row]) -> list[Block]:
 
 SPREAD_CAPTION = (
     "How the held-out summaries are spread: outlines are shares of the posts, dashed lines are"
-    " means. What lies beyond the ends counts in the first or the last bar."
+    " means. What lies beyond the ends counts in the first or the last bar. The log-ratio is of"
+    " summaries that were sampled at eval.temperature, so its mean is not training's KL."
 )
 
 
@@ -230,10 +234,11 @@ def spread_blocks(record: Record) -> list[Block]:
     """The figure; none where the summaries have neither scores nor tokens."""
     rows = {policy: record.rows("summaries", f"{policy}.jsonl") for policy in policies_of(record)}
     first = next(iter(rows.values()), [])
+    sampled = {name: own for name, own in rows.items() if not name.startswith(BEST_OF)}
     drawn = [
         _panel("Reward-model score", "score", rows, _numbers(first, "reference_score")),
         _panel("Length, tokens", "tokens", rows, _numbers(first, "reference_tokens")),
-        _panel("KL from SFT, nats per summary", "kl", rows, []),
+        _panel("Log-ratio to SFT, nats per summary", "kl", sampled, []),  # best-of-n has a bound
     ]
     shown = [panel for panel in drawn if panel is not None]
     if not shown:

@@ -5,7 +5,7 @@ A standing is what `eval.standings.standings` finds by one judge.
 
 from collections.abc import Mapping
 
-from eval.standings import has_rate
+from eval.standings import has_rate, has_strength
 from reports.parts import plots
 from reports.parts.page import Block, Details, Table, Text
 from reports.parts.sentences import NO_GUESS
@@ -104,7 +104,7 @@ def differences(standing: Row, explained: bool = True) -> list[Block]:
     rows = [
         [
             f"{pair['first']} - {pair['second']}",
-            plain(pair) if by_strength else in_points(pair),
+            _difference(pair) if by_strength else in_points(pair),
             p_value(pair["p_value"]),
             p_value(pair["holm"]),
         ]
@@ -113,7 +113,8 @@ def differences(standing: Row, explained: bool = True) -> list[Block]:
     if not rows:
         return []
     first = (
-        "Differences of strengths, in logits, with intervals that are not corrected; the p-value"
+        "Differences of strengths, in logits, with intervals that are not corrected (where a system"
+        " won or lost everything, its rate head to head and a randomisation test); the p-value"
         if by_strength
         else "Differences of raw win rates on the same posts: bootstrap over posts, not corrected;"
         " the p-value of a paired randomisation test"
@@ -125,6 +126,13 @@ def differences(standing: Row, explained: bool = True) -> list[Block]:
     header = ("", "difference [95%]", "p-value", "after Holm")
     table_ = Table(header, rows, caption if explained else "")
     return [*matrix(standing), Details("All pairs of systems", [table_])]
+
+
+def _difference(pair: Row) -> str:
+    """A difference of strengths, or the rate head to head that stands for it."""
+    if not pair["by_rate"]:
+        return plain(pair)
+    return f"{share(*(0.5 + pair[key] for key in ('estimate', 'low', 'high')))} head to head"
 
 
 def matrix(standing: Row) -> list[Block]:
@@ -167,22 +175,24 @@ def leads(standing: Row) -> str:
     if len(standing["systems"]) == 1:
         return f"{given[0]} {stands}: {rate(best)}."
     first = f"{given[0]} leads with {rate(best)}"
-    if standing["with_pairs"]:
+    if standing["with_pairs"] and has_strength(best):
         first = f"{given[0]} leads by strength, {strength(best['strength'])} logits"
     if len(given) == 1:
         return f"{first}, the only one with a rate. It {stands}."
     tests = {pair["second"]: pair for pair in standing["differences"] if pair["first"] == given[0]}
-    if given[1] in tests and tests[given[1]]["holm"] < LEVEL:
+    same = [name for name, x in tests.items() if x["holm"] >= LEVEL or x["estimate"] <= 0]
+    if given[1] in tests and given[1] not in same:
         return f"{first} and is reliably better than the next, {given[1]}. It {stands}."
-    same = [name for name, pair in tests.items() if pair["holm"] >= LEVEL]
     next_to = f"its lead over {', '.join(same or given[1:2])} is inconclusive"
     return f"{first}, but {next_to}. It {stands}."
 
 
 def beside_reference(system: Row, by_strength: bool = False) -> str:
     """What a system's interval says of it and the reference, where the p-value corrected for the
-    number of systems bears it out: the best of many equal ones stands above by chance.
+    number of systems bears it out: the best of many equal ones stands above by chance. Where there
+    is no strength, the interval of the rate speaks.
     """
+    by_strength = by_strength and has_strength(system)
     bounds, even = (system["strength"], 0.0) if by_strength else (system, NO_GUESS)
     if system.get("holm", 1.0) < LEVEL and not bounds["low"] <= even <= bounds["high"]:
         return f"reliably {'beats' if bounds['low'] > even else 'LOSES to'} the reference"

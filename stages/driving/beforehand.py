@@ -11,6 +11,7 @@ from stages.finished import (
     GOLD,
     gold_inputs,
     identity,
+    is_gold_of,
     no_gold,
     own_gold,
     read_manifest,
@@ -37,7 +38,8 @@ def check_settings(
         gold = gold_inputs(config, "judge").get(GOLD, "")
         if gold is None:
             raise no_gold(config)
-        if gold and gold == identity(config, "normalize", "judge"):
+        own = gold == identity(config, "normalize", "judge")
+        if gold and (own or is_gold_of(config, config)):
             raise own_gold(config)
     for stage in stages:
         section: Any = getattr(config, stage, None)

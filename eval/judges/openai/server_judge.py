@@ -25,12 +25,12 @@ from eval.judges.protocol import (
     Judge,
     Reply,
     Row,
+    unjudged_line,
 )
 from stages.running.progress import folded, told
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
-MOST_NAMED = 5
 """Posts that one line names."""
 CUT_BY_FILTER = f"{FILTERED}: the server's filter has cut the reply off"
 
@@ -133,11 +133,7 @@ class OpenAIJudge(Judge):
             print(lines, flush=True)
         for kind in sorted({why.partition(":")[0] for why in self.unjudged.values()}):
             posts = sorted(post for post, why in self.unjudged.items() if why.startswith(kind))
-            more = f" and {len(posts) - MOST_NAMED} more" if len(posts) > MOST_NAMED else ""
-            named = ", ".join(posts[:MOST_NAMED]) + more
-            why = self.unjudged[posts[0]]
-            count = f"{len(posts)} post{'s are' if len(posts) > 1 else ' is'} unjudged"
-            print(told(self.chat.bill.who, f"{count} ({named}): {why}"))
+            print(told(self.chat.bill.who, unjudged_line(posts, self.unjudged[posts[0]])))
 
     def _rows(self, request: ChatRequest) -> list[Row]:
         """Replies to a request that are its judge's; those to the very request come first."""
