@@ -55,13 +55,6 @@ def update(prepared):
     return json.loads((prepared / "ppo.json").read_text("utf-8"))
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings, "RUNS", Path("runs"))
-    return tmp_path
-
-
 # -- what is measured ------------------------------------------------------------------------------
 
 

@@ -17,13 +17,6 @@ from stages.settings.config import UserError
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings, "RUNS", Path("runs"))
-    return tmp_path
-
-
 # -- figures and the check -------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"

@@ -14,7 +14,6 @@ from reports.parts.page import Details
 from reports.sections import calibration, curves, judging, made_with, scores
 from stages.finished import stage_folder
 from stages.posts.toy import facts_of
-from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.judge import JudgeSettings
 from tests.fabricated_runs import (
@@ -29,11 +28,8 @@ from tests.fabricated_runs import (
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def places(runs, no_drawing):
     """A folder for runs, and empty plots."""
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
 
 
 def record_of(seed=1, **changes):
