@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.running.files import file_hash, hash_files, known_hash, read_record
-from stages.running.inputs import DATA, FOLDERS, older_hash, own_inputs
+from stages.running.inputs import DATA, FOLDERS, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -180,7 +180,7 @@ def why_not(config: Config, stage: str) -> Problem | None:
             continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
-        if recorded not in (now, older_hash(config, stage, name)):
+        if recorded != now:
             which = "another" if name in FOLDERS else "other" if name == DATA else "an earlier"
             return Problem(f"was made from {which} {name}")
     for name, size in manifest["sizes"].items():

@@ -87,12 +87,14 @@ def made_from_older(pages: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
     """Page -> the runs of which a page that was finished later shows stages made anew since."""
     newest: dict[str, str] = {}
     for entry in sorted(pages.values(), key=lambda entry: str(entry["finished"])):
-        newest |= entry.get("manifests", {})
+        newest |= entry["manifests"]
     changed = {
         stem: {
-            source.split("/")[0] for source, hash_ in manifests.items() if newest[source] != hash_
+            source.split("/")[0]
+            for source, hash_ in entry["manifests"].items()
+            if newest[source] != hash_
         }
-        for stem, manifests in ((stem, pages[stem].get("manifests", {})) for stem in pages)
+        for stem, entry in pages.items()
     }
     return {stem: sorted(runs) for stem, runs in changed.items()}
 
