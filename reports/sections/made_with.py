@@ -212,16 +212,12 @@ def summary(record: Record, numbers: Row) -> Text:
     ended = f"It is preferred to the reference on {rate(numbers, RELEASED)} of {posts}."
     if too_many_unjudged(numbers):
         ended = f"Of {posts}, too many have no verdict for a conclusion."
+    policy = shown("released.policy", record.settings[RELEASED]["policy"])
     return lead(
-        f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here.",
+        f"We judged {policy} as it is: others trained it, and nothing was trained here.",
         ended,
         distrust([numbers]),
     )
-
-
-def policy_of(record: Record) -> str:
-    """The released policy as a page may name it."""
-    return shown("released.policy", record.settings[RELEASED]["policy"])
 
 
 def scored_by(record: Record) -> str:
