@@ -91,7 +91,6 @@ def calibrate(config: Config) -> dict[str, Any]:
                 "asking": asking,
                 "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
                 "of_pairs": of_pairs,
-                "skipped_rows": len(bad.skipped),
             }
         )
         run.finish(results)
@@ -202,7 +201,6 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "by_family": errors_by_family(known_errors(pairs)),
         "by_strength": _by_strength(judged),
         "statistics": analyse(table) | leanings(table, posts),
-        "human_ceiling": list(HUMAN_CEILING),
         **beside_simple_judges(judged),
     }
     reasons, undecided = flags(results)
