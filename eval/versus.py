@@ -264,7 +264,7 @@ def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:
     return {"judge": {}}
 
 
-def judged_folders(side: Side, name: str = "") -> list[Path]:
+def judged_folders(side: Side, name: str) -> list[Path]:
     """The folders whose settings name the judges of a side, or the one of that name.
 
     Where no judge has judged it, the folder of its summaries. Raises UserError for an unknown name.

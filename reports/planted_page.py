@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     page.print_page(lambda args: write_page(args.name, Path(args.errors), args.judge), parser, argv)
 
 
-def write_page(name: str, errors: Path, judge: str = "") -> str:
+def write_page(name: str, errors: Path, judge: str) -> str:
     """Write the page; its lines for the terminal."""
     default, planted, left_out = collect(name, read_record(errors) or {}, judge)
     made = blocks(default, planted, left_out)

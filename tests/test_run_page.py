@@ -138,7 +138,7 @@ def test_an_axis_of_shares_ends_at_100_percent():
 def test_the_frontier_says_where_training_went():
     kl, score = [0.0, 1.0, 2.0, 4.0], [0.1, 0.9, 1.4, 1.2]
     line = plots.Curve("seed 1", plots.PPO, kl, score)
-    panel = curves.frontier("Score against distance", [line], "KL", "score")
+    panel = curves.frontier("Score against distance", [line], "KL")
     assert panel.about == "seed 1: from 0.1 at 0 to 1.2 at 4; the highest, 1.4, at 2."
     svg = plots.alone(panel, "x")
     assert ">start</text>" in svg

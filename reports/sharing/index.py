@@ -15,7 +15,7 @@ from typing import Any
 from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
 from reports.parts.words import MISSING, number, percent, share
-from reports.scaling.measures import SHARES, pool
+from reports.scaling.measures import pool
 from stages.running.files import file_hash, read_record
 from stages.settings.checks import UserError
 
@@ -212,7 +212,7 @@ def _cells(
     length = number(fmean(tokens), 1) if tokens else ""
     known = [rate for rate in rates if rate and rate["estimate"] is not None]
     values = [rate["estimate"] for rate in known]
-    mean = pool(values, [(rate["low"], rate["high"]) for rate in known], SHARES)
+    mean = pool(values, [(rate["low"], rate["high"]) for rate in known])
     if mean is None or len(values) < len(rates):
         return [name, MISSING, MISSING, length]
     rate = share(mean.estimate, mean.low, mean.high)

@@ -75,7 +75,7 @@ class Page:
 
 
 def find_pages(
-    names: Sequence[str], judge: str = "", kinds: Sequence[str] = ()
+    names: Sequence[str], judge: str, kinds: Sequence[str]
 ) -> tuple[list[Page], list[str]]:
     """The pages of the named runs, and a line on each seed without one.
 
@@ -256,7 +256,7 @@ def check_pages(pages: Sequence[Page], published: dict[str, Any], allow_dirty: b
 
 
 def publish(
-    names: Sequence[str], judge: str = "", kinds: Sequence[str] = (), allow_dirty: bool = False
+    names: Sequence[str], judge: str, kinds: Sequence[str], allow_dirty: bool
 ) -> tuple[list[Page], list[str]]:
     """Copy the pages, record them, write the README's blocks; the pages and what is left out.
 

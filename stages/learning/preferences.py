@@ -80,7 +80,7 @@ def over_pairs(
     sequences: int,
     label: str,
     measure: Callable[[list[int]], list[T]],
-    keep: Path | None = None,
+    keep: Path | None,
 ) -> list[T]:
     """What `measure` says of every pair of a split, in its order, from all processes.
 
