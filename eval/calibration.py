@@ -21,6 +21,7 @@ import numpy as np
 
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
+from eval.output_rows import REFERENCE
 from eval.outputs import labelled_rows
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
@@ -49,7 +50,6 @@ from stages.settings.stages import OUTPUTS
 
 Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
-REFERENCE = "ref"
 LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100

@@ -16,13 +16,14 @@ from typing import Any
 
 from eval.rates.formulas import p_of_seeds
 from reports.parts import page
+from reports.parts.ablated import POLICY
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
-from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
+from reports.parts.watched import Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points, seeds_of
 from stages.running.files import file_hash, read_record
 from stages.settings import config as settings

@@ -72,6 +72,12 @@ def no_such_run(name: str) -> UserError:
     return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
 
 
+def check_run(name: str) -> None:
+    """Raise UserError where there are runs, and none is called so."""
+    if name not in (names_of_runs() or [name]):
+        raise no_such_run(name)
+
+
 def partial_of(folder: Path) -> Path:
     """Where a stage works until it has finished."""
     return folder.with_name(f"{folder.name}.partial")
