@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.calibration import LABELS, REFERENCE
+from eval.calibration import LABELS
+from eval.output_rows import REFERENCE
 from eval.rates.formulas import as_plain, clustered_share
 from eval.rates.length_control import word_count
 from eval.rates.simple_judges import kappa_interval

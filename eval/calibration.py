@@ -21,6 +21,7 @@ import numpy as np
 
 from eval.judge import ask_again, config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
+from eval.output_rows import REFERENCE
 from eval.outputs import labelled_rows
 from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only
 from eval.rates.correction import (
@@ -49,7 +50,6 @@ from stages.settings.stages import OUTPUTS
 
 Pair = TypeVar("Pair")
 HUMAN_CEILING = (0.72, 0.77)
-REFERENCE = "ref"
 LABELS = "comparisons_validation"
 # With fewer pairs with a reference than this, the judge's errors are counted on all pairs.
 FEWEST_WITH_REFERENCE = 100
@@ -91,7 +91,6 @@ def calibrate(config: Config) -> dict[str, Any]:
                 "asking": asking,
                 "source": "built-in world" if config.data.source == TOY else "labelled comparisons",
                 "of_pairs": of_pairs,
-                "skipped_rows": len(bad.skipped),
             }
         )
         run.finish(results)
@@ -202,7 +201,6 @@ def describe(pairs: Sequence[Row], judgements: Sequence[Row]) -> dict[str, Any]:
         "by_family": errors_by_family(known_errors(pairs)),
         "by_strength": _by_strength(judged),
         "statistics": analyse(table) | leanings(table, posts),
-        "human_ceiling": list(HUMAN_CEILING),
         **beside_simple_judges(judged),
     }
     reasons, undecided = flags(results)

@@ -28,9 +28,9 @@ from eval.judges.openai.budget import (
 from eval.judges.prompt import LINES, make_question
 from eval.judges.protocol import VERDICTS, Row
 from eval.rates.formulas import POWER, Floats
-from eval.versus import changed_judge, check_run, finished_in, judge_changes
+from eval.versus import changed_judge, finished_in, judge_changes
 from eval.win_rate import post_scores, row_of, written_by_policy
-from stages.finished import stage_folder
+from stages.finished import check_run, stage_folder
 from stages.running.files import read_lines
 from stages.running.progress import folded
 from stages.settings import config as settings

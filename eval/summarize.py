@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from eval.summaries import longest
-from stages.finished import check_stage, names_of_runs, no_such_run, read_manifest, stage_folder
+from stages.finished import check_run, check_stage, read_manifest, stage_folder
 from stages.functional import truncate_after
 from stages.learning.loop import make_accelerator
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
@@ -106,9 +106,8 @@ def finished_policies(preset: str, name: str, seed: int) -> dict[str, Config]:
     }
     if there:
         return there
-    names = names_of_runs()
-    if names and name not in names and name != preset:
-        raise no_such_run(name)
+    if name != preset:
+        check_run(name)
     named = f" NAME={name}" if name != preset else ""
     command = f"make sft rm ppo PRESET={preset} SEED={seed}{named}"
     raise UserError(f"{folder} holds no finished policy: run `{command}` first")

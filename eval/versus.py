@@ -10,7 +10,6 @@ A's posts (from the cache, where run A was evaluated with it).
 
 import argparse
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,13 +22,13 @@ from eval.questions import OWN_TEXTS_ONLY, knows_own_texts_only, rows_for
 from eval.win_rate import describe as describe_scores
 from eval.win_rate import has_verdict, post_scores, statistics_of
 from stages.driving.start import ended_by_signal
-from stages.finished import is_gold_of, names_of_runs, no_such_run, read_manifest, stage_folder
+from stages.finished import check_run, is_gold_of, read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record, write_json
 from stages.running.progress import folded
 from stages.runs import Run, open_stage
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
-from stages.settings.command_line import add_overrides, make_config, recorded_config
+from stages.settings.command_line import add_overrides, assigned, make_config, recorded_config
 from stages.settings.config import Checks, Config, JudgeSettings, UserError, override_of
 from stages.settings.judge import at_server
 
@@ -119,13 +118,6 @@ def read_side(text: str) -> Side:
         raise UserError(f"{text}: run {name} has no policy {policy}: it has {there}")
     rows = {row["id"]: row for row in rows_of(path)}
     return Side(name=name, seed=int(seed or DEFAULT_SEED), policy=policy, folder=folder, rows=rows)
-
-
-def check_run(name: str) -> None:
-    """Raise UserError, with the nearest names, where no run is called so."""
-    names = names_of_runs()
-    if names and name not in names:
-        raise no_such_run(name)
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
@@ -262,7 +254,7 @@ def saved_settings(folder: Path, chosen: bool) -> dict[str, Any]:
     return {"judge": {}}
 
 
-def judged_folders(side: Side, name: str = "") -> list[Path]:
+def judged_folders(side: Side, name: str) -> list[Path]:
     """The folders whose settings name the judges of a side, or the one of that name.
 
     Where no judge has judged it, the folder of its summaries. Raises UserError for an unknown name.
@@ -336,9 +328,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Judge two policies against each other."""
     args = arguments(argv)
-    own = {"JUDGE": args.judge, "SET": " ".join(args.overrides), "MAX_COST": args.max_cost or ""}
-    words = [f"{key}={shlex.quote(str(value))}" for key, value in own.items() if value]
-    with ended_by_signal(" ".join([f"make versus A={args.a} B={args.b}", *words])):
+    own = {"JUDGE": args.judge, "SET": " ".join(args.overrides), "MAX_COST": args.max_cost}
+    with ended_by_signal(" ".join([f"make versus A={args.a} B={args.b}", *assigned(own)])):
         config, results = judge_sides(args.a, args.b, args.overrides, args.max_cost, args.judge)
     print("\n".join(summary_of(results)))
     print(f"verdicts:\n{stage_folder(config, 'versus')}")

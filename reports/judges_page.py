@@ -34,8 +34,9 @@ from reports.parts.words import (
     told_apart,
     whole,
 )
-from stages.finished import names_of_runs, no_such_run, read_manifest
+from stages.finished import check_run, read_manifest
 from stages.running.files import read_lines
+from stages.running.progress import shortened
 from stages.settings import config as settings
 from stages.settings.checks import Parser, UserError
 from stages.settings.command_line import recorded_config
@@ -99,8 +100,7 @@ def find_calibrations(names: Sequence[str] = ()) -> list[Calibrated]:
     last. Raises UserError for an unknown run, and if no judge was calibrated.
     """
     for name in names:
-        if name not in names_of_runs():
-            raise no_such_run(name)
+        check_run(name)
     calibrations: dict[tuple[str, str], Calibrated] = {}
     for folder in sorted(settings.RUNS.glob("*/seed*/calibration/*")):
         manifest, config = read_manifest(folder), recorded_config(folder)
@@ -233,15 +233,12 @@ def lines_of(group: Sequence[Calibrated]) -> list[str]:
     low, high = HUMAN_CEILING
     lines = [f"{len(group[0].pairs)} labelled pairs of {source_of(group[0])}"]
     lines.append(f"  {'people with each other':{WIDTH}} {low:.0%} to {high:.0%}")
-    for row in rows_of(group):
+    rows = rows_of(group)
+    names = shortened([row["judge"] for row in rows], WIDTH)
+    for name, row in zip(names, rows, strict=True):
         flags = f"  {len(row['flags'])} flags" if row.get("flags") else ""
-        lines.append(f"  {_shortened(row['judge']):{WIDTH}} {estimate(row['agreement'])}{flags}")
+        lines.append(f"  {name:{WIDTH}} {estimate(row['agreement'])}{flags}")
     return lines
-
-
-def _shortened(name: str) -> str:
-    """A name without its middle where it is long: what tells two judges apart is at its end."""
-    return name if len(name) <= WIDTH else f"{name[: WIDTH // 2 - 1]}…{name[-WIDTH // 2 :]}"
 
 
 def write_page(calibrations: Sequence[Calibrated]) -> Path:

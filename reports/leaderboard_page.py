@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     print(write_page(config, given.judges))
 
 
-def write_page(config: Config, folders: Sequence[str] = ()) -> str:
+def write_page(config: Config, folders: Sequence[str]) -> str:
     """Write the page of a run's judges, or of those that are named; its lines for the terminal."""
     judges, left_out = read_judges(config, folders)
     by_panel = panel_standing(judges)
@@ -97,7 +97,7 @@ def write_page(config: Config, folders: Sequence[str] = ()) -> str:
     return page.for_terminal(lines, path)
 
 
-def read_judges(config: Config, folders: Sequence[str] = ()) -> tuple[list[JudgedRun], list[str]]:
+def read_judges(config: Config, folders: Sequence[str]) -> tuple[list[JudgedRun], list[str]]:
     """Every judge whose verdicts on the run still hold, and a line on each other one.
 
     `folders` names those that are shown, in the place of all. Raises UserError where there is

@@ -16,13 +16,14 @@ from typing import Any
 
 from eval.rates.formulas import p_of_seeds
 from reports.parts import page
+from reports.parts.ablated import POLICY
 from reports.parts.collect import MEMORY_KNOBS, Record, differing_settings, find_runs, numbers_of
 from reports.parts.page import Block, Heading, Table, Text
 from reports.parts.paired import Entry, Paired, beside, picture
 from reports.parts.run_report import stem_about, write_about_runs
 from reports.parts.sentences import against, distrust, lead, notes_of_runs
 from reports.parts.verdicts import after_holm
-from reports.parts.watched import POLICY, Betrayal, betrayals, false_alarms, rule
+from reports.parts.watched import Betrayal, betrayals, false_alarms, rule
 from reports.parts.words import MISSING, bounds_in_points, seeds_of
 from stages.running.files import file_hash, read_record
 from stages.settings import config as settings
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     page.print_page(lambda args: write_page(args.name, Path(args.errors), args.judge), parser, argv)
 
 
-def write_page(name: str, errors: Path, judge: str = "") -> str:
+def write_page(name: str, errors: Path, judge: str) -> str:
     """Write the page; its lines for the terminal."""
     default, planted, left_out = collect(name, read_record(errors) or {}, judge)
     made = blocks(default, planted, left_out)

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     page.print_page(lambda args: write_page(args.names, args.judge), parser, argv)
 
 
-def write_page(names: Sequence[str], judge: str = "") -> str:
+def write_page(names: Sequence[str], judge: str) -> str:
     """Write the page of some runs; its verdicts for the terminal."""
     names = list(dict.fromkeys(names))
     records, left_out = collect(names, judge)

@@ -31,6 +31,7 @@ from reports.parts.words import (
 )
 from reports.sections.judging import controls, rates
 from reports.sections.samples import SAMPLES, sample
+from reports.sections.systems import LEVEL
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import file_hash, read_lines, read_record
 from stages.runs import open_stage
@@ -39,7 +40,6 @@ from stages.settings.config import RANDOM, TOY
 from stages.settings.judge import MOST_UNJUDGED
 
 OTHER = "the other"
-LEVEL = 0.05  # a p-value above it tells nothing apart
 
 
 @in_one_line()

@@ -88,7 +88,6 @@ def make_base(config: Config) -> None:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "vocabulary": len(tokenizer),
             "positions": models.positions_of(model),
-            "source": config.data.source,
             **describe(run, rows, limits),
             **({"hub": from_hub} if from_hub else {}),
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.running.files import file_hash, hash_files, known_hash, read_record
-from stages.running.inputs import DATA, FOLDERS, older_hash, own_inputs
+from stages.running.inputs import DATA, FOLDERS, own_inputs
 from stages.running.machine import changed_files
 from stages.settings import config as settings
 from stages.settings.checks import unknown
@@ -70,6 +70,12 @@ def names_of_runs() -> list[str]:
 def no_such_run(name: str) -> UserError:
     """The error about a name that no run has, with the nearest names."""
     return unknown("run", name, names_of_runs(), "run `make status` to see what there is")
+
+
+def check_run(name: str) -> None:
+    """Raise UserError where there are runs, and none is called so."""
+    if name not in (names_of_runs() or [name]):
+        raise no_such_run(name)
 
 
 def partial_of(folder: Path) -> Path:
@@ -180,7 +186,7 @@ def why_not(config: Config, stage: str) -> Problem | None:
             continue
         if recorded is None and now is not None:
             return Problem(f"was made without {name}")
-        if recorded not in (now, older_hash(config, stage, name)):
+        if recorded != now:
             which = "another" if name in FOLDERS else "other" if name == DATA else "an earlier"
             return Problem(f"was made from {which} {name}")
     for name, size in manifest["sizes"].items():

@@ -95,9 +95,7 @@ GRIDS: dict[str, dict[str, Sequence[Any]]] = {
 # -- what a run needs ------------------------------------------------------------------------------
 
 
-def plan(
-    config: Config, stages: Sequence[str], replaced: Sequence[str] = ()
-) -> list[tuple[str, str]]:
+def plan(config: Config, stages: Sequence[str], replaced: Sequence[str]) -> list[tuple[str, str]]:
     """The stages that would be made, and why; some depend on the outcome of an earlier one."""
     steps: list[tuple[str, str]] = []
     for stage in stages:

@@ -37,7 +37,7 @@ from stages.finished import (
     seal_of,
     stage_folder,
 )
-from stages.running.files import hash_files, read_json, read_record, sync, write_json
+from stages.running.files import hash_files, read_json, read_record, sync, write_json, write_lines
 from stages.running.machine import (
     changed_files,
     code_record,
@@ -218,8 +218,7 @@ class Run:
 def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write a whole JSONL file of a stage, over the part that an interrupted attempt left."""
     if run.main:
-        with (run.partial / name).open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_lines(run.partial / name, rows)
 
 
 def halvings(folder: Path) -> list[dict[str, int]]:

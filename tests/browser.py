@@ -15,6 +15,10 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 NAMED_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Home": (36, ""), "End": (35, "")}
 NAMED_KEYS |= {"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, "")}
 NAMED_KEYS |= {"ArrowDown": (40, "")}
+PLANTED = (
+    "<script>window.planted = 1</script></script><script>window.planted = 2</script>"
+    "<img src=x onerror='window.planted = 3'><!-- <b>bold</b> \u2028 &lt;ok&gt; \" ' ` ${1} \\"
+)
 WRONG = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from stages.settings import config as settings
+from tests.browser import Browser, find_chromium
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -70,6 +71,20 @@ def runs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A current folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_drawing(monkeypatch):
+    """Empty plots: what is drawn is test_reports' to look at."""
+    for drawing in ("together", "alone"):
+        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """Mounts a file system of 200 kB with the given options; skips where that is not allowed."""
     disk = tmp_path / "disk"
@@ -86,6 +101,18 @@ def small_disk(tmp_path):
     yield mount
     for one in mounted:
         subprocess.run(["umount", "--lazy", str(one)], check=True)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A browser with a profile of its own; skips where none is installed."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no chromium is installed: apt install chromium")
+    folder = tmp_path_factory.mktemp("browser")
+    one = Browser(program, folder / "profile", folder / "downloads")
+    yield one
+    one.close()
 
 
 @pytest.fixture

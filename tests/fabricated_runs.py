@@ -83,8 +83,7 @@ RESULTS: dict[str, Any] = {
         "calibration": [[0.25, 0.55, 900], [0.75, 0.66, 600], [1.25, 0.8, 300], [1.75, 0.9, 80]],
     },
     "normalize": dict.fromkeys(("mean_before", "std", "minimum", "maximum", "mean_after"), 0.5)
-    | {"references": 2000, "standard_error": 0.011}
-    | {"padding_difference_mean": 1e-7, "padding_difference_over_0.01": 0.0},
+    | {"references": 2000, "standard_error": 0.011, "padding_difference_over_0.01": 0.0},
     "ppo": {"objective/kl": 7.31, "objective/scores": 1.52, "updates": 60, "episodes": 7680}
     | {"queries_from": "sft_train"}
     | {"objective/kl_k1": 7.31, "policy/eos_rate": 0.98},

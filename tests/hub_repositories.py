@@ -77,16 +77,6 @@ def add_comparisons(hub: Hub, train: Rows, validation: Rows) -> Repository:
     return repository
 
 
-def neox_tokenizer(folder: Path) -> Files:
-    """The GPT-NeoX tokenizer as Pythia has it: `<|padding|>` is id 1, and nobody's pad token."""
-    names = ("bos_token", "eos_token", "unk_token")
-    return {
-        "tokenizer.json": (folder / "tokenizer.json").read_bytes(),
-        "tokenizer_config.json": (folder / "tokenizer_config.json").read_bytes(),
-        "special_tokens_map.json": json.dumps(dict.fromkeys(names, "<|endoftext|>")).encode(),
-    }
-
-
 def old_buffers(layers: int, head: int, positions: int) -> dict[str, torch.Tensor]:
     """What checkpoints of 2023 hold beside weights: causal masks and rotary frequencies."""
     mask = torch.ones(positions, positions, dtype=torch.bool).tril()[None, None]

@@ -28,12 +28,6 @@ FIRST = "the first screen"
 OWN_TEXTS = [f"summary {index}" for index in range(9)]
 
 
-@pytest.fixture
-def places(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    return tmp_path
-
-
 def wins(count):
     """Scores of posts of which so many are won and all others lost."""
     return [1.0] * count + [0.0] * (POSTS - count)
@@ -78,7 +72,7 @@ def by_hand(values):
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def test_means_differences_and_intervals_are_those_computed_by_hand(places):
+def test_means_differences_and_intervals_are_those_computed_by_hand(runs):
     kls, rates = (1.0, 1.2, 1.7), (0.5, 0.55, 0.4)
     default_runs()
     for seed, kl, rate, count in zip(SEEDS, kls, rates, (10, 11, 9), strict=True):
@@ -101,7 +95,7 @@ def test_means_differences_and_intervals_are_those_computed_by_hand(places):
     assert cells(text, "Each seed", "default", "3")[:2] == ["63.0% [60.0, 66.0]", "7.31"]
 
 
-def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
+def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(runs):
     default_runs()
     for seed, rate in zip(SEEDS, (0.91, 0.8, 0.06), strict=True):
         config = turned("dropout", seed)
@@ -109,7 +103,7 @@ def test_an_interval_of_a_share_ends_at_0_and_at_100_percent(places):
     assert cells(text_of("dropout"), FIRST, "dropout")[8] == "59.0% [0.0%, 100.0%]"
 
 
-def test_changed_summaries_are_counted_by_their_text(places):
+def test_changed_summaries_are_counted_by_their_text(runs):
     default_runs(texts=OWN_TEXTS)
     ablate("dropout", (1, 2, 3), texts=[*OWN_TEXTS[:6], "a", "b", "c"])
     found = ablated.collect("tiny", ["dropout"])[1][0]
@@ -118,7 +112,7 @@ def test_changed_summaries_are_counted_by_their_text(places):
     assert cells(text_of("dropout"), FIRST, "dropout")[4] == "33.3%"
 
 
-def test_the_switches_of_the_critic_have_a_page_of_their_own(places):
+def test_the_switches_of_the_critic_have_a_page_of_their_own(runs):
     default_runs()
     for name in GROUPS["critic"]:
         ablate(name, (10, 11, 9))
@@ -133,7 +127,7 @@ def test_the_switches_of_the_critic_have_a_page_of_their_own(places):
 # -- words -----------------------------------------------------------------------------------------
 
 
-def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(places):
+def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(runs):
     default_runs()
     ablate("dropout", (10, 11, 9))
     ablate("critic-sft", (10, 0, 0))
@@ -148,7 +142,7 @@ def test_a_difference_that_seeds_and_posts_both_bear_out_is_said_to_be_one(place
     )
 
 
-def test_a_worse_ablation_can_be_clear_too(places):
+def test_a_worse_ablation_can_be_clear_too(runs):
     for seed in SEEDS:
         fabricate(make_config("tiny", seed=seed), scores=wins(18 + seed % 2))
     ablate("dropout", (5, 6, 4))
@@ -157,7 +151,7 @@ def test_a_worse_ablation_can_be_clear_too(places):
     assert pair.is_clear
 
 
-def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
+def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(runs):
     """Every seed wins the same single post more: seeds nearly agree, posts say nothing."""
     default_runs()
     ablate("dropout", (1, 1, 1))
@@ -170,7 +164,7 @@ def test_few_posts_cannot_be_outvoted_by_seeds_that_agree(places):
     assert "dropout: inconclusive (+5.0 points in every seed; over posts [" in text
 
 
-def test_one_seed_says_nothing_about_seeds(places):
+def test_one_seed_says_nothing_about_seeds(runs):
     default_runs(seeds=(1,))
     ablate("dropout", (15,))
     text = text_of("dropout")
@@ -179,7 +173,7 @@ def test_one_seed_says_nothing_about_seeds(places):
     assert cells(text, FIRST, "dropout")[:2] == ["+75.0", "–"]
 
 
-def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places):
+def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(runs):
     default_runs()
     ablate("no-eos-trick", (0, 0, 0), texts=None)
     ablate("dropout", (1, 0, 2))
@@ -190,7 +184,7 @@ def test_an_ablation_that_changed_no_summary_is_said_to_have_changed_none(places
     assert cells(text, FIRST, "no-eos-trick")[5:7] == ["63.0%", "7.31"]  # all seeds agree
 
 
-def test_every_switch_is_explained_on_the_page(places, capsys):
+def test_every_switch_is_explained_on_the_page(runs, capsys):
     default_runs()
     for name in ABLATIONS:
         ablate(name, (1, 2, 0))
@@ -210,7 +204,7 @@ def test_every_switch_is_explained_on_the_page(places, capsys):
 # -- what to hold against it -----------------------------------------------------------------------
 
 
-def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
+def test_missing_seeds_are_noted_and_only_common_ones_compared(runs):
     default_runs()
     ablate("dropout", (5, 6))
     default, (one,), left_out = ablated.collect("tiny", ["dropout"])
@@ -219,14 +213,14 @@ def test_missing_seeds_are_noted_and_only_common_ones_compared(places):
     assert "Fewer than the default's 3 seeds have: dropout 2. Each is" in text_of("dropout")
 
 
-def test_an_unfinished_seed_is_left_out_and_named(places):
+def test_an_unfinished_seed_is_left_out_and_named(runs):
     default_runs()
     ablate("dropout", (5, 6, 7))
     (stage_folder(turned("dropout", 2), "judge") / "manifest.json").unlink()
     assert "tiny-dropout seed2 is left out: stage judge is missing." in text_of("dropout")
 
 
-def test_a_seed_with_too_much_unjudged_is_left_out(places):
+def test_a_seed_with_too_much_unjudged_is_left_out(runs):
     default_runs()
     ablate("dropout", (5, 6))
     fabricate(turned("dropout", 3), scores=wins(3), unjudged=0.05)
@@ -235,7 +229,7 @@ def test_a_seed_with_too_much_unjudged_is_left_out(places):
     assert "3 seeds have: dropout 2." in text
 
 
-def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places):
+def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(runs):
     default_runs()
     ablate("dropout", (5, 6, 7), unjudged=0.015)
     ablate("critic-sft", (5, 6, 7), unjudged=0.05)
@@ -247,13 +241,13 @@ def test_an_ablation_without_any_rate_is_left_out_and_the_others_compared(places
         ablated.collect("tiny", ["critic-sft"])
 
 
-def test_a_preset_without_any_rate_is_refused(places):
+def test_a_preset_without_any_rate_is_refused(runs):
     default_runs(unjudged=0.05)
     with pytest.raises(UserError, match="no seed of tiny has a win rate: tiny seed1 is left out"):
         ablated.collect("tiny", ["dropout"])
 
 
-def test_an_ablation_without_a_common_seed_is_refused(places):
+def test_an_ablation_without_a_common_seed_is_refused(runs):
     default_runs(seeds=(2, 3))
     fabricate(make_config("tiny", seed=1, name="base"))
     fabricate(turned("dropout", 1, upstream="base"))
@@ -265,7 +259,7 @@ def test_an_ablation_without_a_common_seed_is_refused(places):
     ("names", "said"),
     [(["dropuot"], "unknown ablation 'dropuot': did you mean dropout?"), ([], "is named: known")],
 )
-def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, said):
+def test_unknown_names_and_none_are_refused_in_one_line(runs, capsys, names, said):
     default_runs()
     with pytest.raises(SystemExit):
         ablations_page.main(["--name", "tiny", "--ablations", *names])
@@ -274,19 +268,19 @@ def test_unknown_names_and_none_are_refused_in_one_line(places, capsys, names, s
     assert not page.beside_the_runs().exists()
 
 
-def test_runs_that_were_not_judged_alike_are_noted(places):
+def test_runs_that_were_not_judged_alike_are_noted(runs):
     default_runs()
     ablate("dropout", (5, 6, 7), judge=ONLINE)
     assert "The runs were not judged alike: judge or number of posts differ." in text_of("dropout")
 
 
-def test_a_judge_that_fails_its_checks_is_flagged(places):
+def test_a_judge_that_fails_its_checks_is_flagged(runs):
     default_runs()
     ablate("dropout", (5, 6, 7), controls_pass=False)
     assert "THE JUDGE FAILED ITS CHECKS: it does not reliably prefer" in text_of("dropout")
 
 
-def test_a_judge_that_is_no_llm_is_named(places):
+def test_a_judge_that_is_no_llm_is_named(runs):
     default_runs()
     ablate("dropout", (5, 6, 7))
     text = text_of("dropout")
@@ -296,7 +290,7 @@ def test_a_judge_that_is_no_llm_is_named(places):
     assert "its SFT or reward model is not" not in text
 
 
-def test_a_run_that_turned_something_else_is_noted(places):
+def test_a_run_that_turned_something_else_is_noted(runs):
     default_runs()
     ablate("dropout", (5,), more=("ppo.kl_coef=0.1",))
     own = make_config("tiny", seed=2, name="tiny-dropout", overrides=("ppo.dropout=0.3",))
@@ -308,7 +302,7 @@ def test_a_run_that_turned_something_else_is_noted(places):
     assert "dropout, seed 2: its SFT or reward model is not the default's." in text
 
 
-def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(places):
+def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(runs):
     default_runs()
     ablate("read-before-eos", (5, 6, 7), accuracy=0.7)
     ablate("dropout", (5, 6, 7))
@@ -328,7 +322,7 @@ def test_a_switch_of_the_reward_model_shares_base_and_sft_and_the_page_says_so(p
     assert "held-out pairs" not in alone
 
 
-def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_noted(places):
+def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_noted(runs):
     default_runs()
     ablate("read-before-eos", (5, 6, 7), judge=OFFLINE | {"kind": "reward_model"})
     said = "read-before-eos, seed 1, is judged by its own reward model, no one else's."
@@ -344,7 +338,7 @@ def test_a_switch_of_the_reward_model_from_another_sft_or_judged_by_itself_is_no
 # -- what it cannot show ---------------------------------------------------------------------------
 
 
-def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(places):
+def test_why_normalization_cannot_matter_is_said_where_it_is_asked_and_true(runs):
     default_runs()
     ablate("no-normalization", (1, 2, 0))
     ablate("dropout", (1, 2, 0))
@@ -387,7 +381,7 @@ def test_a_constant_on_scores_and_values_cancels_exactly_where_the_page_says_so(
     assert (distance < 1e-12) == ablations_page.shift_cancels(vars(config))
 
 
-def test_the_processors_of_all_runs_that_are_compared_are_named(places):
+def test_the_processors_of_all_runs_that_are_compared_are_named(runs):
     default_runs()
     ablate("dropout", (1, 2, 3))
     path = stage_folder(turned("dropout", 2), "ppo") / "manifest.json"

@@ -18,13 +18,8 @@ from stages.runs import open_stage
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from stages.settings.prompt import format_post
-from tests.browser import Browser, find_chromium
+from tests.browser import PLANTED
 from tests.told import told
-
-PLANTED = (
-    "<script>window.planted = 1</script></script><script>window.planted = 2</script>"
-    "<img src=x onerror='window.planted = 3'><!-- <b>bold</b> \u2028 &lt;ok&gt; \" ' ` ${1} \\"
-)
 
 
 def pair(number, texts=("first", "second"), policies=("ppo", "ref"), post="A post."):
@@ -37,17 +32,6 @@ def pair(number, texts=("first", "second"), policies=("ppo", "ref"), post="A pos
 
 
 # -- in a browser ----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no chromium is installed: apt install chromium")
-    folder = tmp_path_factory.mktemp("browser")
-    one = Browser(program, folder / "profile", folder / "downloads")
-    yield one
-    one.close()
 
 
 @pytest.fixture

@@ -55,13 +55,6 @@ def update(prepared):
     return json.loads((prepared / "ppo.json").read_text("utf-8"))
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings, "RUNS", Path("runs"))
-    return tmp_path
-
-
 # -- what is measured ------------------------------------------------------------------------------
 
 
@@ -204,8 +197,8 @@ import torch
 from reports.speed.meter import Meter
 meter = Meter(torch.device("cpu"))
 kept = torch.ones(256 * 2**18)
-_, first = meter.peak(lambda: torch.ones(384 * 2**18).sum())
-_, second = meter.peak(lambda: None)
+_, _, first = meter.whole(lambda: torch.ones(384 * 2**18).sum())
+_, _, second = meter.whole(lambda: None)
 print(first, second)
 """
 
@@ -230,7 +223,7 @@ STEP = """
 import sys
 from accelerate import Accelerator
 import torch
-from reports.speed.meter import Meter
+from reports.speed import meter as meters
 from stages import sft
 from stages.learning.state import begin_supervised
 from stages.learning.models import load_policy
@@ -240,7 +233,7 @@ from stages.settings.command_line import make_config
 config = make_config("pythia-70m", name="measured", overrides=tuple(sys.argv[2:]))
 torch.set_num_threads(1)
 accelerator = Accelerator(cpu=True)
-meter = Meter(accelerator.device)
+meter, meters.KEPT_BLOCK = meters.Meter(accelerator.device), meters.AT_ONCE
 rows = config.memory.microbatch_size
 columns = {"queries": [[1] * 509] * 2 * rows, "summaries": [[1] * 53] * 2 * rows}
 split = TokenizedSplit(
@@ -250,7 +243,7 @@ split = TokenizedSplit(
 run = Run(config, "sft")
 state = begin_supervised(run, accelerator, load_policy(sys.argv[1]), 128)
 sft.take_step(state, split, [0])  # the moments come to be
-_, peak = meter.peak(lambda: sft.take_step(state, split, list(range(2 * rows))))
+_, _, peak = meter.whole(lambda: sft.take_step(state, split, list(range(2 * rows))))
 print(peak)
 """
 

@@ -17,13 +17,6 @@ from stages.settings.config import UserError
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(settings, "RUNS", Path("runs"))
-    return tmp_path
-
-
 # -- figures and the check -------------------------------------------------------------------------
 
 NAME = "tiny-s:4:2"
@@ -52,7 +45,7 @@ def found_of(ours=(20.0, 22.0), peer=(50.0, 40.0), peak=3e6):
         "trl": [one_run(one, 0.9 * one, 6e6) for one in peer],
     }
     shape = {"preset": "tiny-s", "batch": 4, "microbatch": 2, "response": 28, "epochs": 4}
-    shape |= {"parameters": 200_000, "measured": measured}
+    shape |= {"stage": "ppo", "samples_per_query": 1, "parameters": 200_000, "measured": measured}
     return {
         "about": {
             "date": "2026-11-22T00:00:00+00:00",

@@ -93,7 +93,6 @@ def test_agreement_and_kappa_are_counted():
     assert {k: v["estimate"] for k, v in found["by_strength"].items()} == pytest.approx(
         {"3": 2 / 3, "4": 3.5 / 4}
     )
-    assert found["human_ceiling"] == [0.72, 0.77]
     json.dumps(found, allow_nan=False)
 
 

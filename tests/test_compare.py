@@ -28,11 +28,7 @@ B = (0.0, 1.0, 1.0, 0.0, 1.0, 0.5, 1.0, 0.0, 0.5)
 TEXTS = [f"My aunt sold lamp {number}." for number in range(9)]
 
 
-@pytest.fixture(autouse=True)
-def no_drawing(runs, monkeypatch):
-    """What is drawn is test_reports' to look at."""
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+pytestmark = pytest.mark.usefixtures("runs", "no_drawing")
 
 
 def finish(name, scores, *seeds, preset="tiny", **others):

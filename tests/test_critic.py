@@ -249,10 +249,8 @@ def run_with(explained, name="tiny", seed=1, alone=()):
 
 
 @pytest.fixture
-def drawn(runs, monkeypatch):
+def drawn(runs, no_drawing):
     """A folder for runs, and empty plots."""
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
 
 
 def test_a_runs_page_tells_in_how_many_updates_the_critic_was_worse_than_a_constant(drawn):

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load
 
 from reports.sections import made_with
-from stages.settings.presets import PRESETS
 from tests import hub_repositories as layouts
 from tests.hub_client import (
     HELD_OUT,
@@ -208,17 +207,6 @@ def test_a_revision_that_moved_is_said_and_the_first_commit_stays(hub, client):
 
 
 # -- the whole way ---------------------------------------------------------------------------------
-
-
-def test_pythia_14m_differs_from_the_papers_sizes_in_base_and_memory_alone():
-    small, paper = PRESETS["pythia-14m"](), PRESETS["pythia-1b"]()
-    assert small.base.checkpoint == layouts.PYTHIA
-    assert (small.sft, small.rm, small.ppo, small.data) == (
-        paper.sft,
-        paper.rm,
-        paper.ppo,
-        paper.data,
-    )
 
 
 def test_the_published_shape_has_the_published_number_of_parameters():

@@ -68,6 +68,7 @@ def test_a_page_of_other_runs_and_one_without_its_json_are_listed(tmp_path):
         "about": ["a:1", "b:2"],
         "devices": ["x", "y"],
         "finished": "2026-11",
+        "manifests": {},
     }
     bare = listed_page(tmp_path, "bench", entry, {})
     assert (bare.title, bare.says, bare.made_from) == ("bench", "–", "a:1, b:2; x / y; 2026-11")

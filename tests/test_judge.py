@@ -193,11 +193,3 @@ def test_a_stopped_evaluation_goes_on_where_it_stopped(runs):
         credit = 1000
         assert judge_summaries(config)["unjudged"] == 0
         assert len(server.requests) - stopped == 40 - 7
-
-
-def test_the_command_ends_with_one_line_where_summaries_are_missing(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--preset", "tiny"])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "summaries is missing" in line

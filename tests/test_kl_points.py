@@ -13,9 +13,7 @@ from stages.settings.command_line import make_config
 from stages.settings.prompt import format_post
 from stages.settings.sections import EOS_TOKEN
 from tests.fabricated_runs import fabricate, write_rows
-from tests.test_overoptimisation import law, no_drawing
-
-__all__ = ["no_drawing"]  # a fixture
+from tests.test_overoptimisation import law
 
 
 def run_of(name, seed, pairs, kl=7.3, kl_coef="0.05", **more):

@@ -41,12 +41,6 @@ def curve(alpha, beta, seed="1", start=0.0, noise=None, **more):
     ]
 
 
-@pytest.fixture
-def no_drawing(monkeypatch):
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
-
-
 # -- the fit ---------------------------------------------------------------------------------------
 
 

@@ -17,21 +17,14 @@ from reports.parts.page import beside_the_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
 from stages.settings.command_line import make_config
-from tests.browser import Browser, find_chromium
 from tests.fabricated_runs import fabricate
 
-CHROMIUM = find_chromium()
 AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)
 KINDS = ("run", "scaling", "ablations", "planted", "versus", "compare")
 PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
 RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
 RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
-
-pytestmark = [
-    pytest.mark.walk,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +59,6 @@ def pages(tmp_path_factory):
             "versus": compared,
             "compare": beside_the_runs() / "compare-tiny-ppo-tiny-sft-tiny-s-ppo.html",
         }
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser")
-    found = Browser(str(CHROMIUM), folder / "profile", folder)
-    yield found
-    found.close()
 
 
 def look(browser, path, width, scheme="light"):

@@ -23,7 +23,7 @@ from stages.posts.tokens import (
 )
 from stages.running.files import read_lines
 from stages.settings.config import HUB, Data, UserError
-from stages.settings.prompt import PROMPT, format_post, parse_post
+from stages.settings.prompt import PROMPT, format_post
 
 Row = dict[str, Any]
 LIMITS = Limits(query=400, response=100, query_response=450)
@@ -249,12 +249,6 @@ def test_a_post_without_newline_loses_one_character_at_a_time():
     assert cut("abcdef", limit=3) == "T||"
 
 
-def test_a_prompt_is_taken_apart_as_it_was_put_together():
-    row = {"subreddit": "tifu", "title": "a\nb", "post": "one\n\nPOST: two\n\nTL;DR: three"}
-    assert parse_post(format_post(row)) == row
-    assert parse_post("Article:\nnews\n\nTL;DR:\n") is None
-
-
 def test_the_title_is_never_cut():
     assert cut("abcdef", limit=13, title="long title") == "long title|a|"
     with pytest.raises(ValueError, match="empty post"):
@@ -291,12 +285,6 @@ def test_cutting_by_words_first_ends_where_one_character_at_a_time_ends(shared, 
         assert found[1] == one_at_a_time(lambda text: encode([text])[0], fields, limit)
         lengths.add(len(found[1]))
     assert lengths == {limit}
-
-
-def test_the_prompt_is_the_papers():
-    assert format_post(POST) == (
-        "SUBREDDIT: r/tifu\n\nTITLE: my bike\n\nPOST: First part.\nMy boss sold my bike.\n\nTL;DR:"
-    )
 
 
 def test_queries_are_those_of_the_papers_code(shared):

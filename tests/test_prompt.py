@@ -29,6 +29,7 @@ def test_the_default_prompt_is_the_papers_and_every_post_is_read_back():
     for template in (PROMPT, OTHER):
         assert parse_post(format_post(ROW, template), template) == ROW
     assert parse_post(paper, OTHER) is None
+    assert parse_post("Article:\nnews\n\nTL;DR:\n") is None
 
 
 @pytest.mark.parametrize(

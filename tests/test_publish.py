@@ -27,11 +27,9 @@ MARKED = "before\n<!-- results -->\nold\n<!-- /results -->\n"
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, no_drawing):
     """A folder with runs, a README with a place for its table, and no git; empty plots."""
     monkeypatch.chdir(tmp_path)
-    for drawing in ("together", "alone"):  # what is drawn is test_reports' to look at
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     README.write_text(MARKED)
     return tmp_path
 

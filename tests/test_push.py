@@ -24,11 +24,9 @@ NAMES = {f"anna/tiny-seed1-{one}" for one in ("sft", "reward", "ppo")}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, policy_folder):
+def place(tmp_path, monkeypatch, no_drawing, policy_folder):
     """A folder with one finished run whose models are real; its plots are empty."""
     monkeypatch.chdir(tmp_path)
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     finished(TINY, policy_folder)
     return tmp_path
 

@@ -20,10 +20,8 @@ CALIBRATION_PAGE = "tiny-seed44413-judge-calibration.md"
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def places(tmp_path, monkeypatch, no_drawing):
     """A folder for runs whose pages have empty plots."""
-    for drawing in ("together", "alone"):  # what is drawn is for `made` to look at
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     return lay_out(tmp_path, monkeypatch)
 
 

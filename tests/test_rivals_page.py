@@ -27,10 +27,8 @@ EPISODE |= {"tokens": [" sold"], "log_ratios": [0.5], "advantages": [1.5], "rewa
 
 
 @pytest.fixture(autouse=True)
-def rloo(runs, monkeypatch):
+def rloo(runs, no_drawing, monkeypatch):
     """A table of stages with one rival, and empty plots."""
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
     row = replace(stages.STAGES["ppo"], optional=True)
     monkeypatch.setitem(stages.STAGES, "rloo", row)
     monkeypatch.setattr(collect, "POLICY_GRADIENT_STAGES", ("ppo", "rloo"))

@@ -1,6 +1,5 @@
 """A run's folder: finished or absent, never half; nothing opened that is not what it was."""
 
-import io
 import json
 import os
 import shlex
@@ -15,7 +14,6 @@ import pytest
 
 from stages import runs as runs_module
 from stages.finished import read_manifest, stage_folder, why_not
-from stages.running import progress as progress_module
 from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
 from stages.running.progress import progress
@@ -357,29 +355,9 @@ def test_a_hash_depends_on_every_byte_and_covers_subfolders(tmp_path):
     assert hash_files(tmp_path) == {"a/one": digest}
 
 
-def test_progress_prints_lines_in_a_log(capsys, monkeypatch):
-    monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
-    assert list(progress("abc", "reading", 3)) == ["a", "b", "c"]
-    captured = capsys.readouterr()
-    lines = captured.err.splitlines()
-    assert [line.split(",")[0] for line in lines[:2]] == ["reading: 1/3", "reading: 2/3"]
-    assert lines[2].startswith("reading: 3 done in")
-    assert len(lines) == 3
-    assert captured.out == ""
-
-
 def test_progress_is_quiet_between_its_lines(capsys):
     list(progress(range(1000), "reading", 1000))
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_progress_is_a_bar_on_a_terminal(monkeypatch):
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert list(progress(range(3), "reading", 3)) == [0, 1, 2]
-    assert "\r" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
 
 
 def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp_path, monkeypatch):

@@ -16,12 +16,8 @@ from reports.parts.sample_views import (
     verdict_of,
 )
 from reports.sections.samples import sample, table
-from tests.browser import Browser, find_chromium
+from tests.browser import PLANTED
 
-PLANTED = (
-    "<script>window.planted = 1</script></script><script>window.planted = 2</script>"
-    "<img src=x onerror='window.planted = 3'><!-- <b>bold</b> \u2028 &lt;ok&gt; \" ' ` ${1} \\"
-)
 NAMES = ["SFT", "PPO"]
 LABELS = {
     "won": "preferred to the reference",
@@ -74,17 +70,6 @@ def episode(step, number):
 
 def token_view(rows):
     return TokenView("episodes", rows, table(rows))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no chromium is installed: apt install chromium")
-    folder = tmp_path_factory.mktemp("browser")
-    one = Browser(program, folder / "profile", folder / "downloads")
-    yield one
-    one.close()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ SPELLED = (
 ESCAPED = SPELLED[2]
 BEARER = f"Authorization: Bearer {KEY}"
 Answer = Callable[[int, Any], Any]
+pytestmark = pytest.mark.usefixtures("no_drawing")
 
 
 def refusal(status: int, text: str = f"what you sent was {BEARER}", **more: Any) -> Answer:
@@ -144,12 +145,6 @@ def run_and_search(words: list[str], capfd: Any, folder: Path) -> str:
         assert secret.lower() not in everything.lower()
     assert "Traceback" not in shown.err
     return everything
-
-
-@pytest.fixture(autouse=True)
-def _plain_plots(monkeypatch):
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

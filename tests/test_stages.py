@@ -109,10 +109,8 @@ def test_the_reward_model_learns(study):
 
 def test_references_score_zero_on_average_after_normalization(study):
     found = results(study, "normalize")
-    assert abs(found["mean_after"]) < 1e-3
+    assert abs(found["mean_after"]) < 1e-5
     assert abs(found["mean_before"]) > 1e-3
-    assert abs(found["padding_difference_mean"]) < 1e-5
-    assert found["checked"] == 1024, "of the 1,600"
     # The stage checks some; here each of them alone, without padding, on the model as it is saved.
     model = AutoModelForTokenClassification.from_pretrained(study / "normalize/model").eval()
     train = load_split(study / "base/data", "sft_train").columns
@@ -151,7 +149,6 @@ def test_dpo_begins_at_ln_2_learns_and_ranks_held_out_pairs(study):
     found = results(study, "dpo")
     assert found["accuracy"] > 0.65
     assert found["loss"] < math.log(2)
-    assert found["margin"] == pytest.approx(found["rewards/chosen"] - found["rewards/rejected"])
     ours, theirs = (
         with_statistics(results(study, stage), study / stage) for stage in ("rm", "dpo")
     )

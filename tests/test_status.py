@@ -1,13 +1,10 @@
 """What `make status` and `make help` say, of what lies in the runs folder."""
 
-import re
 import shutil
 
 from reports import run_page
-from stages.driving.status import COLUMNS, GOAL_LINES, help_lines, kept, status
-from stages.running.machine import ROOT
+from stages.driving.status import COLUMNS, kept, status
 from stages.settings.command_line import make_config
-from stages.settings.stages import STAGES
 from tests.fabricated_runs import fabricate, two_judges
 
 
@@ -42,11 +39,3 @@ def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_mea
     assert kept(tmp_path) == "its finished part is kept"
     (resume / "checkpoint-0000002").mkdir()
     assert kept(tmp_path) == "its last checkpoint is of update 2"
-
-
-def test_help_names_every_goal_within_80_columns():
-    lines = help_lines()
-    assert max(map(len, lines)) <= COLUMNS
-    assert {stage.goal for stage in STAGES.values()} <= GOAL_LINES.keys()
-    variables = re.findall(r"^([A-Z_]+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {*variables} <= {*re.findall(r"[A-Z_]+", "\n".join(lines))}

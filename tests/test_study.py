@@ -17,6 +17,7 @@ from stages.driving import grid, slurm
 from stages.driving.grid import Cell, Execution, make_study, study_cells
 from stages.finished import seal_of, stage_folder
 from stages.pipeline import Maker
+from stages.running.progress import duration
 from stages.settings.command_line import Request, make_config
 from stages.settings.config import UserError
 from stages.settings.stages import STAGES
@@ -112,7 +113,7 @@ def test_the_time_left_comes_from_runs_of_the_same_size(runs, monkeypatch):
     monkeypatch.setattr(grid, "seconds_of", lambda config: times.get(config.name, 0.0))
     todo = grid.Todo(Recorder(Execution(jobs=2)), cells_of("tiny-xs", "tiny", seeds=(1, 2, 3)))
     # Two of tiny are left, an hour each, two at once; three of tiny-xs were never timed.
-    assert todo.rest() == "; about 1 h 0 min left, without tiny-xs, unknown so far"
+    assert todo.rest() == "; about 1 h 00 min left, without tiny-xs, unknown so far"
     assert todo.counted() == "1 of 6 cells are done"
 
 
@@ -128,11 +129,7 @@ def test_seconds_are_those_that_the_stages_recorded(runs):
     made = [number for number, stage in enumerate(STAGES) if stage_folder(config, stage).exists()]
     assert len(made) > 5
     assert grid.seconds_of(config) == sum(0.5 + number for number in made)
-    assert [grid.duration(one) for one in (20, 1500, 6000)] == [
-        "under 1 min",
-        "25 min",
-        "1 h 40 min",
-    ]
+    assert [duration(one) for one in (20, 1500, 3900)] == ["20 s", "25 min", "1 h 05 min"]
 
 
 def test_a_cell_with_other_settings_is_refused_by_name_and_the_others_are_made(runs, capsys):

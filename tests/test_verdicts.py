@@ -13,19 +13,12 @@ from reports.parts.ablated import AblatedRun, SeedsOfRun
 from reports.parts.paired import Entry, Paired
 from reports.parts.verdicts import LITTLE, MATTERS, NONE, NOT, UNKNOWN
 from stages.finished import partial_of, stage_folder
-from stages.settings import config as settings
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.fabricated_runs import fabricate, write_rows
 from tests.test_ablations import FIRST, OWN_TEXTS, cells, text_of, turned, wins
 
 SIX = (1, 2, 3, 4, 5, 6)
-
-
-@pytest.fixture
-def places(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    return tmp_path
 
 
 def seeds(lows, ended=()):
@@ -254,7 +247,7 @@ def test_what_matters_by_itself_is_counted_again_among_all_switches():
     assert both == "After Holm's correction for all 3 pairs, 1 of 2 remain (a)."
 
 
-def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):
+def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(runs):
     for seed in SIX:
         fabricate(make_config("tiny", seed=seed), scores=wins(12))
         config = turned("no-eos-trick", seed)
@@ -276,7 +269,7 @@ def test_a_page_counts_failed_seeds_and_begins_with_the_verdicts(places):
     assert "seed1 is left out" not in text
 
 
-def test_a_switch_with_which_no_seed_ended_is_on_the_page(places):
+def test_a_switch_with_which_no_seed_ended_is_on_the_page(runs):
     for seed in SIX[:4]:
         fabricate(make_config("tiny", seed=seed), scores=wins(12))
         break_ppo(turned("dropout", seed))
@@ -289,7 +282,7 @@ def test_a_switch_with_which_no_seed_ended_is_on_the_page(places):
         ablated.collect("tiny", ["critic-sft"])
 
 
-def test_the_critics_explained_variance_is_a_mean_over_seeds(places):
+def test_the_critics_explained_variance_is_a_mean_over_seeds(runs):
     alone = "ppo.critic_updates=1"
     explained = {1: (-9.0, 0.2, -0.1, 0.5), 2: (-9.0, 0.4, 0.1, 0.6), 3: (-9.0, -0.3, 0.1, 0.1)}
     for seed, values in explained.items():

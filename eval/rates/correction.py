@@ -102,7 +102,7 @@ def shift_of(known: Labelled) -> float:
     return shift
 
 
-def corrected_rate(scores: Floats, known: Labelled, shift: float = SHIFT) -> Corrected | None:
+def corrected_rate(scores: Floats, known: Labelled, shift: float) -> Corrected | None:
     """The win rate that a judge of known errors points to, kept within [0, 1].
 
     `(p + specificity - 1) / skill`, skill being sensitivity + specificity - 1; p is the mean of

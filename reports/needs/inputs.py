@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from reports.needs.shapes import NEOX, Shape, shape_of
 from stages.learning.models import load_tokenizer, quiet_loading, with_dropout
 from stages.posts.tokens import plain_encoder
-from stages.running.files import write_json
+from stages.running.files import write_json, write_lines
 from stages.running.hub import fetch_model, model_source
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_arguments, config_of, request_of
@@ -100,8 +100,7 @@ def write_rows(folder: Path, data: Data, counts: dict[str, int], tokenizer: Any)
 
     for split, rows in counts.items():
         made = _pairs(data, rows, count) if split in COMPARISONS else _posts(data, rows, count)
-        with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in made)
+        write_lines(folder / f"{split}.jsonl", made)
 
 
 def _posts(data: Data, rows: int, count: Callable[[str], int]) -> Iterator[dict[str, Any]]:

@@ -74,7 +74,7 @@ def share_of(batch: int, setting: Setting) -> int:
     return max(1, batch // setting.devices)
 
 
-def _learner(setting: Setting, stage: str, scalar: bool = False) -> Network:
+def _learner(setting: Setting, stage: str, scalar: bool) -> Network:
     rank = setting.rank(stage)
     return Network(shape=setting.shape, scalar=scalar, adapter=rank, trained=True)
 
@@ -123,7 +123,7 @@ def _ppo_learn(setting: Setting) -> Bytes:
     return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
 
 
-def update_floor(setting: Setting, query: int, response: int, stage: str = "ppo") -> float:
+def update_floor(setting: Setting, query: int, response: int, stage: str) -> float:
     """The least bytes with which a policy-gradient stage learns a microbatch of its longest rows:
     weights, gradients, the optimizer's moments, and one network's activations without logits.
     """

@@ -116,7 +116,7 @@ def there(base: str) -> list[str]:
     return [name for name in ABLATIONS if (settings.RUNS / f"{base}-{name}").is_dir()]
 
 
-def seeds_of(name: str, judge: str = "") -> SeedsOfRun:
+def seeds_of(name: str, judge: str) -> SeedsOfRun:
     """The seeds of a run. Raises UserError if none has finished, and none ended in an error."""
     ended = ended_in_an_error(name)
     try:

@@ -17,7 +17,7 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from reports.parts.words import MISSING
@@ -343,18 +343,6 @@ def to_json(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return kept
 
 
-def from_json(rows: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """The blocks again, plots without their drawings."""
-    return [_block(KINDS[row["kind"]], row) for row in rows]
-
-
 def _named(block: Block, row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in row.items() if key not in NOT_KEPT}
     return {"kind": type(block).__name__, **kept}
-
-
-def _block(kind: type[Block], row: Mapping[str, Any]) -> Block:
-    values = {attribute.name: row.get(attribute.name, "") for attribute in fields(kind)}
-    if kind is Details:
-        values["blocks"] = from_json(row["blocks"])
-    return kind(**values)

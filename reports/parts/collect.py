@@ -33,9 +33,7 @@ EXPLAINED = "val/explained_variance"
 ADVANTAGES = {"follows": "val/advantage_score_correlation", "at_eos": "policy/advantage_at_eos"}
 WRITTEN = ("rouge1", "rouge2", "rougeL", "tokens", "eos_rate", "score")
 RM_AGREES = {"": "estimate", "_low": "low", "_high": "high"}
-DIFFERENCE = {"difference": "estimate"} | {
-    f"difference_{end}": end for end in ("low", "high", "p_value")
-}
+DIFFERENCE = {"difference": "estimate", "difference_low": "low", "difference_high": "high"}
 NO_DIFFERENCE = {"headline": False, **dict.fromkeys(("estimate", "low", "high", "p_value"))}
 
 
@@ -221,7 +219,6 @@ def _judge_row(record: Record) -> Row:
         "judge_flags": judge_flags(record),
         "judge_undecided": judge_undecided(record),
         "released_policy": record.settings.get(RELEASED, {}).get("policy", ""),
-        "calibrated": record.calibration is not None,
         "posts": wins["posts"],
         "judgements": judge["judgements"],
         "judge_models": judge["models"],

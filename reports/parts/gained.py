@@ -121,7 +121,7 @@ def question_table(entries: Sequence[Entry]) -> Table | None:
 
 def _where(each: Sequence[Gains]) -> list[str]:
     gold = [gain.gold for gain in each]
-    told = ("–" if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}" for gain in gold)
+    told = (MISSING if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}" for gain in gold)
     return [", ".join(str(gain.posts) for gain in each), ", ".join(told)]
 
 

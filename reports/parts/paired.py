@@ -211,7 +211,7 @@ def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], li
     return list(entries.values()), list(dict.fromkeys(left_out))
 
 
-def read_entry(text: str, judge: str = "") -> tuple[Entry, list[str]]:
+def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:
     """The entry that `name[/seed][:policy]` names. Raises UserError where it is not there."""
     name, seed, policy = parts_of(text)
     runs, left_out = find_runs(name, judge)

@@ -142,6 +142,14 @@ def write_about_runs(
     return path
 
 
+def hashes_of(folders: Iterable[Path]) -> dict[str, str]:
+    """Stage folder below runs/ -> SHA-256 of its manifest."""
+    return {
+        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+        for folder in folders
+    }
+
+
 def note_sources(
     path: Path,
     names: Iterable[str],
@@ -158,10 +166,7 @@ def note_sources(
         "names": list(names),
         "judges": sorted(judges),
         "code_version": code_version(),
-        "sources": {
-            str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
-            for folder in folders
-        },
+        "sources": hashes_of(folders),
         "files": {
             str(file.relative_to(path.parent)): file_hash(file)
             for file in files_of(path.parent, path.stem)

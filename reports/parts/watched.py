@@ -9,10 +9,10 @@ from functools import partial
 from itertools import combinations
 from statistics import fmean
 
+from reports.parts.ablated import POLICY
 from reports.parts.collect import EXPLAINED, Record
 from reports.parts.words import number, percent
 
-POLICY = "ppo"
 IN_A_ROW = 2  # updates that a number must lie outside, so that one odd batch betrays nothing
 BEFORE_PPO = 0
 Series = dict[int, float]

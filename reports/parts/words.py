@@ -152,8 +152,8 @@ def shown(name: str, value: Any) -> str:
 
 
 def device_of(manifest: Row) -> str:
-    """The device of a stage, with the processor and its instructions if the manifest has them."""
-    processor = ", ".join(manifest.get("processor", {}).values())
+    """The device of a stage, with the processor and its instructions where they are known."""
+    processor = ", ".join(manifest["processor"].values())
     return f"{manifest['device']} ({processor})" if processor else str(manifest["device"])
 
 

@@ -249,7 +249,7 @@ def _paper_points(
     return [(places[number.size], value) for number in rows for value in number.theirs]
 
 
-def _draw_series(axes: Axes, series_: Series, apart: float = 1.0) -> None:
+def _draw_series(axes: Axes, series_: Series, apart: float) -> None:
     """Dots of the seeds, moved by a factor so that those of two policies stand apart, and means."""
     if series_.means:
         axes.plot(*zip(*series_.means, strict=True), color=series_.color, label=series_.label)
@@ -310,6 +310,6 @@ def frontier(records: Sequence[Record], frame: pd.DataFrame) -> list[Panel]:
         for row in frame.to_dict("records")
     )
     return [
-        proxy_against_kl("Proxy score while PPO learns", curves, x, "score", ends=False),
+        proxy_against_kl("Proxy score while PPO learns", curves, x, ends=False),
         Panel("Win rate at its end (X: over-optimised)", draw_ends, ends),
     ]

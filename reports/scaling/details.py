@@ -10,7 +10,7 @@ from eval.rates.formulas import mean_of_seeds
 from reports.parts import paper, plots, words
 from reports.parts.collect import Record
 from reports.parts.page import Block, Details, Heading, Table, Text
-from reports.parts.words import MISSING, number, percent
+from reports.parts.words import MISSING, STRENGTH, number, percent
 from reports.scaling import beside_paper
 from reports.scaling.answers import series, shares
 from reports.scaling.beside_paper import NOT_COMPARABLE, PaperNumber
@@ -268,7 +268,7 @@ def _values(key: str, values: Sequence[float]) -> str:
 
 # -- reward models ---------------------------------------------------------------------------------
 
-GROUPS = (("strength", "strength of the label"), ("batch", "batch"), ("policies", "policy pair"))
+GROUPS = (("strength", STRENGTH), ("batch", "batch"), ("policies", "pair of policies"))
 
 
 def reward_model_blocks(records: Sequence[Record], frame: pd.DataFrame) -> list[Block]:

@@ -72,11 +72,7 @@ class Pooled:
     seeds: int
 
 
-def pool(
-    values: Sequence[float],
-    intervals: Sequence[tuple[float, float]],
-    limits: tuple[float, float] = (-inf, inf),
-) -> Pooled | None:
+def pool(values: Sequence[float], intervals: Sequence[tuple[float, float]]) -> Pooled | None:
     """The mean over seeds; `intervals` are the seeds' own 95% intervals over posts. None for none.
 
     `error^2 = s^2 / k + p^2`: s the standard deviation of the k seeds, p the mean of their standard
@@ -84,7 +80,7 @@ def pool(
     the posts away, and p is not divided by k. s holds a part of p, so the sum is rather too wide.
     The interval is Student's with `error^4 / ((s^2 / k)^2 / (k - 1))` degrees of freedom, because
     posts are many; it is never narrower than that of the seeds alone, which has k - 1. With one
-    seed it is the posts' alone. It is cut at `limits`.
+    seed it is the posts' alone. It is cut at 0 and at 1.
     Source: Satterthwaite 1946 for the degrees of freedom; variances of two crossed factors are
     added as in Owen 2007 (the pigeonhole bootstrap), which is conservative too.
     """
@@ -103,12 +99,7 @@ def pool(
     freedom = error**4 * (count - 1) / seed_error**4 if seed_error > 0 else inf
     of_seeds = float(t.ppf(TAILS[1], count - 1)) * seed_error
     half = max(float(t.ppf(TAILS[1], freedom)) * error, of_seeds)
-    return Pooled(
-        estimate=mean,
-        low=max(limits[0], mean - half),
-        high=min(limits[1], mean + half),
-        seeds=count,
-    )
+    return Pooled(estimate=mean, low=max(0.0, mean - half), high=min(1.0, mean + half), seeds=count)
 
 
 RATES = ("/win_rate", "/low", "/high", "/controlled", "/rm_agrees")
@@ -188,7 +179,6 @@ def given(seeds: pd.DataFrame, key: str) -> list[float]:
 
 BEATS, DOES_NOT = "beats the references", "does not beat the references"
 UNKNOWN = "inconclusive"
-SHARES = (0.0, 1.0)
 BEHIND = 0.10  # of the win rate: three half widths of an interval over 600 posts
 RULE = (
     "A seed COLLAPSED if PPO's win rate lies below its own SFT's and the 95% interval of the"
@@ -259,7 +249,7 @@ def pooled(seeds: pd.DataFrame, key: str, low: str, high: str) -> Pooled | None:
         return None
     rows = seeds.dropna(subset=[key, low, high])
     bounds = list(zip(rows[low].astype(float), rows[high].astype(float), strict=True))
-    return pool([float(value) for value in rows[key]], bounds, SHARES)
+    return pool([float(value) for value in rows[key]], bounds)
 
 
 def verdict_of(interval: Pooled | None) -> str:

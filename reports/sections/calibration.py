@@ -152,7 +152,7 @@ def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         return []
     shift = max([SHIFT, *(rate["shift"] for rate in corrected.values() if rate)])
     rows = [
-        [named(policy, corrected), estimate(rate), _clipped(rate)]
+        [named(policy, corrected), estimate(rate) + " CLIPPED" * is_clipped(rate)]
         for policy, rate in corrected.items()
     ]
     which = "pairs with a reference" if results["with_reference"] else "pairs, in the file's order,"
@@ -164,13 +164,11 @@ def _corrected(results: Row, corrected: dict[str, Row | None]) -> list[Block]:
         f" both samples, widened for a shift: on our summaries either share may differ from that"
         f" on the labelled ones by up to {100 * shift:.1f} points, and no further. A dash: that"
         " allowance would span every rate, the judge cannot tell, or too many posts have no"
-        " verdict."
+        " verdict. CLIPPED: the correction goes beyond what a share can be."
     )
-    return [Table(("", "corrected win rate [95%]", ""), rows, caption)]
+    return [Table(("", "corrected win rate [95%]"), rows, caption)]
 
 
-def _clipped(rate: Row | None) -> str:
-    """A mark on a corrected rate that lies at the edge of what a share can be."""
-    if rate is None or rate["estimate"] not in (0.0, 1.0):
-        return ""
-    return f"CLIPPED at {percent(rate['estimate'])}: the correction goes beyond it"
+def is_clipped(rate: Row | None) -> bool:
+    """Whether a corrected rate lies at the edge of what a share can be."""
+    return rate is not None and rate["estimate"] in (0.0, 1.0)

@@ -279,9 +279,7 @@ def _frontier(record: Record, stage: str, others: OtherSeeds) -> list[Block]:
         " neighbouring updates). Where the score goes on rising while the judge's rate falls,"
         f" {named(stage)} over-optimises; this picture shows the score and not the judge's rate."
     )
-    panel = frontier(
-        "Score against distance", drawn[::-1], "KL from SFT, nats per summary", "score"
-    )
+    panel = frontier("Score against distance", drawn[::-1], "KL from SFT, nats per summary")
     name = "frontier" if stage == record.policy else f"{stage}-frontier"
     return [plots.figure(name, caption, [panel], wide=1.4, high=1.2)]
 
@@ -293,10 +291,10 @@ def path(rows: list[Row], label: str, color: str) -> Curve:
     return Curve(label, color, kl.values, scores.values)
 
 
-def frontier(title: str, runs: Sequence[Curve], x: str, y: str, ends: bool = True) -> Panel:
-    """Where training went: the second number against the first, update by update.
+def frontier(title: str, runs: Sequence[Curve], x: str, ends: bool = True) -> Panel:
+    """Where training went: the score against another number, update by update.
 
-    A run is a curve whose `steps` are the first number; neighbouring updates are averaged. `ends`:
+    A run is a curve whose `steps` are that number; neighbouring updates are averaged. `ends`:
     whether the first and the last are named.
     """
 
@@ -313,7 +311,7 @@ def frontier(title: str, runs: Sequence[Curve], x: str, y: str, ends: bool = Tru
                     word, (across[place], up[place]), (4, -10), textcoords="offset points"
                 )
         axes.set_xlabel(x)
-        axes.set_ylabel(y)
+        axes.set_ylabel("score")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(4))
         plots.legend(axes)

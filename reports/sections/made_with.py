@@ -9,6 +9,7 @@ from reports.parts.run_report import where
 from reports.parts.sentences import distrust, lead, too_many_unjudged
 from reports.parts.words import MISSING, Row, rate, shown, whole
 from stages.running.machine import changed_files, other_code
+from stages.running.progress import duration
 from stages.settings.config import POLICY_NUMERICS, TOY, Config
 from stages.settings.judge import JudgeSettings
 from stages.settings.presets import PRESETS
@@ -146,7 +147,7 @@ def provenance(record: Record, hashes: dict[str, str]) -> list[Block]:
     manifests = record.manifests
     stages = [
         [
-            *(stage, _duration(row["seconds"]), f"{row['peak_memory_gib']:.1f}"),
+            *(stage, duration(row["seconds"]), f"{row['peak_memory_gib']:.1f}"),
             *(row["code_version"], row["settings_hash"], hashes[stage]),
             *(", ".join(row["inputs"]) or "data alone", row["finished"]),
         ]
@@ -184,7 +185,7 @@ def judges_price(record: Record) -> str:
 
 def _in_all(manifests: dict[str, Row]) -> str:
     code = sorted({row["code_version"] for row in manifests.values()})
-    text = f"{_duration(sum(row['seconds'] for row in manifests.values()))} in all. "
+    text = f"{duration(sum(row['seconds'] for row in manifests.values()))} in all. "
     text += f"Code version: {', '.join(code)}."
     if any(version.endswith("-dirty") for version in code):
         text += " It was run with changes that were not committed."
@@ -199,29 +200,18 @@ def _versions(manifests: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def summary(record: Record, numbers: Row) -> Text:
     """What was judged, how it ended, and what to distrust."""
     posts = f"{whole(numbers['posts'])} held-out posts"
     ended = f"It is preferred to the reference on {rate(numbers, RELEASED)} of {posts}."
     if too_many_unjudged(numbers):
         ended = f"Of {posts}, too many have no verdict for a conclusion."
+    policy = shown("released.policy", record.settings[RELEASED]["policy"])
     return lead(
-        f"We judged {policy_of(record)} as it is: others trained it, and nothing was trained here.",
+        f"We judged {policy} as it is: others trained it, and nothing was trained here.",
         ended,
         distrust([numbers]),
     )
-
-
-def policy_of(record: Record) -> str:
-    """The released policy as a page may name it."""
-    return shown("released.policy", record.settings[RELEASED]["policy"])
 
 
 def scored_by(record: Record) -> str:

@@ -50,7 +50,7 @@ def sample(index: int, row: Row, names: Sequence[str], against: str = REFERENCE)
     return Sample(f"Post {index}", row["post"], summaries)
 
 
-def facts(side: Row, against: str = REFERENCE) -> str:
+def facts(side: Row, against: str) -> str:
     """What is known of a summary, in a line."""
     points = side["points"]
     outcomes = {1.0: f"preferred to {against}", 0.5: "even", 0.0: f"{against} is preferred"}

@@ -15,7 +15,7 @@ from typing import Any
 from reports.parts import page
 from reports.parts.blocks import NUMBERS, Block, Text, escape, link
 from reports.parts.words import MISSING, number, percent, share
-from reports.scaling.measures import SHARES, pool
+from reports.scaling.measures import pool
 from stages.running.files import file_hash, read_record
 from stages.settings.checks import UserError
 
@@ -87,12 +87,14 @@ def made_from_older(pages: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
     """Page -> the runs of which a page that was finished later shows stages made anew since."""
     newest: dict[str, str] = {}
     for entry in sorted(pages.values(), key=lambda entry: str(entry["finished"])):
-        newest |= entry.get("manifests", {})
+        newest |= entry["manifests"]
     changed = {
         stem: {
-            source.split("/")[0] for source, hash_ in manifests.items() if newest[source] != hash_
+            source.split("/")[0]
+            for source, hash_ in entry["manifests"].items()
+            if newest[source] != hash_
         }
-        for stem, manifests in ((stem, pages[stem].get("manifests", {})) for stem in pages)
+        for stem, entry in pages.items()
     }
     return {stem: sorted(runs) for stem, runs in changed.items()}
 
@@ -210,7 +212,7 @@ def _cells(
     length = number(fmean(tokens), 1) if tokens else ""
     known = [rate for rate in rates if rate and rate["estimate"] is not None]
     values = [rate["estimate"] for rate in known]
-    mean = pool(values, [(rate["low"], rate["high"]) for rate in known], SHARES)
+    mean = pool(values, [(rate["low"], rate["high"]) for rate in known])
     if mean is None or len(values) < len(rates):
         return [name, MISSING, MISSING, length]
     rate = share(mean.estimate, mean.low, mean.high)

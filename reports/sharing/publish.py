@@ -18,16 +18,10 @@ from typing import Any
 
 from reports.parts.collect import judged, load_run
 from reports.parts.page import PUBLIC, beside_the_runs, files_of, wrapped
+from reports.parts.run_report import hashes_of
 from reports.parts.words import device_of
 from reports.sharing.index import in_readme, read_published, write_index
-from stages.finished import (
-    check_stage,
-    damage,
-    names_of_runs,
-    no_such_run,
-    read_manifest,
-    stage_folder,
-)
+from stages.finished import check_run, check_stage, damage, read_manifest, stage_folder
 from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line, unknown
@@ -75,7 +69,7 @@ class Page:
 
 
 def find_pages(
-    names: Sequence[str], judge: str = "", kinds: Sequence[str] = ()
+    names: Sequence[str], judge: str, kinds: Sequence[str]
 ) -> tuple[list[Page], list[str]]:
     """The pages of the named runs, and a line on each seed without one.
 
@@ -89,8 +83,7 @@ def find_pages(
     needed = {*kinds, *(("run",) if "scaling" in kinds else ())} or set(KINDS.values())
     stages = [stage for stage, kind in KINDS.items() if kind in needed]
     for name in names:
-        if name not in names_of_runs():
-            raise no_such_run(name)
+        check_run(name)
         pages = []
         seeds = (settings.RUNS / name).glob("seed*")
         for seed in sorted(seeds, key=lambda folder: (len(folder.name), folder.name)):
@@ -137,14 +130,6 @@ def check_holds(config: Config, stage: str) -> None:
         check_stage(config, stage)
     except UserError as error:
         raise UserError(f"{config.name} seed{config.seed}: {error}") from None
-
-
-def hashes_of(folders: Sequence[Path]) -> dict[str, str]:
-    """Stage folder below runs/ -> SHA-256 of its manifest."""
-    return {
-        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
-        for folder in folders
-    }
 
 
 def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
@@ -256,7 +241,7 @@ def check_pages(pages: Sequence[Page], published: dict[str, Any], allow_dirty: b
 
 
 def publish(
-    names: Sequence[str], judge: str = "", kinds: Sequence[str] = (), allow_dirty: bool = False
+    names: Sequence[str], judge: str, kinds: Sequence[str], allow_dirty: bool
 ) -> tuple[list[Page], list[str]]:
     """Copy the pages, record them, write the README's blocks; the pages and what is left out.
 

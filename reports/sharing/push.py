@@ -21,7 +21,7 @@ from reports.parts.page import PUBLIC
 from reports.parts.words import at_equal_length, judge, number, rate, whole
 from reports.sharing.cards import POLICIES, LaterResult, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
-from stages.finished import names_of_runs, no_such_run, read_manifest
+from stages.finished import check_run, read_manifest
 from stages.running.hub import LOGIN
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
@@ -64,8 +64,7 @@ def uploads_of(hub: str, name: str, seed: int, judge_folder: str = "") -> list[U
     Raises UserError for an unknown run, one without a finished model, and anything that is stale.
     """
     folder = settings.RUNS / name / f"seed{seed}"
-    if name not in names_of_runs():
-        raise no_such_run(name)
+    check_run(name)
     configs = finished_configs(folder)
     if not configs.keys() & PUSHED.keys():
         raise UserError(f"{folder} holds no finished model: run `make ppo` for it first")

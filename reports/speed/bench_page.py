@@ -305,7 +305,7 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
     shape, rate = bench["shapes"][name], bench["about"]["matrix_rate"]
     everybody = figures(bench, name)
     ours, bounds = everybody[0], least(shape, rate)
-    first, group = shape["measured"][OURS][0], shape.get("samples_per_query", 1)
+    first, group = shape["measured"][OURS][0], shape["samples_per_query"]
     queries, samples = first["queries"], f", {group} samples of a query," if group > 1 else ""
     caption = (
         f"One update: {shape['batch']} episodes{samples} in microbatches of"
@@ -327,7 +327,7 @@ def shape_blocks(bench: Record, name: str) -> list[Block]:
 
 
 def _stage(shape: Record) -> str:
-    return speed.LABELS[shape.get("stage", speed.PPO)]
+    return speed.LABELS[shape["stage"]]
 
 
 def _row(figure: Figures) -> list[str]:

@@ -35,21 +35,12 @@ class Meter:
         warm_up(device)
         self.before = torch.cuda.memory_allocated(device) if self.on_gpu else _status("VmRSS")
 
-    def peak(self, work: Callable[[], T]) -> tuple[T, int]:
-        """What some work returns, and the most that was held while it ran, bytes."""
-        result, _, peak = self._measured(work, AT_ONCE)
-        return result, peak
-
     def whole(self, work: Callable[[], T]) -> tuple[T, float, int]:
         """What some work returns, its seconds, and the most that was held while it ran, bytes.
 
-        The process keeps freed memory, as a real run does: it is faster, and the peak may lie above
-        `peak`'s. So `peak` comes first.
+        The process keeps freed memory, as a real run does: it is faster.
         """
-        return self._measured(work, KEPT_BLOCK)
-
-    def _measured(self, work: Callable[[], T], kept_block: int) -> tuple[T, float, int]:
-        keep_freed_memory(kept_block)
+        keep_freed_memory(KEPT_BLOCK)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif CLEAR.exists():

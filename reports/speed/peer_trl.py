@@ -139,11 +139,6 @@ def load(task: dict[str, Any], each: int) -> list[Any]:
 # -- PPO -------------------------------------------------------------------------------------------
 
 
-def load_ppo(task: dict[str, Any]) -> list[Any]:
-    """Policy, ref_policy, reward model and critic."""
-    return load(task, 2)
-
-
 def make_ppo(task: dict[str, Any], networks: Sequence[nn.Module], folder: str) -> Any:
     """A PPOTrainer for one update over the task's queries."""
     ppo, pad_id = import_module(PPO), task["pad_id"]
@@ -283,7 +278,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         setattr(owner, name, clock.timed(getattr(owner, name), step, learning))
     few = {"queries": queries[: task["microbatch_size"] // group], "num_ppo_epochs": 1}
     make = make_grouped if grouped else make_ppo
-    networks = (load_grouped if grouped else load_ppo)(task)
+    networks = load_grouped(task) if grouped else load(task, 2)
     with tempfile.TemporaryDirectory() as folder:
         make(task | few | {"response_length": WARM_TOKENS}, networks, folder).train()
         measured = clock.train(make(task, networks, folder), meter)

@@ -26,9 +26,7 @@ from stages.settings.stages import STAGES
 LEARNED = {"sft": POSTS[0], "rm": COMPARISONS[0], "dpo": COMPARISONS[0]}  # stage -> its split
 
 
-def check_settings(
-    config: Config, stages: Sequence[str], processes: int = 1, capped: bool = False
-) -> None:
+def check_settings(config: Config, stages: Sequence[str], processes: int, capped: bool) -> None:
     """Raise UserError where one of some stages cannot be made, or not in so many processes.
 
     `capped`: whether a cap on the judge's cost is given beside the settings.

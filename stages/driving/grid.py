@@ -4,7 +4,6 @@ A cell is one run. Cells are made by the pipeline's maker, a failed one stops no
 names what failed. `stages.pipeline` calls this.
 """
 
-import shlex
 import signal
 import sys
 import threading
@@ -14,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stages.finished import MISSING, read_manifest, stage_folder
+from stages.running.progress import duration
 from stages.settings.checks import is_above_0
-from stages.settings.command_line import Request, config_of
+from stages.settings.command_line import Request, assigned, config_of
 from stages.settings.config import Config, UserError
 from stages.settings.presets import settings_of_ablation
 from stages.settings.stages import SHARED_SECTIONS, STAGES, TRAINED
@@ -373,15 +373,6 @@ def seconds_of(config: Config) -> float:
     return float(sum(manifest["seconds"] for manifest in manifests if manifest))
 
 
-def duration(seconds: float) -> str:
-    """Seconds in hours and minutes."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return "under 1 min"
-    hours = f"{minutes // 60} h " if minutes >= 60 else ""
-    return f"{hours}{minutes % 60} min"
-
-
 def study_command(request: Request, cells: Sequence[Cell], execution: Execution) -> str:
     """The `make` command of a study."""
     presets = dict.fromkeys(cell.request.preset for cell in cells)
@@ -394,6 +385,6 @@ def study_command(request: Request, cells: Sequence[Cell], execution: Execution)
         "TOKENIZER": request.tokenizer,
         "MAX_COST": execution.max_cost,
     }
-    words += [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
+    words += assigned(values)
     goals, how = cells[0].goals, execution.started_by
     return " ".join([*words, *how, *([f'JOB="{" ".join(goals)}"'] if goals != STUDY_GOALS else [])])

@@ -236,7 +236,8 @@ def _wrapped(text: str) -> list[str]:
 
 def help_lines() -> list[str]:
     """Goals, variables and presets, one line each, at most 80 columns wide."""
-    lines = ["make sft rm ppo eval        one run, from data to page: minutes on 2 cores", "", "goals"]
+    lines = ["make sft rm ppo eval        one run, from data to page: minutes on 2 cores"]
+    lines += ["", "goals"]
     lines += [f"  {goal:18} {what}" for goal, what in GOAL_LINES.items()]
     lines += ["", "variables"]
     lines += [f"  {variable:18} {what}" for variable, what in VARIABLES.items()]

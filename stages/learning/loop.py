@@ -94,7 +94,7 @@ def over_share(
     size: int,
     label: str,
     measure: Callable[[list[int]], Sequence[T]],
-    keep: Path | None = None,
+    keep: Path | None,
 ) -> list[T]:
     """What `measure` says of each row of this process's share, in the order of `local_share`.
 
@@ -135,7 +135,7 @@ def over_rows(
     size: int,
     label: str,
     measure: Callable[[list[int]], Sequence[T]],
-    keep: Path | None = None,
+    keep: Path | None,
 ) -> list[T]:
     """The same for all rows in their order, from all processes."""
     return gather_rows(accelerator, over_share(accelerator, lengths, size, label, measure, keep))

@@ -23,13 +23,7 @@ from transformers import PreTrainedModel
 
 from stages.functional import entropy, sequence_logprobs, token_logprobs
 from stages.learning.heads import token_read_before
-from stages.learning.vocabulary import (
-    LEARNED,
-    LogitStatistics,
-    LogprobFormula,
-    reading,
-    reading_head,
-)
+from stages.learning.vocabulary import LEARNED, LogitStatistics, reading, reading_head
 from stages.posts.ragged import TokenizedSplit, pad_left, pad_right
 from stages.settings.families import SHARING
 
@@ -42,7 +36,7 @@ class PolicyAndCritic(nn.Module):
     et al. 2024, detail 22). A stage may learn without a critic.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None = None) -> None:
+    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | None) -> None:
         super().__init__()
         self.policy = policy
         self.critic: Any = critic
@@ -95,10 +89,9 @@ def response_logprobs(
     attention_mask: Tensor,
     response_length: int,
     temperature: float,
-    formula: LogprobFormula = token_logprobs,
 ) -> Tensor:
     """Log-probability of each response token, [B, T] nats."""
-    statistics = LogitStatistics(temperature=temperature, formula=formula)
+    statistics = LogitStatistics(temperature=temperature)
     row = query_responses, attention_mask, response_length
     return response_statistics(policy, *row, statistics)[0]
 

@@ -83,7 +83,7 @@ def over_pairs(
     sequences: int,
     label: str,
     measure: Callable[[list[int]], list[T]],
-    keep: Path | None = None,
+    keep: Path | None,
 ) -> list[T]:
     """What `measure` says of every pair of a split, in its order, from all processes.
 
@@ -109,11 +109,10 @@ def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any
 
 
 def summarize_gaps(gaps: Sequence[float]) -> dict[str, float]:
-    """Accuracy, number, loss and mean gap of held-out pairs."""
+    """Accuracy, number and loss of held-out pairs."""
     zeros = torch.zeros(len(gaps), dtype=torch.float64)
     return {
         "accuracy": sum(gap > 0 for gap in gaps) / len(gaps),
         "pairs": len(gaps),
         "loss": preference_loss(torch.tensor(gaps, dtype=torch.float64), zeros).item(),
-        "margin": sum(gaps) / len(gaps),
     }

@@ -78,7 +78,7 @@ def respond_often(
     queries: Ragged,
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
-    keep: Path | None = None,
+    keep: Path | None,
 ) -> list[list[list[int]]]:
     """`sampling.samples` responses to each query, which is read once for all of them."""
     eos_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id

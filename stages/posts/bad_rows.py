@@ -7,11 +7,11 @@ counted by `kept_odd_rows`. Standard library only.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stages.running.files import write_lines
 from stages.settings.checks import UserError
 from stages.settings.sections import ALL_PAIRS
 
@@ -51,8 +51,7 @@ class BadRows:
     def write(self, folder: Path) -> None:
         """List the skipped rows in `skipped.jsonl`; no file where there are none."""
         if self.skipped:
-            with (folder / SKIPPED_FILE).open("w", encoding="utf-8") as lines:
-                lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self.skipped)
+            write_lines(folder / SKIPPED_FILE, self.skipped)
 
 
 def in_half(post_id: str, pairs: str) -> bool:

@@ -3,7 +3,6 @@
 Tokens are kept ragged and padded only when a batch is made, so no result depends on padding.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from stages.running.files import read_lines
+from stages.running.files import read_lines, write_lines
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ def save_split(split: TokenizedSplit, folder: Path, name: str) -> None:
     tensors = {f"{key}.tokens": column.tokens for key, column in split.columns.items()}
     tensors |= {f"{key}.offsets": column.offsets for key, column in split.columns.items()}
     save_file(tensors, folder / f"{name}.safetensors")
-    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in split.rows)
+    write_lines(folder / f"{name}.jsonl", split.rows)
 
 
 def rows_of(split: TokenizedSplit, rows: Sequence[int]) -> TokenizedSplit:

@@ -20,13 +20,13 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.running.files import cached_folder, file_hash
+from stages.running.files import cached_folder, file_hash, write_lines
 from stages.running.progress import progress
 from stages.settings import config as settings
 from stages.settings.config import Config, World
@@ -276,17 +276,12 @@ def write_world(folder: Path, world: World, show: Callable[..., Iterator[int]]) 
     }
     for part, (posts, comparisons, splits) in sizes.items():
         rows = [make_post(f"{name}-{part}-{n}") for n in show(range(posts), part, posts)]
-        _write_lines(folder / f"sft_{part}.jsonl", rows)
+        write_lines(folder / f"sft_{part}.jsonl", rows)
         pairs = (
             make_comparison(rows[n % posts], f"{world.seed} {n}", splits[n % len(splits)])
             for n in show(range(comparisons), f"{part} comparisons", comparisons)
         )
-        _write_lines(folder / f"comparisons_{part}.jsonl", pairs)
-
-
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(row) + "\n" for row in rows)
+        write_lines(folder / f"comparisons_{part}.jsonl", pairs)
 
 
 def world_folder(config: Config) -> Path:

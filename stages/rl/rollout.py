@@ -66,9 +66,7 @@ def sample_responses(
     return concatenate(parts, batch)
 
 
-def share_of_batch(
-    accelerator: Accelerator, queries: Sequence[Tensor], group: int = 1
-) -> list[int]:
+def share_of_batch(accelerator: Accelerator, queries: Sequence[Tensor], group: int) -> list[int]:
     """This process's places in a global batch of responses, those of the shortest queries first.
 
     The noise belongs to the place: neither order nor process changes it.

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -53,6 +53,12 @@ def hash_files(
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is whole or absent, whenever the machine stops."""
     write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON a line."""
+    with path.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@ from stages.settings.sections import COMPARISONS, POSTS, PPO_TRAIN
 from stages.settings.stages import OUTPUTS, STAGES
 
 DATA = "data"  # as an input of the stages that read it
-DATA_FILES = ("*.jsonl", "*.parquet")
 OUTPUT_FILES = (".jsonl", ".csv", ".parquet")
 OF_A_MODEL = (*BESIDE_WEIGHTS, *WEIGHTS, *OLD_WEIGHTS)
 # Settings that may name a folder of this machine -> which of its files are read.
@@ -36,7 +35,7 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     """A hash, as `data`, of the files that a stage reads from the user's own folder."""
     if config.kind == OUTPUTS and stage == "summaries":
         return {DATA: _hash_of(output_files(config.outputs.file))}
-    if not _reads_folder(config, stage):
+    if not STAGES[stage].reads_data or config.data.source in settings.NO_FOLDERS:
         return {}
     folder = Path(config.data.source)
     both = [
@@ -45,17 +44,6 @@ def data_inputs(config: Config, stage: str) -> dict[str, str]:
     ]
     there = [[path for path in paths if path.is_file()] for paths in both]
     return {DATA: _hash_of([paths[0] for paths in there if paths])}
-
-
-def _reads_folder(config: Config, stage: str) -> bool:
-    return STAGES[stage].reads_data and config.data.source not in settings.NO_FOLDERS
-
-
-def older_hash(config: Config, stage: str, name: str) -> str | None:
-    """The hash of an input as manifests once recorded it: of all tables in the folder of posts."""
-    if name != DATA or not _reads_folder(config, stage):
-        return None
-    return _hash_of([path for kind in DATA_FILES for path in Path(config.data.source).glob(kind)])
 
 
 def output_files(source: str) -> list[Path]:

@@ -150,7 +150,7 @@ def keep_freed_memory(most: int = KEPT_BLOCK) -> None:
 # -- code ------------------------------------------------------------------------------------------
 
 
-def code_record(module: str, begun_with: Record | None = None) -> Record:
+def code_record(module: str, begun_with: Record | None) -> Record:
     """What a manifest says of the code of a stage: its module, and the hash of each file.
 
     `begun_with` is the record of an attempt that this one goes on from. A file that has changed

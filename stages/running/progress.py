@@ -135,6 +135,14 @@ def told(who: str, text: str) -> str:
     return "\n".join(folded(mark + text, mark if len(mark) <= MOST_REPEATED else "    "))
 
 
+def duration(seconds: float) -> str:
+    """Seconds for people: `40 s`, `25 min`, `1 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def shortened(names: Sequence[str], width: int) -> list[str]:
     """The names in at most `width` characters; a cut one has `…` where letters are missing.
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -392,5 +392,9 @@ def make_command(config: Config, stage: str) -> str:
     data, tokenizer = config.data.source, config.base.tokenizer
     values["DATA"] = "" if data in (TOY, HUB) else data
     values["TOKENIZER"] = "" if tokenizer == TRAIN_TOKENIZER else tokenizer
-    words = [f"{key}={shlex.quote(value)}" for key, value in values.items() if value]
-    return " ".join(["make", STAGES[stage].goal, *words])
+    return " ".join(["make", STAGES[stage].goal, *assigned(values)])
+
+
+def assigned(values: Mapping[str, Any]) -> list[str]:
+    """Variables as they are typed behind `make`, without those that are empty."""
+    return [f"{key}={shlex.quote(str(value))}" for key, value in values.items() if value]

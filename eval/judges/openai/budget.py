@@ -106,7 +106,7 @@ class Budget:
     and however many requests are under way.
     """
 
-    def __init__(self, cap: float, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, cap: float, stopped: Callable[[], bool]) -> None:
         """`stopped` says whether nobody needs to wait for money any more."""
         self.cap, self.spent, self.reserved = cap, 0.0, 0.0
         self.stopped, self.changed = stopped, Condition()
