@@ -12,7 +12,7 @@ from eval.standings import standings
 from eval.win_rate import statistics_of
 from reports import leaderboard_page, outputs_page
 from reports.parts import sentences
-from reports.parts.page import Details
+from reports.parts.page import Details, Table
 from reports.parts.words import named, plain
 from reports.sections import judging, made_with, systems
 from stages.running.progress import shortened
@@ -252,8 +252,12 @@ def test_with_direct_comparisons_a_system_that_won_everything_is_tested_by_its_r
     assert gaps["a", "b"]["estimate"] == 0.5
     assert gaps["a", "b"]["holm"] == pytest.approx(3 * 2 / 2**60)
     (details,) = (one for one in systems.differences(found) if isinstance(one, Details))
-    cells = details.inside()[0].rows[0]
-    assert cells[:2] == ["a - b", "100.0% [94.0, 100.0] head to head"]  # Wilson: 60 / (60 + 3.84)
+    (table,) = details.inside()
+    assert isinstance(table, Table)
+    assert table.rows[0][:2] == [
+        "a - b",
+        "100.0% [94.0, 100.0] head to head",
+    ]  # Wilson: 60 / (60 + 3.84)
 
 
 def test_of_two_systems_that_won_everything_the_one_that_beats_the_other_is_first():
