@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
-from eval.judges.protocol import FILTERED, TOO_LONG, Row
+from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import is_model
@@ -36,6 +36,10 @@ LENGTH = re.compile(
 # Bedrock calls a rate limit "Too many tokens, please wait before trying again."
 WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
+# How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
+FILTER_ENDS = re.compile(
+    r"content_filter|(?:safety|recitation|blocklist|prohibited_content|spii)\b", re.IGNORECASE
+)
 # A refusal with one of these is about the key, the account or the model, never about a post: but
 # OpenRouter says 403 of a post that a provider's moderation has flagged.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
@@ -76,7 +80,7 @@ def read_reply(raw: str) -> Row:
     try:
         completion = json.loads(raw)
         answer, usage = completion["choices"][0], completion.get("usage") or {}
-        message = answer["message"]
+        message = answer.get("message") or {}  # Google sends none where its filter refuses
         text = message.get("content") or message.get("refusal")
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
@@ -84,7 +88,7 @@ def read_reply(raw: str) -> Row:
         beyond = tokens_beyond(usage, plain(text))
         return {
             "model": plain(completion.get("model")),
-            "finish_reason": plain(answer.get("finish_reason")),
+            "finish_reason": end_of(answer),
             "text": plain(text),
             "prompt_tokens": count(usage.get("prompt_tokens")),
             "completion_tokens": count(usage.get("completion_tokens")) + beyond,
@@ -100,6 +104,12 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
+
+
+def end_of(answer: Row) -> str:
+    """Why a reply ended; a filter has one name, whatever its server calls it."""
+    reason = plain(answer.get("finish_reason"))
+    return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
 
 
 def tokens_beyond(usage: Row, text: str) -> int:
