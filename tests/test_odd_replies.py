@@ -7,7 +7,8 @@ import pytest
 from eval.judge import make_judge
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from tests.chat_server import GOOD, chat, llm_config, serving
+from stages.settings.config import UserError
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
 
 pytestmark = pytest.mark.usefixtures("judge_environment")
 QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(4)]
@@ -38,3 +39,35 @@ def test_a_prompt_that_googles_filter_refuses_is_unjudged_and_named(capsys, reas
     assert len(server.requests) == 4
     assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
     assert judge.chat.budget.spent == pytest.approx((3 * 1100 + 1000) * 10 / 1e6)
+
+
+def error_of(code: Any, message: str) -> tuple[int, Any]:
+    """OpenRouter's way of saying that a provider has failed: an error under the status 200."""
+    return 200, {"error": {"code": code, "message": message}}
+
+
+@pytest.mark.parametrize("code", [429, 502, "provider_down", None])
+def test_an_error_under_the_status_200_costs_nothing_and_is_tried_again(code):
+    """It was a broken reply, booked at the most that it could have cost."""
+    replies = [error_of(code, "later")] * 2 + [chat(GOOD)]
+    with serving(lambda number, body: replies[number]) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        assert judge.reply(QUESTIONS[0]).choice == "A"
+        assert len(server.requests) == 3
+    assert judge.chat.budget.spent == pytest.approx(1100 * 10 / 1e6)
+
+
+def test_a_post_that_is_flagged_under_the_status_200_is_unjudged_and_named(capsys):
+    with serving(answer_to(error_of(403, "Your input was flagged"))) as server:
+        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 2))
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert len(server.requests) == 4
+    assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+
+
+def test_a_bad_key_under_the_status_200_stops_at_once():
+    bad = error_of(401, "no such key")
+    with serving(lambda number, body: bad) as server, pytest.raises(UserError, match="API_KEY"):
+        ask(server)
+    assert len(server.requests) == 1

@@ -32,6 +32,7 @@ from eval.judges.openai.replies import (
     reasoned,
     refusal_of,
     retry_after_of,
+    status_within,
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
@@ -289,6 +290,8 @@ class Chat:
             if self.hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
+        if status := status_within(reply.http_response.text):
+            self._refuse(status, reply.http_response, dialect)
         return self.hide(reply.http_response.text)
 
     def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:

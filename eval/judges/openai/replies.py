@@ -112,6 +112,20 @@ def end_of(answer: Row) -> str:
     return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
 
 
+def status_within(raw: str) -> int:
+    """The error status in a body that came under another one, as OpenRouter's; 0 without an error.
+
+    500 where an error has no number of its own.
+    """
+    try:
+        body = json.loads(raw)
+        error = None if body.get("choices") else body.get("error")
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    code = str(error.get("code") if isinstance(error, dict) else "")
+    return (int(code) if re.fullmatch("[45][0-9]{2}", code) else 500) if error else 0
+
+
 def tokens_beyond(usage: Row, text: str) -> int:
     """Tokens that the total alone counts: the reasoning of Google's and xAI's models.
 
