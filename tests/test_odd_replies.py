@@ -71,3 +71,21 @@ def test_a_bad_key_under_the_status_200_stops_at_once():
     with serving(lambda number, body: bad) as server, pytest.raises(UserError, match="API_KEY"):
         ask(server)
     assert len(server.requests) == 1
+
+
+def test_a_reply_in_parts_is_their_text_and_its_thinking_a_thought():
+    """Mistral's models that reason send a list, which was read as Python spells it."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: B?"}]}
+    parts = [thinking, *({"type": "text", "text": text} for text in ("So.\n", "Preferred: A"))]
+    with serving(lambda number, body: parted(parts)) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        reply = judge.reply(QUESTIONS[0])
+    assert (reply.choice, reply.text) == ("A", "So.\nPreferred: A")
+    assert judge.chat.reasons
+
+
+def parted(parts: list[dict[str, Any]]) -> tuple[int, Any]:
+    """A reply whose content is a list."""
+    message = {"role": "assistant", "content": parts}
+    return chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])

@@ -81,22 +81,22 @@ def read_reply(raw: str) -> Row:
         completion = json.loads(raw)
         answer, usage = completion["choices"][0], completion.get("usage") or {}
         message = answer.get("message") or {}  # Google sends none where its filter refuses
-        text = message.get("content") or message.get("refusal")
+        text, has_thought = text_of(message)
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
-        beyond = tokens_beyond(usage, plain(text))
+        beyond = tokens_beyond(usage, text)
         return {
             "model": plain(completion.get("model")),
             "finish_reason": end_of(answer),
-            "text": plain(text),
+            "text": text,
             "prompt_tokens": count(usage.get("prompt_tokens")),
             "completion_tokens": count(usage.get("completion_tokens")) + beyond,
             "raw": raw,
             "cached_tokens": count(read.get("cached_tokens")),
             "cache_write_tokens": count(read.get("cache_write_tokens")),
             "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
-            "thought": any(message.get(name) for name in THOUGHTS) or "<think>" in plain(text),
+            "thought": has_thought,
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise PassingError(
@@ -104,6 +104,20 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
+
+
+def text_of(message: Row) -> tuple[str, bool]:
+    """What a message says, and whether it shows that its model has thought.
+
+    Mistral's models that reason send a list of parts, their thinking among them.
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    if parts:
+        content = "".join(plain(part.get("text")) for part in parts if part.get("type") == "text")
+    text = plain(content or message.get("refusal"))
+    has_thought = any(message.get(name) for name in THOUGHTS) or "<think>" in text
+    return text, has_thought or any(part.get("type") == "thinking" for part in parts)
 
 
 def end_of(answer: Row) -> str:
