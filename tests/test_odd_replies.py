@@ -89,3 +89,13 @@ def parted(parts: list[dict[str, Any]]) -> tuple[int, Any]:
     """A reply whose content is a list."""
     message = {"role": "assistant", "content": parts}
     return chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+
+
+def test_a_thought_that_the_template_opened_is_no_verdict():
+    thought = "Is it A?\nPreferred: A\n</think>\n"
+    with serving(lambda number, body: chat(thought + ["", "Preferred: B"][number])) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        assert judge.reply(QUESTIONS[0]).choice == "B"
+        assert len(server.requests) == 2
+    assert judge.chat.reasons
