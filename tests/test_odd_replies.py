@@ -99,3 +99,26 @@ def test_a_thought_that_the_template_opened_is_no_verdict():
         assert judge.reply(QUESTIONS[0]).choice == "B"
         assert len(server.requests) == 2
     assert judge.chat.reasons
+
+
+def test_what_a_server_took_before_is_learned_anew_when_it_refuses_it():
+    """A dialect of an earlier process ended every later one, until the cache was deleted."""
+    refusal = (400, {"error": {"message": "Unsupported parameter: temperature"}})
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return refusal if number and "temperature" in body else chat(GOOD)
+
+    with serving(answer) as server:
+        for question in QUESTIONS[:3]:
+            assert make_judge(llm_config(server), {}).reply(question).choice == "A"
+        assert ["temperature" in body for body in server.requests] == [True, True, False, False]
+
+
+def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
+    refusal = (400, {"error": {"message": "temperature"}})
+    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        judge.reply(QUESTIONS[0])
+        with pytest.raises(UserError, match=r"check judge\.model"):
+            judge.reply(QUESTIONS[1])
+        assert len(server.requests) == 2

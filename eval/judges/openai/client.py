@@ -310,13 +310,16 @@ class Chat:
         raise UserError(f"{self._who()}{error}; {hint}")
 
     def _change_dialect(self, complaint: str, sent: Dialect) -> None:
-        """Raise DialectError where the refused request leaves something to leave out."""
+        """Raise DialectError where the refused request leaves something to leave out.
+
+        What a server took in an earlier process it may refuse by now, so it is learned anew.
+        """
         keep = ("structured",) if self.settings.structured == "on" else ()
         if self.settings.reasoning_effort == "default":
             keep = (*keep, "effort")
         changed = sent.after(refusal_of(complaint), keep)
-        if changed is None or sent == self.confirmed:
-            return  # it has taken this dialect before: the fault lies with the request
+        if changed is None or (sent == self.confirmed and self.answered):
+            return  # it has taken this dialect just now: the fault lies with the request
         if self.dialect == sent:  # else another thread has changed it already
             self.dialect = changed
         raise DialectError(f"refused: {complaint[:200]}")
