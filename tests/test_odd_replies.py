@@ -122,3 +122,23 @@ def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
         with pytest.raises(UserError, match=r"check judge\.model"):
             judge.reply(QUESTIONS[1])
         assert len(server.requests) == 2
+
+
+def test_an_empty_reply_is_asked_for_again_three_times_and_then_with_twice_the_budget():
+    """It was nine tries of each budget."""
+    with serving(answer_to(chat(""))) as server:
+        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 1))
+        limits = [body["max_tokens"] for body in server.requests]
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert limits == [100, 100, *[100] * 4, 200, 100]
+
+
+def test_a_server_that_says_nothing_stops_the_judge_after_three_questions():
+    """Every question was unjudged, after up to 36 tries."""
+    with serving(lambda number, body: chat("")) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        with pytest.raises(UserError, match="replies to the first 3 questions are all empty"):
+            list(judge_all(judge, QUESTIONS, 1))
+        assert len(server.requests) == 5 + 5 + 4
+    assert judge.chat.budget.spent == pytest.approx(14 * 1100 * 10 / 1e6)

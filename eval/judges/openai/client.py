@@ -11,6 +11,7 @@ whether it answers in the name of the model that was asked, and whether that mod
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -53,6 +54,10 @@ NO_CREDIT = ("insufficient_quota", "credit balance is too low")
 # A server that has answered in the right name may stumble. As many wrong names in a row are no
 # stumble; a server that has never answered in the right name is stopped by its first.
 MOST_OTHER_NAMES = 4
+# An empty reply may be a stumble, and as many of one question are none. A server that has never
+# said a word is stopped after as many questions.
+MOST_EMPTY_REPLIES = 3
+MOST_SILENT_QUESTIONS = 3
 
 
 class ChatRequest(NamedTuple):
@@ -104,6 +109,8 @@ class Chat:
         """Why the server will not judge a post, by the key of the request."""
         self.narrow: set[str] = set()
         """Requests that leave no room for reasoning, because with it they were too long."""
+        self.empty: Counter[str] = Counter()
+        """Empty replies, by the key of the request."""
         self._recall()
 
     def _recall(self) -> None:
@@ -266,11 +273,18 @@ class Chat:
         with self._entered(request, worst) as end:
             end["raw"] = self._post(body, request.dialect)
             row = self._read(request, limit, end["raw"])
-            if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
+            is_empty = not row["text"].strip() and row["finish_reason"] == "stop"
+            if is_empty:
+                self.empty[request.key] += 1
+            if is_empty and not last and self.empty[request.key] <= MOST_EMPTY_REPLIES:
                 raise PassingError("the reply is empty", usd=self.cost(row))
             end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
         self.bill.add(row, end["usd"])
-        self._confirm(request.dialect, row)
+        if not is_empty or reasoned(row):
+            self._confirm(request.dialect, row)
+        elif self.confirmed is None and len(self.empty) >= MOST_SILENT_QUESTIONS:
+            first = f"the replies to the first {MOST_SILENT_QUESTIONS} questions are all empty"
+            raise UserError(f"{self._who()}{first}: check judge.model, or what its server logs")
 
     def _post(self, body: dict[str, Any], dialect: Dialect) -> str:
         """The raw body of a reply; raises one of four errors where none came."""
