@@ -293,8 +293,9 @@ class Chat:
         try:
             reply = self.client.chat.completions.with_raw_response.create(**body)
         except openai.APITimeoutError:
-            seconds = self.settings.request_seconds
-            raise PassingError(f"no reply within {seconds:g} s", usd=None) from None
+            silence = f"no reply within {self.settings.request_seconds:g} s"
+            mend = "raise judge.request_seconds if the server needs longer"
+            raise PassingError(f"{silence}: {mend}", usd=None) from None
         except openai.APIConnectionError as error:
             what = f"{error} {error.__cause__ or ''}".strip()
             raise PassingError(self.hide(what), usd=None) from None
