@@ -107,7 +107,8 @@ JSON_OBJECT = re.compile(r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}', re.DOTALL)
 # A marker outside an object: inside one, its name would be in quotes.
 LINE_MARKER = re.compile(rf"^[^\w\"']*{MARKER.pattern[2:]}", re.MULTILINE | re.IGNORECASE)
 OPEN_OBJECT = re.compile(r'\{\s*"')
-# What a reasoning model thinks aloud is not its answer.
+# What a reasoning model thinks aloud is not its answer, nor what stands before the end of a thought
+# that the template has opened.
 THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # A marker that opens a quotation within a line is somebody else's word, such as the post's.
 QUOTED = re.compile(rf"(?<=[\w:,.;)])[ \t*]*[\"'`‘“«]+{MARKER.pattern}", re.IGNORECASE)
@@ -204,7 +205,8 @@ def parse_choice(text: str) -> Choice | None:
     "Summary" and a reason after the letter do no harm, nor quotes about the whole reply. A marker
     that is quoted after other words is no verdict.
     """
-    text = unicodedata.normalize("NFKC", THOUGHT.sub("", text)).strip()
+    answer = THOUGHT.sub("", text).rpartition("</think>")[2]
+    text = unicodedata.normalize("NFKC", answer).strip()
     word, rest = None, text
     for match in JSON_OBJECT.finditer(text):
         if (its_word := _preferred(match[0])) is not None:

@@ -11,6 +11,7 @@ whether it answers in the name of the model that was asked, and whether that mod
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from eval.judges.openai.replies import (
     reasoned,
     refusal_of,
     retry_after_of,
+    status_within,
 )
 from eval.judges.prompt import LINES, OBJECT, RESPONSE_FORMAT, Question, make_question
 from eval.judges.protocol import Comparison, Row
@@ -52,6 +54,10 @@ NO_CREDIT = ("insufficient_quota", "credit balance is too low")
 # A server that has answered in the right name may stumble. As many wrong names in a row are no
 # stumble; a server that has never answered in the right name is stopped by its first.
 MOST_OTHER_NAMES = 4
+# An empty reply may be a stumble, and as many of one question are none. A server that has never
+# said a word is stopped after as many questions.
+MOST_EMPTY_REPLIES = 3
+MOST_SILENT_QUESTIONS = 3
 
 
 class ChatRequest(NamedTuple):
@@ -103,6 +109,8 @@ class Chat:
         """Why the server will not judge a post, by the key of the request."""
         self.narrow: set[str] = set()
         """Requests that leave no room for reasoning, because with it they were too long."""
+        self.empty: Counter[str] = Counter()
+        """Empty replies, by the key of the request."""
         self._recall()
 
     def _recall(self) -> None:
@@ -265,11 +273,18 @@ class Chat:
         with self._entered(request, worst) as end:
             end["raw"] = self._post(body, request.dialect)
             row = self._read(request, limit, end["raw"])
-            if not row["text"].strip() and row["finish_reason"] == "stop" and not last:
+            is_empty = not row["text"].strip() and row["finish_reason"] == "stop"
+            if is_empty:
+                self.empty[request.key] += 1
+            if is_empty and not last and self.empty[request.key] <= MOST_EMPTY_REPLIES:
                 raise PassingError("the reply is empty", usd=self.cost(row))
             end |= {"usd": at_worst(self.cost(row), worst), "outcome": "reply", "reply": row}
         self.bill.add(row, end["usd"])
-        self._confirm(request.dialect, row)
+        if not is_empty or reasoned(row):
+            self._confirm(request.dialect, row)
+        elif self.confirmed is None and len(self.empty) >= MOST_SILENT_QUESTIONS:
+            first = f"the replies to the first {MOST_SILENT_QUESTIONS} questions are all empty"
+            raise UserError(f"{self._who()}{first}: check judge.model, or what its server logs")
 
     def _post(self, body: dict[str, Any], dialect: Dialect) -> str:
         """The raw body of a reply; raises one of four errors where none came."""
@@ -278,8 +293,9 @@ class Chat:
         try:
             reply = self.client.chat.completions.with_raw_response.create(**body)
         except openai.APITimeoutError:
-            seconds = self.settings.request_seconds
-            raise PassingError(f"no reply within {seconds:g} s", usd=None) from None
+            silence = f"no reply within {self.settings.request_seconds:g} s"
+            mend = "raise judge.request_seconds if the server needs longer"
+            raise PassingError(f"{silence}: {mend}", usd=None) from None
         except openai.APIConnectionError as error:
             what = f"{error} {error.__cause__ or ''}".strip()
             raise PassingError(self.hide(what), usd=None) from None
@@ -289,6 +305,8 @@ class Chat:
             if self.hide(str(error)) == str(error):
                 raise
             raise RuntimeError(self.hide(f"{type(error).__name__}: {error}")) from None
+        if status := status_within(reply.http_response.text):
+            self._refuse(status, reply.http_response, dialect)
         return self.hide(reply.http_response.text)
 
     def _refuse(self, status: int, response: Any, dialect: Dialect) -> None:
@@ -307,13 +325,16 @@ class Chat:
         raise UserError(f"{self._who()}{error}; {hint}")
 
     def _change_dialect(self, complaint: str, sent: Dialect) -> None:
-        """Raise DialectError where the refused request leaves something to leave out."""
+        """Raise DialectError where the refused request leaves something to leave out.
+
+        What a server took in an earlier process it may refuse by now, so it is learned anew.
+        """
         keep = ("structured",) if self.settings.structured == "on" else ()
         if self.settings.reasoning_effort == "default":
             keep = (*keep, "effort")
         changed = sent.after(refusal_of(complaint), keep)
-        if changed is None or sent == self.confirmed:
-            return  # it has taken this dialect before: the fault lies with the request
+        if changed is None or (sent == self.confirmed and self.answered):
+            return  # it has taken this dialect just now: the fault lies with the request
         if self.dialect == sent:  # else another thread has changed it already
             self.dialect = changed
         raise DialectError(f"refused: {complaint[:200]}")

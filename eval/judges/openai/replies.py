@@ -17,13 +17,15 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
-from eval.judges.protocol import FILTERED, TOO_LONG, Row
+from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import is_model
 
 # Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+# Where the template has opened a thought, a reply shows its end alone.
+THOUGHT_TAG = re.compile("</?think>")
 # By words of OpenAI and Azure, vLLM, llama.cpp, Anthropic, Google and TGI; `code` or `message`.
 LENGTH = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
@@ -36,6 +38,10 @@ LENGTH = re.compile(
 # Bedrock calls a rate limit "Too many tokens, please wait before trying again."
 WAIT = re.compile(r"\bwait\b|\btry(?:ing)? again\b", re.IGNORECASE)
 FILTER = re.compile(r"content[_ ](?:filter|management|policy)|invalid_prompt", re.IGNORECASE)
+# How a reply ends that the filter has cut off or emptied, by words of OpenAI and of Google.
+FILTER_ENDS = re.compile(
+    r"content_filter|(?:safety|recitation|blocklist|prohibited_content|spii)\b", re.IGNORECASE
+)
 # A refusal with one of these is about the key, the account or the model, never about a post: but
 # OpenRouter says 403 of a post that a provider's moderation has flagged.
 NOT_ABOUT_A_POST = (401, 402, 403, 404)
@@ -76,23 +82,23 @@ def read_reply(raw: str) -> Row:
     try:
         completion = json.loads(raw)
         answer, usage = completion["choices"][0], completion.get("usage") or {}
-        message = answer["message"]
-        text = message.get("content") or message.get("refusal")
+        message = answer.get("message") or {}  # Google sends none where its filter refuses
+        text, has_thought = text_of(message)
         read, written = (
             usage.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")
         )
-        beyond = tokens_beyond(usage, plain(text))
+        beyond = tokens_beyond(usage, text)
         return {
             "model": plain(completion.get("model")),
-            "finish_reason": plain(answer.get("finish_reason")),
-            "text": plain(text),
+            "finish_reason": end_of(answer),
+            "text": text,
             "prompt_tokens": count(usage.get("prompt_tokens")),
             "completion_tokens": count(usage.get("completion_tokens")) + beyond,
             "raw": raw,
             "cached_tokens": count(read.get("cached_tokens")),
             "cache_write_tokens": count(read.get("cache_write_tokens")),
             "reasoning_tokens": max(count(written.get("reasoning_tokens")), beyond),
-            "thought": any(message.get(name) for name in THOUGHTS) or "<think>" in plain(text),
+            "thought": has_thought,
         }
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise PassingError(
@@ -100,6 +106,40 @@ def read_reply(raw: str) -> Row:
             " in /v1)",
             usd=None,
         ) from None
+
+
+def text_of(message: Row) -> tuple[str, bool]:
+    """What a message says, and whether it shows that its model has thought.
+
+    Mistral's models that reason send a list of parts, their thinking among them.
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    if parts:
+        content = "".join(plain(part.get("text")) for part in parts if part.get("type") == "text")
+    text = plain(content or message.get("refusal"))
+    has_thought = any(message.get(name) for name in THOUGHTS) or bool(THOUGHT_TAG.search(text))
+    return text, has_thought or any(part.get("type") == "thinking" for part in parts)
+
+
+def end_of(answer: Row) -> str:
+    """Why a reply ended; a filter has one name, whatever its server calls it."""
+    reason = plain(answer.get("finish_reason"))
+    return CONTENT_FILTER if FILTER_ENDS.match(reason) else reason
+
+
+def status_within(raw: str) -> int:
+    """The error status in a body that came under another one, as OpenRouter's; 0 without an error.
+
+    500 where an error has no number of its own.
+    """
+    try:
+        body = json.loads(raw)
+        error = None if body.get("choices") else body.get("error")
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    code = str(error.get("code") if isinstance(error, dict) else "")
+    return (int(code) if re.fullmatch("[45][0-9]{2}", code) else 500) if error else 0
 
 
 def tokens_beyond(usage: Row, text: str) -> int:

@@ -31,7 +31,6 @@ from stages.running.progress import folded, told
 from stages.settings.judge import JudgeSettings
 from stages.settings.judge_models import warning_of
 
-"""Posts that one line names."""
 CUT_BY_FILTER = f"{FILTERED}: the server's filter has cut the reply off"
 
 

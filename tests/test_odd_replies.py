@@ -1,0 +1,144 @@
+"""Replies that no other server sends: Google's, OpenRouter's, Mistral's, and empty ones."""
+
+from typing import Any
+
+import pytest
+
+from eval.judge import make_judge
+from eval.judges.openai.server_judge import OpenAIJudge
+from eval.judges.protocol import Comparison, judge_all
+from stages.settings.config import UserError
+from tests.chat_server import GOOD, ask, chat, llm_config, serving
+
+pytestmark = pytest.mark.usefixtures("judge_environment")
+QUESTIONS = [Comparison(f"p{k}", f"post {k}.", "one", "two") for k in range(4)]
+
+
+def answer_to(odd: Any) -> Any:
+    """A server that answers oddly to post 2 alone."""
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return odd if "post 2." in body["messages"][0]["content"] else chat(GOOD)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "reason", ["content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION", "PROHIBITED_CONTENT"]
+)
+def test_a_prompt_that_googles_filter_refuses_is_unjudged_and_named(capsys, reason):
+    """It has no message. It was nine broken replies, and then a stop for ever."""
+    choices = [{"index": 0, "finish_reason": reason}]
+    usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
+    with serving(answer_to(chat("", choices=choices, usage=usage))) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        replies = list(judge_all(judge, QUESTIONS, 2))
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert replies[2].finish_reason == "content_filter"
+    assert len(server.requests) == 4
+    assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+    assert judge.chat.budget.spent == pytest.approx((3 * 1100 + 1000) * 10 / 1e6)
+
+
+def error_of(code: Any, message: str) -> tuple[int, Any]:
+    """OpenRouter's way of saying that a provider has failed: an error under the status 200."""
+    return 200, {"error": {"code": code, "message": message}}
+
+
+@pytest.mark.parametrize("code", [429, 502, "provider_down", None])
+def test_an_error_under_the_status_200_costs_nothing_and_is_tried_again(code):
+    """It was a broken reply, booked at the most that it could have cost."""
+    replies = [error_of(code, "later")] * 2 + [chat(GOOD)]
+    with serving(lambda number, body: replies[number]) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        assert judge.reply(QUESTIONS[0]).choice == "A"
+        assert len(server.requests) == 3
+    assert judge.chat.budget.spent == pytest.approx(1100 * 10 / 1e6)
+
+
+def test_a_post_that_is_flagged_under_the_status_200_is_unjudged_and_named(capsys):
+    with serving(answer_to(error_of(403, "Your input was flagged"))) as server:
+        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 2))
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert len(server.requests) == 4
+    assert "1 post is unjudged (p2): filtered: " in capsys.readouterr().out
+
+
+def test_a_bad_key_under_the_status_200_stops_at_once():
+    bad = error_of(401, "no such key")
+    with serving(lambda number, body: bad) as server, pytest.raises(UserError, match="API_KEY"):
+        ask(server)
+    assert len(server.requests) == 1
+
+
+def test_a_reply_in_parts_is_their_text_and_its_thinking_a_thought():
+    """Mistral's models that reason send a list, which was read as Python spells it."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: B?"}]}
+    parts = [thinking, *({"type": "text", "text": text} for text in ("So.\n", "Preferred: A"))]
+    with serving(lambda number, body: parted(parts)) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        reply = judge.reply(QUESTIONS[0])
+    assert (reply.choice, reply.text) == ("A", "So.\nPreferred: A")
+    assert judge.chat.reasons
+
+
+def parted(parts: list[dict[str, Any]]) -> tuple[int, Any]:
+    """A reply whose content is a list."""
+    message = {"role": "assistant", "content": parts}
+    return chat("", choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+
+
+def test_a_thought_that_the_template_opened_is_no_verdict():
+    thought = "Is it A?\nPreferred: A\n</think>\n"
+    with serving(lambda number, body: chat(thought + ["", "Preferred: B"][number])) as server:
+        judge = make_judge(llm_config(server), {})
+        assert isinstance(judge, OpenAIJudge)
+        assert judge.reply(QUESTIONS[0]).choice == "B"
+        assert len(server.requests) == 2
+    assert judge.chat.reasons
+
+
+def test_what_a_server_took_before_is_learned_anew_when_it_refuses_it():
+    """A dialect of an earlier process ended every later one, until the cache was deleted."""
+    refusal = (400, {"error": {"message": "Unsupported parameter: temperature"}})
+
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return refusal if number and "temperature" in body else chat(GOOD)
+
+    with serving(answer) as server:
+        for question in QUESTIONS[:3]:
+            assert make_judge(llm_config(server), {}).reply(question).choice == "A"
+        assert ["temperature" in body for body in server.requests] == [True, True, False, False]
+
+
+def test_what_a_server_has_taken_in_this_process_is_not_blamed_later():
+    refusal = (400, {"error": {"message": "temperature"}})
+    with serving(lambda number, body: refusal if number else chat(GOOD)) as server:
+        judge = make_judge(llm_config(server), {})
+        judge.reply(QUESTIONS[0])
+        with pytest.raises(UserError, match=r"check judge\.model"):
+            judge.reply(QUESTIONS[1])
+        assert len(server.requests) == 2
+
+
+def test_an_empty_reply_is_asked_for_again_three_times_and_then_with_twice_the_budget():
+    """It was nine tries of each budget."""
+    with serving(answer_to(chat(""))) as server:
+        replies = list(judge_all(make_judge(llm_config(server), {}), QUESTIONS, 1))
+        limits = [body["max_tokens"] for body in server.requests]
+    assert [one.choice for one in replies] == [*"AA", None, "A"]
+    assert limits == [100, 100, *[100] * 4, 200, 100]
+
+
+def test_a_server_that_says_nothing_stops_the_judge_after_three_questions():
+    """Every question was unjudged, after up to 36 tries."""
+    with serving(lambda number, body: chat("")) as server:
+        judge = make_judge(llm_config(server, input_price=10, output_price=10), {})
+        assert isinstance(judge, OpenAIJudge)
+        with pytest.raises(UserError, match="replies to the first 3 questions are all empty"):
+            list(judge_all(judge, QUESTIONS, 1))
+        assert len(server.requests) == 5 + 5 + 4
+    assert judge.chat.budget.spent == pytest.approx(14 * 1100 * 10 / 1e6)
