@@ -49,7 +49,9 @@ class Uploads(Handler):
             for part, status in self.hub.refused.items():
                 if part in path:
                     raise RefusedError(status, "", f"refused: {part}")
-            if self.command == "PUT":
+            if self.command == "PUT" and parts[-1] == "settings":
+                self.send_json(self.settle("/".join(parts[2:4]), self.read()))
+            elif self.command == "PUT":
                 self.send_json(self.store(parts[-1]))
             elif self.command == "POST":
                 self.post(path, parts)
@@ -133,6 +135,12 @@ class Uploads(Handler):
         repository.private = asked.get("visibility") == "private"
         repository.commit({".gitattributes": b""})
         return answer, 200
+
+    def settle(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Make a repository private or public."""
+        self.writer(name)
+        self.hub.repositories[f"models/{name}"].private = asked["visibility"] == "private"
+        return asked
 
     def preupload(self, kind: str, name: str, body: bytes) -> dict[str, Any]:
         there = self.hub.files(kind, name)

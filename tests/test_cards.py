@@ -241,6 +241,38 @@ def test_scalars_are_written_for_tensorboard_once_a_step(tmp_path, runs, monkeyp
     assert found == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
 
 
+@pytest.mark.parametrize("call", ["__init__", "add_scalar", "close"])
+def test_a_full_disk_under_tensorboard_is_one_line_and_the_stage_goes_on(
+    tmp_path, runs, monkeypatch, capsys, call
+):
+    class Writer:
+        def __init__(self, *_, **__):
+            self.fill("__init__")
+
+        def add_scalar(self, *_):
+            self.fill("add_scalar")
+
+        def close(self):
+            self.fill("close")
+
+        def fill(self, name):
+            if name == call:
+                raise OSError(28, "No space left on device")
+
+    board = Board.__new__(Board)
+    board.folder, board.open, board.writer, board.failed = tmp_path, Writer, None, False
+    with mirrored_by(lambda *_: [board]), open_stage(TINY, "sft") as run:
+        for step in (1, 2):
+            run.log(step, **{"loss/train": 1.0})
+        run.finish({})
+    lines = [line for line in capsys.readouterr().err.splitlines() if "TensorBoard" in line]
+    what = "the end" if call == "close" else "logging"
+    reason = "[Errno 28] No space left on device"
+    assert lines == [
+        f"TensorBoard: {what} failed ({reason}): the stage goes on without TensorBoard"
+    ]
+
+
 def test_tensorboard_that_is_missing_is_one_line(tmp_path, runs, monkeypatch):
     def missing(*_):
         raise ImportError("no module named tensorboard")

@@ -180,7 +180,7 @@ def test_the_command_line_gives_the_same_config_as_the_call():
         ("ppo.lam_value=-0.5", "ppo.lam_value must be -1 or lie in [0, 1]"),
         ("ppo.lam_value=1.1", "ppo.lam_value must be -1 or lie in [0, 1]"),
         ("ppo.total_episodes=3", "ppo.total_episodes must fill one batch"),
-        ("ppo.num_minibatches=7", "ppo.batch_size must divide"),
+        ("ppo.num_minibatches=7", "ppo.batch_size must be divisible"),
         ("base.num_heads=5", "base.hidden_size must be an even multiple"),
         ("base.checkpoint=me/model", "base.tokenizer must be empty (its own) or name one"),
         ("base.num_heads=0", "base.num_heads must be above 0"),
@@ -209,7 +209,9 @@ def test_the_critic_cannot_learn_alone_to_the_end():
 
 def test_every_minibatch_holds_whole_groups_of_samples():
     groups = ("ppo.batch_size=64", "ppo.num_minibatches=32", "ppo.samples_per_query=4")
-    rule = "ppo.batch_size must divide by ppo.samples_per_query times ppo.num_minibatches, 128"
+    rule = (
+        "ppo.batch_size must be divisible by ppo.samples_per_query times ppo.num_minibatches, 128"
+    )
     assert rule in refused(*groups)
 
 

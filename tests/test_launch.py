@@ -119,7 +119,7 @@ def test_the_processes_of_a_launcher_are_those_that_it_names(line, processes):
 def test_a_batch_that_a_launcher_cannot_deal_is_refused_before_the_first_stage(runs, monkeypatch):
     monkeypatch.setattr("stages.pipeline.require_packages", lambda: None)
     words = ["rm", "--launch", "accelerate launch --num_processes 3"]
-    with pytest.raises(UserError, match=r"sft\.batch_size is \d+: it must divide by 3 processes"):
+    with pytest.raises(UserError, match=r"sft\.batch_size is \d+: it must be divisible by 3"):
         make_goals(Request(), parse(words))
     assert not runs.exists()
 

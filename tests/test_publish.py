@@ -242,6 +242,7 @@ def test_a_comparison_is_refused_where_its_verdicts_changed(place, capsys):
     path.write_text(path.read_text() + "\n")
     capsys.readouterr()
     assert "run `make versus A=tiny/1:sft B=tiny/1:ppo`" in refused(capsys)
+    assert publish.as_typed("tiny-2-44413-best-of-4") == "tiny-2/44413:best-of-4"
 
 
 def test_code_that_was_not_committed_is_refused_unless_allowed(place, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Models, cards and pages at the hub: sent by the unmodified client to the hub of the tests."""
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -147,6 +148,7 @@ with taking_uploads() as hub:
     hub.repositories["models/anna/x-sft"].private = False
     state("public")
     state("meant to be", public=True)
+    assert not any(one.private for one in hub.repositories.values())
     constants.HF_HUB_OFFLINE = True
     state("offline")
     constants.HF_HUB_OFFLINE = False
@@ -222,6 +224,11 @@ def test_a_dry_run_says_what_goes_where_and_asks_nobody(place, capsys):
     assert lines.count("  model.safetensors") == 3
     assert lines.count("  README.md") == 3
     assert lines.count("  report/tiny-seed1.html") == 1
+    assert lines.count("  report/tiny-seed1-numbers/page.json") == 1
+    page = stage_folder(TINY, "report") / "tiny-seed1.md"
+    links = re.findall(r"\]\(([^):]+\.csv)\)", page.read_text(encoding="utf-8"))
+    assert links
+    assert {f"  report/{link}" for link in links} <= set(lines)
     assert "public: everybody can read them" in asked(capsys, *MINE, "--public")
     assert "anna/tldr-seed1-ppo:" in asked(capsys, "--hub", "anna/tldr", "--seed", "1")
 

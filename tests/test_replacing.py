@@ -14,7 +14,7 @@ from reports.sections import made_with
 from stages import runs as runs_module
 from stages.driving.grid import Cell, Execution
 from stages.driving.status import status
-from stages.finished import changed_code, partial_of, stage_folder, wanted_stages, why_not
+from stages.finished import changed_code, lock_of, partial_of, stage_folder, wanted_stages, why_not
 from stages.running import machine as code
 from stages.running.files import read_json
 from stages.running.machine import code_of
@@ -265,6 +265,19 @@ def test_a_replace_that_was_killed_while_it_moved_moves_the_rest(runs, monkeypat
         with pytest.raises(KeyboardInterrupt):
             make(TINY, *ALL_GOALS, replace="1")
     assert make(TINY, *ALL_GOALS, replace="1") == EVALUATED[1:]
+
+
+def test_a_replace_moves_nothing_while_another_process_makes_one_of_its_stages(runs):
+    make(TINY, *ALL_GOALS)
+    summaries = stage_folder(TINY, "summaries")
+    with (
+        runs_module.held(lock_of(summaries), "summaries"),
+        pytest.raises(UserError, match="stage summaries is already under way"),
+    ):
+        make(TINY, "eval", replace="ppo")
+    assert not (runs / "tiny/seed44413/aside").exists()
+    assert make(TINY, *ALL_GOALS) == []
+    assert make(TINY, "eval", replace="ppo") == AFTER_PPO
 
 
 def test_an_interrupted_replace_keeps_nothing_that_other_code_made_since(runs, edit):

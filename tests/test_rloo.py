@@ -210,7 +210,7 @@ def test_four_samples_of_a_query_take_its_tokens_once(before_ppo, monkeypatch):
     ("change", "complaint"),
     [
         ("rloo.samples_per_query=1", "rloo.samples_per_query must be at least 2"),
-        ("rloo.batch_size=30", "rloo.batch_size must divide by rloo.samples_per_query"),
+        ("rloo.batch_size=30", "rloo.batch_size must be divisible by rloo.samples_per_query"),
         ("rloo.cliprange=-1", "rloo.cliprange must be at least 0"),
     ],
 )

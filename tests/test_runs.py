@@ -18,7 +18,7 @@ from stages.running.files import file_hash, hash_files, read_lines, write_json
 from stages.running.machine import code_version
 from stages.running.progress import progress
 from stages.runs import Run, open_stage
-from stages.settings.command_line import make_command, make_config
+from stages.settings.command_line import config_from_arguments, make_command, make_config
 from stages.settings.config import Config, UserError
 
 TINY = make_config("tiny")
@@ -325,6 +325,15 @@ def test_the_command_for_an_upstream_stage_makes_the_upstream_run(runs):
     of_rm = make_config("tiny", name="mine", upstream="tiny", overrides=("rm.epochs=3",))
     assert typed(make_command(of_rm, "sft")) == ("sft", TINY)
     assert typed(make_command(of_rm, "rm")) == ("rm", of_rm)
+
+
+def test_the_command_for_a_stage_of_a_changed_upstream_leaves_its_settings_to_its_record(runs):
+    upstream = make_config("tiny", name="other", overrides=("sft.epochs=3",))
+    finish(upstream, "base")
+    ablation = make_config("tiny", name="mine", upstream="other", overrides=("ppo.lam=0.5",))
+    assert make_command(ablation, "sft") == "make sft SEED=44413 NAME=other"
+    args = ["--name", "other", "--seed", "44413"]
+    assert config_from_arguments(args, "") == upstream
 
 
 # -- files and progress ----------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 import shutil
 
+import pytest
+
 from reports import run_page
 from stages.driving.status import COLUMNS, kept, status
+from stages.settings.checks import UserError
 from stages.settings.command_line import make_config
 from tests.fabricated_runs import fabricate, two_judges
 
@@ -39,3 +42,9 @@ def test_what_is_kept_of_an_interrupted_stage_is_a_checkpoint_or_what_it_has_mea
     assert kept(tmp_path) == "its finished part is kept"
     (resume / "checkpoint-0000002").mkdir()
     assert kept(tmp_path) == "its last checkpoint is of update 2"
+
+
+def test_an_unknown_run_among_others_is_not_called_the_first(runs):
+    fabricate(make_config("tiny", seed=1))
+    with pytest.raises(UserError, match="unknown run 'zzzzqq': run `make status` to see"):
+        status("zzzzqq")

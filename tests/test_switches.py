@@ -319,7 +319,7 @@ def test_the_critic_keeps_its_own_learning_rate_while_both_decay(before_ppo):
 
 def test_episodes_that_a_process_cannot_deal_into_minibatches_are_refused():
     check_episodes("ppo", Ppo(batch_size=12, num_minibatches=6), SimpleNamespace(num_processes=2))
-    with pytest.raises(UserError, match=r"ppo\.batch_size is 12: it must divide by 2 processes"):
+    with pytest.raises(UserError, match=r"ppo\.batch_size is 12: it must be divisible by 2"):
         check_episodes(
             "ppo", Ppo(batch_size=12, num_minibatches=4), SimpleNamespace(num_processes=2)
         )

@@ -9,6 +9,7 @@ row of numbers. The README's table of numbers and the index of all published pag
 it. A page is refused if its run is stale or was made with code that was not committed.
 """
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
@@ -148,9 +149,8 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
             check_holds(config, "versus")
             own = hashes_of([verdicts])
             made_from = (read_manifest(folder) or {})["inputs"]["versus"]
-            # A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo.
-            sides = (manifest["results"][side].rsplit("-", 2) for side in ("a", "b"))
-            command = "make versus A={0[0]}/{0[1]}:{0[2]} B={1[0]}/{1[1]}:{1[2]}".format(*sides)
+            a, b = (as_typed(manifest["results"][side]) for side in ("a", "b"))
+            command = f"make versus A={a} B={b}"
             check_sources(config.name, recorded | dict.fromkeys(own, made_from), command)
             problem = damage(config, "report")
             if problem:
@@ -163,6 +163,11 @@ def versus_pages(names: Sequence[str], judge: str) -> Iterator[Page]:
                 judge=folder.name,
                 sources=recorded | own | hashes_of([folder]),
             )
+
+
+def as_typed(label: str) -> str:
+    """A side as `make versus` takes it: `tiny-44413-ppo` is tiny/44413:ppo."""
+    return re.sub(r"(.+)-(\d+)-(best-of-\d+|[^-]+)", r"\1/\2:\3", label)
 
 
 def several_pages(names: Sequence[str], judge: str) -> Iterator[Page]:

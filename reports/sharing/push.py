@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.parts.page import PUBLIC
+from reports.parts.page import PUBLIC, files_of
 from reports.parts.words import at_equal_length, judge, number, rate, whole
 from reports.sharing.cards import POLICIES, LaterResult, card
 from reports.sharing.publish import KINDS, Page, check_holds, pages_of_seed
@@ -34,7 +34,6 @@ PUSHED = {"normalize": "reward", **{policy: policy for policy in POLICIES}}
 WITH_PAGES = "ppo"
 # What the hub takes: `owner/name`, the name of 96 characters at most, no two dashes or dots.
 NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/(?=.{1,96}$)[A-Za-z0-9_][\w.-]*", re.A)
-RECORDS = ("config.json", "manifest.json")  # settings as they were typed: they may name a server
 PAGES = "report"  # folder of the pages in a repository
 GOES_ON = "the same command goes on from there"
 
@@ -131,8 +130,8 @@ def files_of_model(
         names = "\n".join(f"- [{page.stem}]({PAGES}/{page.stem}.md)" for page in shown)
         text += f"\n## Pages\n\n{names}\n"
     for page in shown:
-        own = [path for path in sorted(page.folder.iterdir()) if path.is_file()]
-        files |= {f"{PAGES}/{path.name}": path for path in own if path.name not in RECORDS}
+        own = files_of(page.folder, page.stem)
+        files |= {f"{PAGES}/{path.relative_to(page.folder)}": path for path in own}
     return files | {CARD: text.encode()}
 
 
@@ -191,6 +190,8 @@ def send(uploads: Sequence[Upload], public: bool) -> Iterator[str]:
                 raise UserError(
                     f"{upload.repository} is public already: add PUBLIC=1, or make it private first"
                 )
+            if public and before.private:
+                api.update_repo_settings(upload.repository, private=False)
             operations = [
                 CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
                 for name, path in upload.files.items()

@@ -89,9 +89,22 @@ class Board(Mirror):
 
         self.folder, self.open = folder, SummaryWriter
         self.writer: Any = None
+        """None before the first step, and after it has failed."""
+        self.failed = False
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """The metrics of one step; an earlier try's metrics from this step on are not shown."""
+        """The metrics of one step; an earlier try's metrics from this step on are not shown.
+
+        What goes wrong is printed once, and then this stage shows no more.
+        """
+        if self.failed:
+            return
+        try:
+            self._log(step, metrics)
+        except Exception as error:
+            self._fail("logging", error)
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
         if self.writer is None:
             self.writer = self.open(str(self.folder), purge_step=step)
         for key, value in metrics.items():
@@ -99,8 +112,18 @@ class Board(Mirror):
 
     def close(self, failed: bool) -> None:
         """Write the rest."""
-        if self.writer is not None:
-            self.writer.close()
+        writer, self.writer = self.writer, None
+        if writer is None:
+            return
+        try:
+            writer.close()
+        except Exception as error:
+            self._fail("the end", error)
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self.failed, self.writer = True, None
+        text = f"{what} failed ({one_line(error)}): the stage goes on without TensorBoard"
+        warn(text, "TensorBoard")
 
 
 # -- wandb -----------------------------------------------------------------------------------------
@@ -274,7 +297,7 @@ def _connect_offline(wandb: Any, request: dict[str, Any], error: Exception) -> A
 
 
 def warn(text: str, library: str = WANDB) -> None:
-    """Print one line about wandb or trackio on stderr."""
+    """Print one line about wandb, trackio or TensorBoard on stderr."""
     print(f"{library}: {text}", file=sys.stderr, flush=True)
 
 

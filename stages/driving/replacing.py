@@ -10,6 +10,7 @@ unless that was made with other settings or other code than those of now.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from stages.finished import (
@@ -89,18 +90,23 @@ class Replacement:
                 raise refusal(self.config, stage, problem)
 
     def move_aside(self) -> None:
-        """Move what is replaced aside, finished or half done; then write down that it was."""
+        """Move what is replaced aside, finished or half done; then write down that it was.
+
+        Raises UserError, and moves nothing, if one of the stages is under way elsewhere.
+        """
         moved = self._moved_before()
-        for stage in self.stages:
-            folder = stage_folder(self.config, stage)
-            for old in (folder, partial_of(folder)):
-                if old.is_dir():
-                    with held(lock_of(folder), stage):
-                        print(f"{stage}: moved to {move_aside(old)}", flush=True)
-            self.renewed.add(folder)
-            moved.append(_name(folder))
-        if self.stages and self.note.parent.is_dir():
-            write_json(self.note, {"request": self.request, "folders": moved})
+        with ExitStack() as locks:
+            for stage in self.stages:
+                if _on_disk(stage_folder(self.config, stage)):
+                    locks.enter_context(held(lock_of(stage_folder(self.config, stage)), stage))
+            for stage in self.stages:
+                folder = stage_folder(self.config, stage)
+                for old in _on_disk(folder):
+                    print(f"{stage}: moved to {move_aside(old)}", flush=True)
+                self.renewed.add(folder)
+                moved.append(_name(folder))
+            if self.stages and self.note.parent.is_dir():
+                write_json(self.note, {"request": self.request, "folders": moved})
 
 
 def forget_if_done(config: Config) -> None:
@@ -113,6 +119,11 @@ def forget_if_done(config: Config) -> None:
 def _is_done(note: Path) -> bool:
     folders = (read_record(note) or {"folders": ()})["folders"]
     return all(read_manifest(note.parent / folder) is not None for folder in folders)
+
+
+def _on_disk(folder: Path) -> list[Path]:
+    """What lies there of a stage, finished or half done."""
+    return [path for path in (folder, partial_of(folder)) if path.is_dir()]
 
 
 def _name(folder: Path) -> str:

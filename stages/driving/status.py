@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.finished import changed_code, lock_of, partial_of, read_manifest, why_not
+from stages.finished import changed_code, lock_of, no_such_run, partial_of, read_manifest, why_not
 from stages.running.files import read_record
 from stages.running.machine import first_of
 from stages.runs import RESUME, holder_of
@@ -218,7 +218,7 @@ def status(name: str = "") -> list[str]:
     )
     names = [seed.parent.name for seed in seeds]
     if name and name not in names:
-        raise unknown("run", name, dict.fromkeys(names), "there is no run yet")
+        raise no_such_run(name) if names else unknown("run", name, (), "there is no run yet")
     if not seeds:
         return ["no runs yet: make sft rm ppo eval"]
     lines = [_columns("run and seed", list(SHOWN.values()))]

@@ -255,7 +255,8 @@ def one_of(section: Any, prefix: str, name: str, choices: tuple[str, ...]) -> No
 def check_filled(section: str, batch_size: int, rows: int, of: str = "") -> None:
     """Raise UserError if a stage's batch holds more rows than there are; `of` says of what."""
     if batch_size > rows:
-        raise UserError(f"{section}.batch_size is {batch_size} but there are only {rows} rows{of}")
+        few = f"there are only {rows} rows{of}: lower it"
+        raise UserError(f"{section}.batch_size is {batch_size} but {few}")
 
 
 def check_dealt(
@@ -268,7 +269,7 @@ def check_dealt(
         counts = {"num_minibatches": num_minibatches, "samples_per_query": samples}
         several = {name: count for name, count in counts.items() if count > 1}
         times = "".join(f" times {section}.{name}={count}" for name, count in several.items())
-        must = f"it must divide by {processes} processes{times}"
+        must = f"it must be divisible by {processes} (processes){times}"
         raise UserError(f"{section}.batch_size is {batch_size}: {must}")
 
 

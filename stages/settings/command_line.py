@@ -377,13 +377,12 @@ def make_command(config: Config, stage: str) -> str:
     """The `make` command that makes a stage of this run."""
     elsewhere = config.is_upstreams(stage)
     name = config.upstream if elsewhere else config.name
-    values = {
-        "PRESET": config.preset,
-        "SEED": str(config.seed),
-        "NAME": "" if name == config.preset else name,
-        "UPSTREAM": "" if elsewhere else config.upstream,
-    }
+    if elsewhere and name != config.preset and settings.is_recorded(name):  # it knows its own SET
+        return f"make {STAGES[stage].goal} SEED={config.seed} NAME={shlex.quote(name)}"
+    values = {"PRESET": config.preset, "SEED": str(config.seed)}
+    values["NAME"] = "" if name == config.preset else name
     if not elsewhere:
+        values["UPSTREAM"] = config.upstream
         pairs = [override.split("=", 1) for override in config.overrides]
         values["SET"] = " ".join("=".join(pair) for pair in pairs if pair[0] not in MAKE_VARIABLES)
         values |= {MAKE_VARIABLES[key]: value for key, value in pairs if key in MAKE_VARIABLES}

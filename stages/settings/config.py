@@ -39,7 +39,7 @@ from stages.settings.sections import (
     Sft,
     World,
 )
-from stages.settings.stages import OUTPUTS, RELEASED, TRAINED, row_of, shared_before
+from stages.settings.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, shared_before
 
 # Folders below runs/ that hold no run.
 RESERVED = tuple("annotate bench bench-check cache judge_cache models peers reports slurm".split())
@@ -142,6 +142,11 @@ CUT_BATCHES = tuple(knob.name for knob in fields(Memory) if knob.name not in POL
 SERVERS = ("judge.base_url",)  # settings that no page shows
 FILES = ("data.source", "outputs.file")  # no ids of the hub
 NOT_SHOWN = "set (not shown)"
+
+
+def is_recorded(name: str) -> bool:
+    """Whether a stage of a run has recorded the settings with which it was made."""
+    return any(path.parent.name in STAGES for path in (RUNS / name).glob("seed*/*/config.json"))
 
 
 def changes_of(texts: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -121,7 +121,7 @@ class PolicyGradient:
         fills = self.total_episodes >= self.batch_size
         require(fills, f"{section}.total_episodes", "fill one batch")
         least = self.samples_per_query * self.num_minibatches
-        by = f"divide by {section}.samples_per_query times {section}.num_minibatches, {least}"
+        by = f"be divisible by {section}.samples_per_query times {section}.num_minibatches, {least}"
         require(self.batch_size % least == 0, f"{section}.batch_size", by)
 
     def _check_adaptive_kl(self, section: str) -> None:

@@ -290,7 +290,7 @@ ABLATIONS = {
         "critic from the SFT model, no updates before the policy's (detail 22)",
     ),
     "lambda-0.95": Ablation("ppo.lam=0.95", "advantages with the paper's lambda (GAE, detail 20)"),
-    "lambda-1": Ablation("ppo.lam=1", "advantages are whole returns less values (GAE, detail 20)"),
+    "lambda-1": Ablation("ppo.lam=1", "advantages are returns - values (GAE, detail 20)"),
     "no-centering": Ablation(
         "rm.center=0", "each post's scores keep a constant of their own (beside detail 10)"
     ),
