@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from eval.judges.protocol import Row
 from stages.posts.bad_rows import BadRowError
-from stages.posts.readers import check_comparison, text_of
+from stages.posts.readers import check_comparison, is_cnndm, text_of
 from stages.settings.config import Outputs, UserError
 from stages.settings.prompt import format_post
 
@@ -45,12 +45,15 @@ class Output(NamedTuple):
 def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
     """A row as it is; a published comparison as the row of the summary beside the reference.
 
-    A comparison without a reference is left out. Its `choice` says whether the summary was chosen.
+    A comparison without a reference, or about a news article, is left out (`why_left_out`). Its
+    `choice` says whether the summary was chosen.
     """
     if not {"info", "summaries", "choice"} <= row.keys():
         yield row
         return
     check_comparison(where, row)
+    if is_cnndm(row):
+        return
     policies = [summary["policy"] for summary in row["summaries"]]
     if policies.count(REFERENCE) == 1:
         place = policies.index(REFERENCE)
@@ -62,6 +65,11 @@ def flattened(where: str, row: Row, outputs: Outputs) -> Iterator[Row]:
             outputs.reference: row["summaries"][place]["text"],
             "choice": row["choice"] != place,
         }
+
+
+def why_left_out(row: Row) -> str:
+    """Why `flattened` leaves out a published comparison."""
+    return "about news articles" if is_cnndm(row) else "without exactly one reference"
 
 
 def outputs_of(where: str, stem: str, row: Row, outputs: Outputs) -> list[Output]:
@@ -147,6 +155,24 @@ def _cell(where: str, row: Row, column: str, if_null: str, or_else: str = "") ->
         kind = type(value).__name__
         raise BadRowError(where, f"column {column} is of type {kind}: write it as text{or_else}")
     return text_of(where, row, column)
+
+
+def merge_repeated(outputs: Sequence[Output]) -> list[Output]:
+    """Each summary once: rows that differ in their label alone become one, the first.
+
+    In published comparisons several people judged the same pair. The label is what most of them
+    prefer; None where as many prefer the other.
+    """
+    same: dict[Output, list[Output]] = {}
+    for output in outputs:
+        same.setdefault(output._replace(where="", label=None), []).append(output)
+    return [rows[0]._replace(label=_majority(rows)) for rows in same.values()]
+
+
+def _majority(outputs: Sequence[Output]) -> bool | None:
+    labels = [output.label for output in outputs if output.label is not None]
+    more = 2 * sum(labels) - len(labels)
+    return more > 0 if more else None
 
 
 def check_texts(path: Path, outputs: Sequence[Output], column: str) -> None:

@@ -7,12 +7,20 @@ published schema, and puts each system's summaries where those of a policy are l
 judge, its controls, the win rates and the pages are those of every run.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from eval.judges.protocol import Row
-from eval.output_rows import Output, check_texts, flattened, outputs_of
+from eval.output_rows import (
+    Output,
+    check_texts,
+    flattened,
+    merge_repeated,
+    outputs_of,
+    why_left_out,
+)
 from eval.rates.length_control import mean_words
 from eval.rates.simple_judges import measured
 from stages.driving.start import run_stage
@@ -84,23 +92,39 @@ def empty_summaries(systems: Mapping[str, Sequence[Row]]) -> str:
 
 
 def read_rows(settings: Outputs) -> tuple[list[Output], list[str]]:
-    """Every summary of the files, and the columns that there are. Raises UserError."""
+    """Every summary of the files, each once, and the columns that there are.
+
+    Prints what was left out or merged. Raises UserError.
+    """
     paths = output_files(settings.file)
     if not paths:
         kinds = ", ".join(OUTPUT_FILES)
         raise UserError(f"{settings.file}: no file of summaries ({kinds}) there: correct INPUT=")
     outputs: list[Output] = []
     columns: dict[str, None] = {}
+    left_out: Counter[str] = Counter()
     for path in paths:
         before = len(outputs)
         for where, raw in parsed_rows(path):
-            for row in flattened(where, raw, settings):
+            rows = list(flattened(where, raw, settings))
+            left_out.update([] if rows else [why_left_out(raw)])
+            for row in rows:
                 columns |= dict.fromkeys(row)
                 outputs += outputs_of(where, path.stem, row, settings)
         check_texts(path, outputs[before:], settings.summary)
+    different = merge_repeated(outputs)
+    if line := _not_all(left_out, len(outputs) - len(different)):
+        print(line)
     if not outputs:
         raise UserError(f"{settings.file} holds no summaries: give at least one row")
-    return outputs, list(columns)
+    return different, list(columns)
+
+
+def _not_all(left_out: Mapping[str, int], merged: int) -> str:
+    """How many rows of the files are left out or merged, in a line of text; empty if none is."""
+    counts = [f"left out: {count:,} comparisons {why}" for why, count in left_out.items()]
+    counts += [f"merged: {merged:,} rows that repeat a summary"] if merged else []
+    return "\n".join(folded("; ".join(counts)))
 
 
 def of_systems(
@@ -142,7 +166,8 @@ def _labelled(systems: Mapping[str, Sequence[Row]]) -> bool:
 def by_system(outputs: Sequence[Output]) -> dict[str, dict[str, Output]]:
     """System -> post id -> output; systems are named as their files will be.
 
-    Raises UserError where a post stands twice, and where two systems would share a file.
+    Raises UserError where a post has two summaries of one system, and where two systems would
+    share a file.
     """
     systems: dict[str, dict[str, Output]] = {}
     originals: dict[str, str] = {}

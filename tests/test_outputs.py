@@ -107,18 +107,49 @@ def test_a_system_takes_the_place_of_the_reference(tmp_path):
     assert pairs == {"a": [("a1", "b1"), ("a2", "b2")]}
 
 
-def test_published_comparisons_give_the_policy_the_reference_and_the_choice(tmp_path):
-    def pair(number, *policies, choice=0):
-        summaries = [{"text": f" by {one}", "policy": one} for one in policies]
-        row = {"info": {"id": f"t{number}", **POST}, "summaries": summaries, "choice": choice}
-        return row | {"batch": "b", "split": "s", "extra": {}}
+def comparison(number, *policies, choice=0, batch="b"):
+    """A row in the published schema; in a batch of CNN/DM it is about an article."""
+    summaries = [{"text": f" by {policy}", "policy": policy} for policy in policies]
+    about = {"article": "News."} if "cnndm" in batch else POST
+    row = {"info": {"id": f"t{number}", **about}, "summaries": summaries, "choice": choice}
+    return row | {"batch": batch, "split": "s", "extra": {}}
 
-    rows = [pair(1, "ppo", "ref"), pair(2, "ref", "ppo"), pair(3, "sft", "ppo")]
+
+def test_published_comparisons_give_the_policy_the_reference_and_the_choice(tmp_path):
+    rows = [comparison(1, "ppo", "ref"), comparison(2, "ref", "ppo"), comparison(3, "sft", "ppo")]
     path = write_jsonl(tmp_path / "comparisons_validation.jsonl", rows)
     found = systems_of(Outputs(file=str(path), label="choice"))
     kept = [(row["id"], row["summary"], row["reference"], row["label"]) for row in found["ppo"]]
     assert kept == [("t1", "by ppo", "by ref", True), ("t2", "by ppo", "by ref", False)]
     assert list(found) == ["ppo"]  # a comparison without a reference is left out
+
+
+def test_a_pair_that_several_people_judged_is_one_row_with_what_most_prefer(tmp_path, capsys):
+    """It was refused: the same post of the same system stood twice."""
+    choices = {1: (0, 0, 1), 2: (1, 0, 1), 3: (0, 1)}
+    rows = [
+        comparison(number, "ppo", "ref", choice=choice)
+        for number, given in choices.items()
+        for choice in given
+    ]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    found = systems_of(Outputs(file=str(path), label="choice"))["ppo"]
+    assert [(row["id"], row.get("label")) for row in found] == [
+        ("t1", True),
+        ("t2", False),
+        ("t3", None),
+    ]
+    assert capsys.readouterr().out == "merged: 5 rows that repeat a summary\n"
+
+
+def test_comparisons_about_news_articles_are_left_out_and_counted(tmp_path, capsys):
+    """They were refused: column post is null."""
+    rows = [comparison(1, "ppo", "ref"), comparison(2, "sft", "ppo")]
+    rows += [comparison(number, "ppo", "ref", batch="cnndm0") for number in (3, 4)]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    assert [row["id"] for row in systems_of(Outputs(file=str(path)))["ppo"]] == ["t1"]
+    line = "left out: 1 comparisons without exactly one reference; left out: 2 comparisons about"
+    assert capsys.readouterr().out.replace("\n    ", " ") == f"{line} news articles\n"
 
 
 GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
@@ -144,7 +175,11 @@ GOOD = {"id": 1, "post": "p", "summary": "s", "reference": "r"}
         ([GOOD | {"summary": "\ud800"}], {}, "holds half a character"),
         ([GOOD | {"post": " "}], {}, "column post is empty"),
         ([GOOD | {"reference": ""}], {}, "column reference is empty"),
-        ([GOOD, GOOD], {}, r"x.jsonl:2: post 1 of system x stands at .*x.jsonl:1 too"),
+        (
+            [GOOD, GOOD | {"summary": "t"}],
+            {},
+            r"x.jsonl:2: post 1 of system x stands at .*x.jsonl:1 too",
+        ),
         ([GOOD, GOOD | {"system": "b", "post": "q"}], {}, "the post of id 1 differs"),
         ([GOOD, GOOD | {"system": "b", "reference": "q"}], {}, "the reference of id 1 differs"),
         ([GOOD | {"system": "a b"}, GOOD | {"id": 2, "system": "a/b"}], {}, "reads like 'a b'"),

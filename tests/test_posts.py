@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,19 @@ def test_news_articles_are_known_by_their_batch_and_have_their_own_prompt(tokeni
     query = tokenizer.decode(split.columns["queries"][0])
     # The template ends in a newline; what is scored is the stripped query and the summary.
     assert query == "Article:\nNews.\nMore.\n\nTL;DR:"
+
+
+@pytest.mark.parametrize(
+    ("small", "mend"),
+    [
+        ({"query": 1}, r"field article cannot be cut .*; the limit is 1: drop the row \("),
+        ({"response": 1}, r"the limit 1 \(of news articles\): shorten it or drop the row \("),
+        ({"positions": 9}, r"the article has .* 9 positions: shorten the row or drop it \("),
+    ],
+)
+def test_no_setting_is_named_for_an_article_that_does_not_fit(tokenizer, small, mend):
+    with pytest.raises(UserError, match=f"{mend}or leave such rows out: data.on_bad_row=skip"):
+        tokenize_comparisons([("x:1", ARTICLE)], tokenizer, replace(CNNDM_LIMITS, **small), "news")
 
 
 # -- keeping and padding ---------------------------------------------------------------------------

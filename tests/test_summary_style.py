@@ -1,11 +1,15 @@
 """What a summary is like beside its post: each measure by a count on paper."""
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from accelerate import Accelerator
 
 from reports.parts.style import MEASURES, fragments, measures, novel, repeated, style_of
 from stages.posts.text_metrics import words_of
+from stages.rl.metrics import describe_texts, summarize
 from stages.settings.prompt import format_post
 
 POST = {
@@ -70,6 +74,29 @@ def test_an_empty_summary_has_no_compression_and_means_leave_it_out():
 def test_a_text_that_is_no_prompt_of_ours_is_the_post_as_it_stands():
     assert measures("one two three", "two three four")["coverage"] == pytest.approx(2 / 3)
     assert novel(["a"], [], 1) == repeated(["a"], 3) == 0.0
+
+
+def test_the_mean_of_copied_titles_is_over_the_posts_that_show_one():
+    """A post without a title counted as one whose title was not copied."""
+    rows = [{"query": query, "summary": "cat"} for query in (QUERY, "one two three")]
+    assert style_of(rows)["copied_title"] == pytest.approx(1 / 2)
+    assert style_of(rows[1:])["copied_title"] is None
+
+
+def test_training_says_nothing_of_copied_titles_where_no_prompt_shows_one():
+    """It was 0 %, also on the curve."""
+    tokenizer: Any = SimpleNamespace(batch_decode=lambda texts, skip_special_tokens: texts)
+    learner: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
+    key, logged = "text/copied_title_words", []
+    for queries in (["one two"], ["one two", QUERY]):
+        rollout: Any = SimpleNamespace(queries=queries, responses=["cat"] * len(queries))
+        logged.append(describe_texts(learner, rollout, tokenizer))
+    assert [row.get(key) for row in logged] == [None, pytest.approx(1 / 2)]
+    others = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
+    history = [dict.fromkeys(others.split(), 1.0) | row for row in logged]
+    settings: Any = SimpleNamespace(batch_size=1)
+    assert key not in summarize(history[:1], settings)
+    assert summarize(history, settings)[key] == pytest.approx(1 / 2)
 
 
 def of_the_paper(article, summary):

@@ -103,7 +103,7 @@ def test_losses_stand_at_their_tokens_and_are_0_elsewhere():
 def test_copied_words_are_those_of_the_title_and_distinct_n_counts_all_texts():
     query = "SUBREDDIT: r/x\n\nTITLE: My dog, my CAT\n\nPOST: the dog ran\n\nTL;DR:"
     assert copied_title_words(query, "a dog and my hamster ran") == pytest.approx(2 / 3)
-    assert copied_title_words("no title here", "title") == 0
+    assert copied_title_words("no title here", "title") is None
     assert distinct(["a b a", "b a"], 1) == pytest.approx(2 / 5)
     assert distinct(["a b a", "b a"], 2) == pytest.approx(2 / 3)
     assert distinct([""], 2) == 0

@@ -1,7 +1,7 @@
 """Measures of generated text that need no model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
@@ -12,8 +12,8 @@ WORD = re.compile(r"\w+")
 def text_measures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The measures below of rows with `query`, `summary` and `reference`: means over all rows."""
     texts = [row["summary"] for row in rows]
-    copied = [copied_title_words(row["query"], row["summary"]) for row in rows]
-    measures: dict[str, float | None] = {"copied_title_words": sum(copied) / len(rows)}
+    copied = mean_copied((row["query"], row["summary"]) for row in rows)
+    measures: dict[str, float | None] = {"copied_title_words": copied}
     measures |= {"distinct_1": distinct(texts, 1), "distinct_2": distinct(texts, 2)}
     return measures | rouge(texts, [row["reference"] for row in rows])
 
@@ -34,14 +34,20 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     }
 
 
-def copied_title_words(query: str, summary: str) -> float:
-    """Share of the title's distinct words that the summary repeats; 0 without a title.
+def mean_copied(pairs: Iterable[tuple[str, str]]) -> float | None:
+    """Mean `copied_title_words` of the queries with a title; None where none has one."""
+    shares = [share for pair in pairs if (share := copied_title_words(*pair)) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def copied_title_words(query: str, summary: str) -> float | None:
+    """Share of the title's distinct words that the summary repeats; None without a title.
 
     Case and punctuation do not matter. Policies over-optimised on TL;DR copy the title.
     """
     title = TITLE.search(query)
     words = set(words_of(title[1])) if title else set()
-    return len(words & set(words_of(summary))) / len(words) if words else 0.0
+    return len(words & set(words_of(summary))) / len(words) if words else None
 
 
 def distinct(texts: Sequence[str], n: int) -> float:

@@ -39,7 +39,7 @@ class Limits:
     response: int
     query_response: int
     setting: str = ""
-    """The setting of `response`, for messages."""
+    """The setting of `response`, for messages; empty for articles, whose limits are constants."""
     sampled: int = 0
     """Tokens that a policy will sample after the query."""
     positions: int = sys.maxsize
@@ -237,11 +237,10 @@ def _cut(
     try:
         return fit_query(lambda text: encode([text])[0], template, fields, cut, limit)
     except ValueError as error:
-        raise BadRowError(
-            where,
-            f"field {cut} cannot be cut to fit: {error} (data.max_query_tokens): shorten the title "
-            "or drop the row",
-        ) from None
+        mend = " (data.max_query_tokens): shorten the title or drop the row"
+        if cut == "article":  # it has no title, and its limit is no setting
+            mend = ": drop the row"
+        raise BadRowError(where, f"field {cut} cannot be cut to fit: {error}{mend}") from None
 
 
 def _template_of(row: dict[str, Any], prompt: str) -> tuple[str, dict[str, str], str]:
@@ -280,15 +279,20 @@ def _check_lengths(where: str, lengths: dict[str, int], limits: Limits) -> None:
                 where,
                 f"field {TEXTS[name]} has {length} tokens with EOS, more than {FAR_OVER} times "
                 f"the limit {limits.response} ({limits.setting or 'of news articles'}): shorten "
-                "it, drop the row or raise the limit",
+                + (
+                    "it, drop the row or raise the limit"
+                    if limits.setting
+                    else "it or drop the row"
+                ),
             )
     longest = max(limits.sampled, *responses.values(), 0)
     if lengths["queries"] + longest > limits.positions:
+        what = "post" if limits.setting else "article"
+        lower = ", drop it or lower the limits in data.max_*" if limits.setting else " or drop it"
         raise BadRowError(
             where,
-            f"the post has {lengths['queries']} tokens and its summary up to {longest}, the model "
-            f"has {limits.positions} positions: shorten the row, drop it or lower the limits in "
-            "data.max_*",
+            f"the {what} has {lengths['queries']} tokens and its summary up to {longest}, the "
+            f"model has {limits.positions} positions: shorten the row{lower}",
         )
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages import functional
 from stages.learning.batches import gather_rows, global_sum
-from stages.posts.text_metrics import copied_title_words, distinct
+from stages.posts.text_metrics import distinct, mean_copied
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
@@ -96,14 +96,17 @@ def describe_advantages(learner: PolicyLearner, rollout: Rollout, group: int) ->
 def describe_texts(
     learner: PolicyLearner, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, float]:
-    """What the batch's texts look like: words copied from titles, and how varied they are."""
+    """What the batch's texts look like: words copied from titles, and how varied they are.
+
+    Where no query shows a title, nothing is said of copied words.
+    """
     decode = partial(tokenizer.batch_decode, skip_special_tokens=True)
     pairs = list(zip(decode(rollout.queries), decode(rollout.responses), strict=True))
     everything = gather_rows(learner.accelerator, pairs)
     texts = [response for _, response in everything]
-    copied = [copied_title_words(*pair) for pair in everything]
+    copied = mean_copied(everything)
     return {
-        "text/copied_title_words": sum(copied) / len(copied),
+        **({} if copied is None else {"text/copied_title_words": copied}),
         "text/distinct_1": distinct(texts, 1),
         "text/distinct_2": distinct(texts, 2),
     }
@@ -164,9 +167,10 @@ def token_numbers(rollout: Rollout, row: int) -> dict[str, list[float]]:
 
 
 def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> dict[str, float]:
-    """The stage's results: means over the last updates."""
+    """The stage's results: means over the last updates, of what they logged."""
     last = history[-max(1, round(FINAL_SHARE * len(history))) :]
     keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
     keys += " text/copied_title_words text/distinct_2"
-    means = {key: sum(metrics[key] for metrics in last) / len(last) for key in keys.split()}
+    logged = {key: [row[key] for row in last if key in row] for key in keys.split()}
+    means = {key: sum(values) / len(values) for key, values in logged.items() if values}
     return means | {"updates": len(history), "episodes": len(history) * settings.batch_size}
