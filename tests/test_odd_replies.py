@@ -75,7 +75,10 @@ def test_a_bad_key_under_the_status_200_stops_at_once():
 
 def test_a_reply_in_parts_is_their_text_and_its_thinking_a_thought():
     """Mistral's models that reason send a list, which was read as Python spells it."""
-    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Preferred: B?"}]}
+    thinking: dict[str, Any] = {
+        "type": "thinking",
+        "thinking": [{"type": "text", "text": "Preferred: B?"}],
+    }
     parts = [thinking, *({"type": "text", "text": text} for text in ("So.\n", "Preferred: A"))]
     with serving(lambda number, body: parted(parts)) as server:
         judge = make_judge(llm_config(server), {})
