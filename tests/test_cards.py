@@ -260,7 +260,7 @@ def test_a_full_disk_under_tensorboard_is_one_line_and_the_stage_goes_on(
                 raise OSError(28, "No space left on device")
 
     board = Board.__new__(Board)
-    board.folder, board.open, board.writer, board.failed = tmp_path, Writer, None, False
+    vars(board).update(folder=tmp_path, open=Writer, writer=None, failed=False)
     with mirrored_by(lambda *_: [board]), open_stage(TINY, "sft") as run:
         for step in (1, 2):
             run.log(step, **{"loss/train": 1.0})
