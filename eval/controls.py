@@ -20,7 +20,7 @@ import numpy as np
 from eval.control_texts import CONTROLS, SELF
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies
 from eval.judges.protocol import Row
-from eval.questions import questions_of_run, rows_for
+from eval.questions import RunQuestions, rows_for
 from eval.rates.formulas import clustered_share, needed_to_show
 from eval.rates.table import analyse, verdict_table
 from stages.driving.start import run_stage
@@ -43,7 +43,7 @@ def judge_controls(config: Config) -> dict[str, Any]:
         judge = make_judge(config, policies)
         rows = rows_for(config, next(iter(policies.values())))
         # All questions of a run share one cap: the controls may spend what the others left.
-        beside = questions_of_run(config, policies)
+        beside = RunQuestions(config, policies)
         judgements = judge_both_orders(run, judge, rows, "controls", beside)
         results = {"judge": asdict(judge.about), **outcome(judgements, rows)}
         run.finish(results)

@@ -7,9 +7,10 @@ writes one row per question to `judgements.jsonl`, and a gold reward model's sco
 `gold_scores.jsonl`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from eval.judges.protocol import (
     Row,
     judge_all,
 )
-from eval.questions import comparison_of, questions_about, questions_of_run, to_repeat
+from eval.questions import RunQuestions, comparison_of, questions_about, to_repeat
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
 from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
@@ -55,7 +56,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
         # Controls and pairs that an earlier try has asked about have spent of the same money.
-        beside = questions_of_run(config, policies)
+        beside = RunQuestions(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", beside)
         again = ask_again(run, judge, policies, judgements, beside)
         results = summarize(judge.about, judgements) | again
@@ -80,7 +81,7 @@ def ask_again(
     judge: Judge,
     rows: Mapping[str, Sequence[Row]],
     judgements: Sequence[Row],
-    beside: Sequence[Comparison] = (),
+    beside: Iterable[Comparison] = (),
 ) -> dict[str, Any]:
     """`repeats`: how often the same question gets the same verdict, of a sample asked anew.
 
@@ -100,7 +101,7 @@ def ask_again(
     }
     tries = [list(judgements)]
     for repeat in range(1, times):
-        before = [*beside, *questions_about(config, rows, repeat)]
+        before = chain(beside, questions_about(config, rows, repeat))
         tries.append(judge_both_orders(run, judge, sample, "ask again", before, repeat))
     for row in (row for judged in tries for row in judged):
         verdicts.get((row["policy"], row["id"], row["order"]), []).append(row["verdict"])
@@ -169,7 +170,7 @@ def judge_both_orders(
     judge: Judge,
     rows: Mapping[str, Sequence[Row]],
     label: str,
-    beside: Sequence[Comparison] = (),
+    beside: Iterable[Comparison] = (),
     repeat: int = 0,
 ) -> list[Row]:
     """Judge each row's `summary` against its `reference` and append to `judgements.jsonl`.
@@ -190,7 +191,7 @@ def judge_both_orders(
         comparison_of({**row, "id": row.get("post", row["id"])}, order)._replace(repeat=repeat)
         for _, row, order in tasks
     ]
-    before = [*beside, *questions[:done]]
+    before = chain(beside, questions[:done])
     judge.keep_in(run.resume)
     replies = judge_all(judge, questions[done:], run.config.judge.concurrency, before)
     with closing(replies):

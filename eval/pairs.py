@@ -9,7 +9,7 @@ strengths then rest on all pairs, and not on the comparisons with the reference 
 from typing import Any
 
 from eval.judge import config_with_cap, judge_both_orders, make_judge, read_policies, summarize
-from eval.questions import pair_rows, questions_of_run
+from eval.questions import RunQuestions, pair_rows
 from stages.driving.start import run_stage
 from stages.runs import open_stage
 from stages.settings.config import Config, UserError
@@ -26,7 +26,7 @@ def judge_pairs(config: Config) -> dict[str, Any]:
             raise UserError(f"there is one system, {next(iter(policies))}: pairs need two")
         judge = make_judge(config, policies)
         # All questions of a run share one cap: pairs may spend what the others left.
-        beside = questions_of_run(config, policies)
+        beside = RunQuestions(config, policies)
         judgements = judge_both_orders(run, judge, pair_rows(policies), "pairs", beside)
         results = summarize(judge.about, judgements)
         run.finish(results)

@@ -4,7 +4,8 @@ A row names its post, with a `summary` and the `reference` that it is compared w
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from eval.control_texts import CONTROLS, SELF, control_texts
@@ -26,31 +27,38 @@ def comparison_of(row: Row, order: str) -> Comparison:
     return Comparison(row["id"], row["query"], first, second)
 
 
-def questions_of_run(config: Config, policies: Mapping[str, Sequence[Row]]) -> list[Comparison]:
+@dataclass(frozen=True)
+class RunQuestions:
     """All that a run may ask its judge about some policies: what counts towards its cap.
 
     Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
+    Each question is made when its turn comes, every time anew: all pairs of many systems together
+    would not fit into memory.
     """
-    controls = rows_for(config, next(iter(policies.values())))
-    return [
-        *questions_about(config, policies, config.judge.repeats),
-        *questions_about(config, controls),
-        *questions_about(config, pair_rows(policies)),
-    ]
+
+    config: Config
+    policies: Mapping[str, Sequence[Row]]
+
+    def __iter__(self) -> Iterator[Comparison]:
+        config, policies = self.config, self.policies
+        yield from questions_about(config, policies, config.judge.repeats)
+        yield from questions_about(config, rows_for(config, next(iter(policies.values()))))
+        for name, rows in each_pair(policies):
+            yield from questions_about(config, {name: rows})
 
 
 def questions_about(
     config: Config, policies: Mapping[str, Sequence[Row]], repeats: int = 1
-) -> list[Comparison]:
+) -> Iterator[Comparison]:
     """What is asked about each policy's summaries: all of them, in both orders, and some again."""
     rounds = [policies, *[to_repeat(config, policies)] * (repeats - 1)]
-    return [
+    return (
         comparison_of(row, order)._replace(repeat=repeat)
         for repeat, rows_of in enumerate(rounds)
         for rows in rows_of.values()
         for row in rows
         for order in VERDICTS
-    ]
+    )
 
 
 def to_repeat(config: Config, rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
@@ -101,12 +109,18 @@ def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]
 
 def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     """For all pairs of systems the first one's rows, with the other's summary as the reference."""
+    return dict(each_pair(policies))
+
+
+def each_pair(policies: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, list[Row]]]:
+    """The pairs of `pair_rows`, each made when its turn comes."""
     by_post = {name: {row["id"]: row for row in rows} for name, rows in policies.items()}
-    return {
-        pair_name(a, b): [
-            {**row, "reference": other["summary"]}
-            for post, row in by_post[a].items()
-            if (other := by_post[b].get(post))
-        ]
-        for a, b in combinations(policies, 2)
-    }
+    for a, b in combinations(policies, 2):
+        yield (
+            pair_name(a, b),
+            [
+                {**row, "reference": other["summary"]}
+                for post, row in by_post[a].items()
+                if (other := by_post[b].get(post))
+            ],
+        )

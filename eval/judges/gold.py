@@ -6,7 +6,7 @@ at the limit. Scores are computed in float32. Not an LLM.
 Source: Gao et al. 2022 (2210.10760), where a gold reward model stands in for people.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby
@@ -196,7 +196,7 @@ class GoldJudge(Judge):
         """Finished parts of the scoring outlast the process in this folder."""
         self.keep = folder
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
         """Score every text, in batches of similar length. What was asked `beside` costs nothing."""
         self.score(
             {(pair.query, text) for pair in comparisons for text in (pair.first, pair.second)}

@@ -67,7 +67,7 @@ class LocalJudge(Judge):
         """Finished batches outlast the process in this folder."""
         self.keep = folder
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
         """Judge them all, in batches of texts of similar length, which pad the least.
 
         It costs nothing, so questions asked `beside` do not matter.

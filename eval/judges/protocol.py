@@ -103,7 +103,7 @@ class Judge:
         A judge that computes for long keeps its finished parts there.
         """
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
         """Called once, before the first `reply`, with all questions: to name a price, or to batch.
 
         `beside` was asked before and falls under the same cap on the cost.
@@ -166,7 +166,7 @@ def judge_all(
     judge: Judge,
     comparisons: Sequence[Comparison],
     concurrency: int,
-    beside: Sequence[Comparison] = (),
+    beside: Iterable[Comparison] = (),
 ) -> Generator[Reply, None, None]:
     """The replies to all comparisons, in their order, `concurrency` of them under way at once.
 

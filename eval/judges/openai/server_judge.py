@@ -6,8 +6,9 @@ question at once share its reply.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -61,7 +62,7 @@ class OpenAIJudge(Judge):
         note = f"LLM behind an OpenAI-compatible API, {temperature}, {effort}, replies {form}"
         return About(kind="openai", name=judge.label, is_llm=True, note=note)
 
-    def prepare(self, comparisons: Sequence[Comparison], beside: Sequence[Comparison] = ()) -> None:
+    def prepare(self, comparisons: Sequence[Comparison], beside: Iterable[Comparison] = ()) -> None:
         """Print what the missing replies will cost, before the first is asked for.
 
         What `beside` has cost counts towards judge.max_cost too. A server that nobody has asked
@@ -72,7 +73,7 @@ class OpenAIJudge(Judge):
             print("\n".join(folded(warning)), flush=True)
         self.chat.bill, self.unjudged = Bill(self.chat.bill.who), {}
         requests = {request.key: request for request in map(self.chat.request, comparisons)}
-        account = [*requests.values(), *map(self.chat.request, beside)]
+        account = chain(requests.values(), map(self.chat.request, beside))
         keys = {key for request in account for key in (request.key, *request.other_keys)}
         self.chat.budget.spent = self.cache.spent(keys)
         budgets = [(request, self.next_budget(request)) for request in requests.values()]
