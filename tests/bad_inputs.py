@@ -356,7 +356,7 @@ OUTPUTS: list[tuple[str, bytes, str]] = [
     ("x.jsonl", lines(GIVEN | {"summary": 3}), "column summary is of type int"),
     ("x.jsonl", lines(GIVEN | {"post": " "}), "column post is empty"),
     ("x.jsonl", lines(GIVEN | {"summary": "\ud800"}), "half a character"),
-    ("x.jsonl", lines(GIVEN, GIVEN), "stands at"),
+    ("x.jsonl", lines(GIVEN, GIVEN | {"summary": "t"}), "stands at"),
     ("x.jsonl", lines(GIVEN, GIVEN | {"system": "b", "post": "q"}), "the post of id 1 differs"),
     ("x.csv", b'id,post\n1,"p\n', "not CSV"),
     ("x.csv", b"id,post\n1\n", "has not 2 cells"),
