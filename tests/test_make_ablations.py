@@ -16,13 +16,13 @@ from stages.settings.stages import SHARED_STAGES
 from tests.test_pipeline import EVALUATED, Recorder, finish, make, typed
 
 # These turn the paper's way back on where a preset starts PPO otherwise.
-TO_THE_PAPER = ("critic-reward-model", "critic-paper", "lambda-0.95")
+AS_IN_TINY = ("critic-reward-model", "critic-paper", "critic-updates", "lambda-0.95")
 
 
 @pytest.mark.parametrize(
     ("name", "preset"),
-    [(name, "smollm2") for name in TO_THE_PAPER]
-    + [(n, preset) for n in ABLATIONS if n not in TO_THE_PAPER for preset in ("tiny", "pythia-1b")],
+    [(name, "smollm2") for name in AS_IN_TINY]
+    + [(n, preset) for n in ABLATIONS if n not in AS_IN_TINY for preset in ("tiny", "pythia-1b")],
 )
 def test_every_ablation_is_valid_and_changes_what_it_names_alone(name, preset):
     there = (
@@ -84,10 +84,11 @@ def test_a_switch_that_changes_nothing_or_what_another_does_is_left_out(runs, ca
     ]
     # Where the critic learns first, all but the paper's own are runs of their own.
     own, lines = distinct_ablations(Request(), 1, list(ABLATIONS))
-    assert own == [name for name in ABLATIONS if name not in TO_THE_PAPER]
+    assert own == [name for name in ABLATIONS if name not in AS_IN_TINY]
     assert lines == [
         left_out.format("critic-reward-model", "the run itself"),
         left_out.format("critic-paper", "no-critic-updates"),
+        left_out.format("critic-updates", "the run itself"),
         left_out.format("lambda-0.95", "the run itself"),
     ]
     with pytest.raises(UserError, match="no-critic-updates is left out"):

@@ -281,6 +281,11 @@ ABLATIONS = {
         "ppo.critic_init=reward_model ppo.critic_updates=0 ppo.lam=0.95",
         "critic and lambda as in the paper (details 20 and 22)",
     ),
+    "critic-updates": Ablation(
+        "ppo.critic_init=reward_model ppo.critic_updates=16",
+        "critic from the reward model, which learns alone in 16 updates before the policy's "
+        "(detail 22)",
+    ),
     "critic-zero-alone": Ablation(
         "ppo.critic_init=zero ppo.critic_updates=0",
         "a head of zeros, and no updates of the critic before the policy's (detail 22)",
@@ -307,7 +312,7 @@ ABLATIONS = {
 }
 OF_CRITIC = """
     critic-sft critic-zero critic-reward-model no-critic-updates critic-paper critic-sft-alone
-    critic-zero-alone lambda-0.95 lambda-1
+    critic-zero-alone critic-updates lambda-0.95 lambda-1
 """
 GROUPS = {"critic": tuple(OF_CRITIC.split())}
 """Ablations that answer one question together, on a page of their own."""
