@@ -22,6 +22,7 @@ from tokenizers import models as tokenizer_models
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -91,7 +92,8 @@ def make_base(config: Config) -> None:
             **describe(run, rows, limits),
             **({"hub": from_hub} if from_hub else {}),
         }
-        for line in remarks(results, run.folder / "data" / SKIPPED_FILE):
+        lines = remarks(results, run.folder / "data" / SKIPPED_FILE)
+        for line in [*eos_remarks(tokenizer, model), *lines]:
             print(line, file=sys.stderr, flush=True)
         run.finish(results)
 
@@ -223,6 +225,22 @@ def remarks(results: dict[str, Any], listed: Path) -> list[str]:
     return [*lines, *([changed] if changed else [])]
 
 
+def eos_remarks(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> list[str]:
+    """A line where the checkpoint's own config ends texts with another token than its tokenizer.
+
+    Every stage takes the tokenizer's, so the model would have to learn an end that it never saw.
+    """
+    ends = model.config.get_text_config().eos_token_id
+    known = ends if isinstance(ends, list) else [ends]
+    if ends is None or tokenizer.eos_token_id in known:
+        return []
+    names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(known)))
+    return [
+        f"summaries end with the tokenizer's EOS {tokenizer.eos_token}, the checkpoint's config "
+        f"names {names}: if that is meant, set eos_token in tokenizer_config.json"
+    ]
+
+
 def make_tokenizer(config: Config, train: list[Located]) -> PreTrainedTokenizerBase:
     """The preset's tokenizer with [PAD] added."""
     if not config.base.tokenizer:
@@ -254,7 +272,7 @@ def _checkpoint(config: Config) -> Source:
     return model_source("base.checkpoint", checkpoint)
 
 
-def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> torch.nn.Module:
+def make_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The base checkpoint, or a GPT-NeoX with new weights drawn from the run's seed.
 
     Raises UserError if the tokenizer has ids that the model's embedding lacks.

@@ -107,6 +107,8 @@ def test_the_written_model_is_plain_and_speaks(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert getattr(model.config, "quantization_config", None) is None
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.eos_token_id == model.config.eos_token_id
     question = [{"role": "user", "content": "What is the capital of France?"}]
     inputs = tokenizer.apply_chat_template(
         question, add_generation_prompt=True, return_dict=True, return_tensors="pt"

@@ -56,9 +56,10 @@ def write_model(folder: Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     plain.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(
-        str(source), gguf_file=GGUF, trust_remote_code=False
-    ).save_pretrained(partial)
+    tokenizer = AutoTokenizer.from_pretrained(str(source), gguf_file=GGUF, trust_remote_code=False)
+    # transformers 5.17 takes <|im_start|> for it, with which the model begins a turn.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(loaded.config.eos_token_id)
+    tokenizer.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder
