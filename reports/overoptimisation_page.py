@@ -128,17 +128,17 @@ def answer(curves: Sequence[Law]) -> str:
 
 
 def turned(curves: Sequence[Law]) -> str:
-    """In how many runs the gold score at the largest KL is below its start, and the proxy's above;
-    empty where points lack it.
+    """In how many seeds the gold score ends below its start and the proxy's above, and from which
+    KL on; empty where points lack it.
     """
-    gold = [x for curve in curves for x in curve.gained(lambda point: point.gold)]
-    proxy = [x for curve in curves for x in curve.gained(lambda point: point.proxy)]
-    if not gold or len(gold) != len(proxy):
+    known = sum(len(x.gained(lambda point: point.proxy)) for x in curves)
+    if not known or known != sum(len(curve.fits) for curve in curves):
         return ""
-    both = sum(lost < 0 < won for lost, won in zip(gold, proxy, strict=True))
-    return (
-        f"In {both} of {len(gold)} runs the gold score falls below its start, the proxy's rises. "
-    )
+    found = [place for curve in curves for place in curve.over_optimised.items()]
+    counted = f"In {len(found)} of {known} {'seeds' if len(curves) == 1 else 'curves'}"
+    where = " and ".join(f"{kl:.2g} nats ({seed})" for seed, kl in found)
+    since = f"; from KL {where} on none is above it" if 0 < len(found) <= 3 >= known else ""
+    return f"{counted} the gold score falls below its start, the proxy's rises{since}. "
 
 
 def _at(some: Sequence[Law], curves: Sequence[Law]) -> str:

@@ -39,6 +39,24 @@ def test_runs_with_a_penalty_give_the_policy_at_their_end_and_sft_once(runs, no_
     assert "seeds" in (runs / "reports/overoptimisation-a-b-c-d.md").read_text()
 
 
+def test_a_rival_of_ppo_is_a_point_of_its_own(runs):
+    run_of("a", 1, 3000, kl=4.0)
+    (record,) = find_runs("a")[0]
+    record.folders["rloo"] = record.folders["ppo"]
+    record.manifests["rloo"] = record.manifests["ppo"]
+    record._results["rloo"] = record.results("ppo") | {"objective/kl": 9.0}
+    judged = record.results("win_rate")
+    judged["scores"]["gold"]["rloo"] = {"estimate": 2.5}
+    for stage in ("win_rate", "summaries"):
+        policies = record.results(stage)["policies"]
+        policies["rloo"] = policies["ppo"]
+    points = points_of_runs([record])
+    assert [(x.kl, x.gold) for x in points] == [(0.0, 3.0), (4.0, points[1].gold), (9.0, 2.5)]
+    del judged["scores"]["gold"]["rloo"]
+    with pytest.raises(UserError, match="a seed 1: rloo has no gold score"):
+        points_of_runs([record])
+
+
 def test_strengths_of_other_sizes_are_named_by_them(runs):
     run_of("a", 1, 3000)
     run_of("b", 1, 3000, size=2_900_000)

@@ -173,6 +173,22 @@ class Law:
         ]
 
     @property
+    def over_optimised(self) -> dict[str, float]:
+        """Seeds whose gold score ends below its start and whose proxy's ends above: the KL in nats
+        from which on no point's gold score is above the start.
+        """
+        places = {}
+        for seed in self.fits:
+            own = sorted(of(self.points, seed=seed), key=lambda point: point.kl)
+            gold, proxy = (_gained(own, score) for score in (_of_gold, lambda x: x.proxy))
+            if gold is None or proxy is None or not gold < 0 < proxy:
+                continue
+            start = float(np.mean([point.gold for point in own if point.kl == 0]))
+            above = [place for place, x in enumerate(own) if x.kl == 0 or x.gold > start]
+            places[seed] = own[above[-1] + 1].kl
+        return places
+
+    @property
     def reaches_beyond(self) -> bool:
         """Whether a peak is shown and points lie beyond it: elsewhere little is tested."""
         return self.peak is not None and self.reach > self.peak.mean
@@ -182,6 +198,10 @@ class Law:
         """The gold score at the peak less that at KL 0; None where no peak is shown."""
         tops = [fit.top for fit in self.fits.values() if fit.top is not None]
         return over_seeds(tops) if self.shows_peak else None
+
+
+def _of_gold(point: KlPoint) -> float:
+    return point.gold
 
 
 def _gained(points: Sequence[KlPoint], score: Callable[[KlPoint], float | None]) -> float | None:

@@ -1,9 +1,10 @@
 """Points of KL and gold score: from a file of anybody's, or from finished runs.
 
-A run with a KL penalty gives the policy that it ends with: the gold score of its held-out
-summaries, beside the KL of its last updates. One without (`kl_coef=0`), in the built-in world,
-gives its training curve: stretches of consecutive updates, whose sampled texts the world's rule
-scores. So one run goes from KL 0 far beyond the peak. One seed takes runs of one kind only.
+A run with a KL penalty gives the policies that it ends with, PPO's and its rivals': the gold score
+of their held-out summaries, beside the KL of the last updates. One without (`kl_coef=0`), in the
+built-in world, gives its training curve: stretches of consecutive updates, whose sampled texts the
+world's rule scores. So one run goes from KL 0 far beyond the peak. One seed takes runs of one kind
+only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ def as_cells(point: KlPoint) -> list[str]:
 # -- from runs -------------------------------------------------------------------------------------
 
 RUNS = (
-    "Runs with a KL penalty: SFT and the policy at the end of training. Scores are of held-out"
+    "Runs with a KL penalty: SFT and the policies at the end of training. Scores are of held-out"
     " posts; the KL is training's, of its last updates and its own posts. Accuracy is how often"
     " the proxy and the judge agree whether a summary beats its reference. Runs"
     " without one: stretches of training, with the gold score of the texts sampled there by the"
@@ -166,7 +167,7 @@ def temperature_notes(records: Sequence[Record]) -> list[str]:
 
 
 def ends_of(record: Record, strength: str) -> list[KlPoint]:
-    """SFT and the run's policy. Raises UserError without their gold score.
+    """SFT and what PPO, RLOO and Dr.GRPO end with. Raises UserError without their gold score.
 
     Gold and proxy score are of the held-out summaries, KL is that of the last updates: of training
     posts, at the temperature of training. The accuracy is how often proxy and judge agree whether
@@ -175,7 +176,7 @@ def ends_of(record: Record, strength: str) -> list[KlPoint]:
     row = numbers_of(record)
     gold = record.results("win_rate").get("scores", {}).get("gold", {})
     points = []
-    for policy in ("sft", record.policy):
+    for policy in ("sft", *record.gradient_stages):
         if not gold.get(policy):
             raise UserError(
                 f"{record.name} seed {record.seed}: {policy} has no gold score: judge it with"
