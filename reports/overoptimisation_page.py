@@ -134,10 +134,10 @@ def turned(curves: Sequence[Law]) -> str:
     known = sum(len(x.gained(lambda point: point.proxy)) for x in curves)
     if not known or known != sum(len(curve.fits) for curve in curves):
         return ""
-    found = [place for curve in curves for place in curve.over_optimised.items()]
-    counted = f"In {len(found)} of {known} {'seeds' if len(curves) == 1 else 'curves'}"
-    where = " and ".join(f"{kl:.2g} nats ({seed})" for seed, kl in found)
-    since = f"; from KL {where} on none is above it" if 0 < len(found) <= 3 >= known else ""
+    fallen = [place for curve in curves for place in curve.over_optimised.items()]
+    counted = f"In {len(fallen)} of {known} {'seeds' if len(curves) == 1 else 'curves'}"
+    where = " and ".join(f"{kl:.2g} nats ({seed})" for seed, kl in fallen)
+    since = f"; from KL {where} on none is above it" if 0 < len(fallen) <= 3 >= known else ""
     return f"{counted} the gold score falls below its start, the proxy's rises{since}. "
 
 

@@ -17,6 +17,7 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -255,3 +256,20 @@ def test_a_family_without_such_a_head_is_refused_by_name(
         base.main(arguments(folder, "ctrl"))
     assert "is a ctrl, a family without a token-classification head" in capsys.readouterr().err
     assert not Path("runs/ctrl").exists()
+
+
+def test_a_checkpoint_that_ends_texts_with_another_token_is_named(tokenizer_folder):
+    """As SmolLM2 from its GGUF with transformers 5.17, whose EOS began a turn."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    eos = tokenizer.eos_token_id
+    (other,) = tokenizer.convert_ids_to_tokens([eos + 1])
+
+    def remarks(ends: int | list[int] | None) -> list[str]:
+        shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        config = GPTNeoXConfig(vocab_size=len(tokenizer), eos_token_id=ends, **shape)
+        return base.eos_remarks(tokenizer, GPTNeoXForCausalLM(config))
+
+    assert remarks(eos) == remarks([eos + 1, eos]) == remarks(None) == []
+    (line,) = remarks(eos + 1)
+    assert f"EOS {tokenizer.eos_token}," in line
+    assert f"names {other}:" in line

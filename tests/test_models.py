@@ -15,7 +15,6 @@ from transformers import (
     GPTNeoXForCausalLM,
 )
 
-from stages.base import eos_remarks
 from stages.functional import truncate_after
 from stages.learning.models import (
     load_policy,
@@ -385,23 +384,6 @@ def test_a_vocabulary_that_has_a_pad_of_that_name_gets_another(tokenizer_folder,
     found = load_tokenizer(tmp_path)
     assert found.pad_token == "[PAD][PAD]"
     assert found.pad_token_id == theirs + 2
-
-
-def test_a_checkpoint_that_ends_texts_with_another_token_is_named(tokenizer_folder):
-    """As SmolLM2 from its GGUF with transformers 5.17, whose EOS began a turn."""
-    tokenizer = load_tokenizer(tokenizer_folder)
-    eos = tokenizer.eos_token_id
-    (other,) = tokenizer.convert_ids_to_tokens([eos + 1])
-
-    def remarks(ends: int | list[int] | None) -> list[str]:
-        shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-        config = GPTNeoXConfig(vocab_size=len(tokenizer), eos_token_id=ends, **shape)
-        return eos_remarks(tokenizer, GPTNeoXForCausalLM(config))
-
-    assert remarks(eos) == remarks([eos + 1, eos]) == remarks(None) == []
-    (line,) = remarks(eos + 1)
-    assert f"EOS {tokenizer.eos_token}," in line
-    assert f"names {other}:" in line
 
 
 def test_a_tokenizer_without_eos_is_refused(tokenizer_folder, tmp_path):

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 from reports.parts.style import MEASURES, fragments, measures, novel, repeated, style_of
+from stages.learning.models import load_tokenizer
 from stages.posts.text_metrics import words_of
-from stages.rl.metrics import describe_texts, summarize
+from stages.rl.metrics import describe_special, describe_texts, summarize
 from stages.settings.prompt import format_post
 
 POST = {
@@ -85,7 +87,10 @@ def test_the_mean_of_copied_titles_is_over_the_posts_that_show_one():
 
 def test_training_says_nothing_of_copied_titles_where_no_prompt_shows_one():
     """It was 0 %, also on the curve."""
-    tokenizer: Any = SimpleNamespace(batch_decode=lambda texts, skip_special_tokens: texts)
+    decode = {"batch_decode": lambda texts, skip_special_tokens: texts}
+    tokenizer: Any = SimpleNamespace(
+        eos_token_id=0, pad_token_id=1, added_tokens_decoder={}, **decode
+    )
     learner: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
     key, logged = "text/copied_title_words", []
     for queries in (["one two"], ["one two", QUERY]):
@@ -97,6 +102,21 @@ def test_training_says_nothing_of_copied_titles_where_no_prompt_shows_one():
     settings: Any = SimpleNamespace(batch_size=1)
     assert key not in summarize(history[:1], settings)
     assert summarize(history, settings)[key] == pytest.approx(1 / 2)
+
+
+def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
+    """A policy ended all with <|im_end|> and then its EOS: score up, gold score down."""
+    tokenizer = load_tokenizer(tokenizer_folder)
+    learner: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    responses = torch.tensor([[5, 6, eos], [5, eos, pad], [5, 6, 7]])
+    rollout: Any = SimpleNamespace(responses=responses)
+    assert describe_special(learner, rollout, tokenizer) == {}  # it has no others
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    assert describe_special(learner, rollout, tokenizer) == {"text/special_tokens": 0.0}
+    responses[0, 1] = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    shown = describe_special(learner, rollout, tokenizer)
+    assert shown == {"text/special_tokens": pytest.approx(1 / 3)}
 
 
 def of_the_paper(article, summary):

@@ -278,16 +278,21 @@ def _policy_row(record: Record, policy: str) -> Row:
         **{key: written[key] for key in WRITTEN},
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
+        "special_tokens": at_end(record, policy, "text/special_tokens"),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
     }
 
 
+def at_end(record: Record, policy: str, key: str) -> float | None:
+    """What a policy-gradient stage logged in its last updates, if it did."""
+    return record.results(policy).get(key) if policy in record.gradient_stages else None
+
+
 def distance(record: Record, policy: str) -> float | None:
     """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
-    if policy in record.gradient_stages:
-        kl: float = record.results(policy)["objective/kl"]
-        return kl
-    return 0.0 if policy == "sft" and policy in record.manifests else None
+    if policy == "sft" and policy in record.manifests:
+        return 0.0
+    return at_end(record, policy, "objective/kl")
 
 
 def below_penalty(record: Record, policy: str) -> float | None:
@@ -340,10 +345,8 @@ def differing_settings(records: list[Record], free: tuple[str, ...]) -> dict[str
         having = [record.settings[section] for record in records if section in record.settings]
         for key in dict.fromkeys(key for values in having for key in values):
             name = f"{section}.{key}"
-            if section in free or name in free:
-                continue
             values_shown = {shown(name, values.get(key)) for values in having}
-            if len(values_shown) > 1:
+            if not {section, name} & set(free) and len(values_shown) > 1:
                 different[name] = sorted(values_shown)
     return different
 

@@ -26,6 +26,7 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
+MANY_SPECIAL = 0.05  # of a policy's samples
 NO_GUESS = 0.5  # what a coin would get
 NO_LLM = "Not an LLM"  # in bold, once a page
 COUNTS = ("wins", "ties", "losses")
@@ -342,6 +343,13 @@ def _signs(row: Row) -> list[str]:
             f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
             " its reward."
         )
+    for learned in row["policies"]:
+        special = row.get(f"{learned}/special_tokens") or 0.0
+        if special > MANY_SPECIAL:
+            signs.append(
+                f"{percent(special)} of {named(learned)}'s last samples hold special tokens beside"
+                " the EOS: the reward model scores them, and no summary shows them to the judge."
+            )
     if row[f"{policy}/eos_rate"] < 0.9:
         signs.append(
             f"Only {percent(row[f'{policy}/eos_rate'])} of {named(policy)}'s summaries end by"

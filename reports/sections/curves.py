@@ -24,6 +24,7 @@ SHARES = {
     "text/copied_title_words",
     "text/distinct_1",
     "text/distinct_2",
+    "text/special_tokens",
 }
 Panels = dict[str, tuple[str, ...]]
 """Title of a panel -> the keys of metrics.jsonl that are drawn in it."""
@@ -48,6 +49,7 @@ GRADIENT_GROUPS: dict[str, tuple[str, Panels]] = {
             "Title words copied": ("text/copied_title_words",),
             "Different words and pairs of words": ("text/distinct_1", "text/distinct_2"),
             "Entropy, nats per summary": ("objective/entropy",),
+            "Hold special tokens beside EOS": ("text/special_tokens",),
         },
     ),
     "-policy": (

@@ -109,7 +109,26 @@ def describe_texts(
         **({} if copied is None else {"text/copied_title_words": copied}),
         "text/distinct_1": distinct(texts, 1),
         "text/distinct_2": distinct(texts, 2),
+        **describe_special(learner, rollout, tokenizer),
     }
+
+
+def describe_special(
+    learner: PolicyLearner, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """The share of responses that hold a special token beside the EOS, `text/special_tokens`.
+
+    The reward model reads such tokens, and no summary shows them: a policy that raises its score
+    with them alone learns nothing that a judge sees. Nothing is said where there are no others.
+    Source: a diagnostic of our own, not in Huang et al. 2024.
+    """
+    known = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    added = tokenizer.added_tokens_decoder.items()
+    others = [token for token, added_token in added if added_token.special and token not in known]
+    if not others:
+        return {}
+    special = torch.isin(rollout.responses, rollout.responses.new_tensor(others)).any(dim=1)
+    return {"text/special_tokens": learner.accelerator.gather(special.float()).mean().item()}
 
 
 def samples(
@@ -170,7 +189,7 @@ def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> di
     """The stage's results: means over the last updates, of what they logged."""
     last = history[-max(1, round(FINAL_SHARE * len(history))) :]
     keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
-    keys += " text/copied_title_words text/distinct_2"
+    keys += " text/copied_title_words text/distinct_2 text/special_tokens"
     logged = {key: [row[key] for row in last if key in row] for key in keys.split()}
     means = {key: sum(values) / len(values) for key, values in logged.items() if values}
     return means | {"updates": len(history), "episodes": len(history) * settings.batch_size}
