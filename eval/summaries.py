@@ -23,7 +23,7 @@ from stages.learning.models import load_policy, load_reward_model, load_tokenize
 from stages.learning.passes import response_logprobs, summary_scores
 from stages.learning.sampling import Sampling, respond, respond_often
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
-from stages.posts.text_metrics import text_measures
+from stages.posts.text_metrics import text_measures, unshown_tokens
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError
 from stages.settings.sections import BEST_OF
@@ -259,6 +259,7 @@ def make_rows(
     """One row per post for `<name>.jsonl`; texts without special tokens and outer spaces."""
     each = (texts[name], scores[name], texts["reference"], scores["reference"])
     columns = zip(posts.rows, *each, strict=True)
+    unshown = set(unshown_tokens(tokenizer))
     return [
         {
             "id": row["id"],
@@ -268,6 +269,7 @@ def make_rows(
             "tokens": len(response),
             "reference_tokens": len(reference),
             "has_eos": tokenizer.eos_token_id in response,
+            "special_tokens": sum(token in unshown for token in response),
             "score": score,
             "reference_score": reference_score,
         }
@@ -279,8 +281,8 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Means over all posts; the share of distinct n-grams is that of all summaries together.
 
     ROUGE as fractions, tokens with EOS, scores in reward units, the log-ratio to SFT in nats (`kl`;
-    sampled at eval.temperature, of best-of-n the bound of its KL), and the share of the title's
-    words that a summary repeats.
+    sampled at eval.temperature, of best-of-n the bound of its KL), the share of summaries with
+    special tokens beside the EOS, and the share of the title's words that a summary repeats.
     """
     means: dict[str, float | None] = {"tokens": sum(row["tokens"] for row in rows) / len(rows)}
     # A released policy comes without SFT, and maybe without a reward model.
@@ -288,6 +290,7 @@ def describe(rows: list[dict[str, Any]]) -> dict[str, float | None]:
         known = [row[key] for row in rows if row[key] is not None]
         means[key] = sum(known) / len(known) if known else None
     means["eos_rate"] = sum(row["has_eos"] for row in rows) / len(rows)
+    means["special_tokens"] = sum(row["special_tokens"] > 0 for row in rows) / len(rows)
     return means | text_measures(rows)
 
 

@@ -185,10 +185,6 @@ def test_a_stage_from_an_earlier_one_is_refused(places, capsys):
         ({"first": 0.584}, "picks the text shown first in 58.4% [55.4, 61.4]"),
         ({"accuracy": 0.51}, "The reward model is not shown to be better than chance"),
         ({"sft": 0.1, "ppo": 0.3}, "does NOT reach the references"),
-        (
-            {"found": {"text/special_tokens": 0.4}},
-            "40.0% of PPO's last samples hold special tokens beside the EOS",
-        ),
     ],
 )
 def test_numbers_that_disappoint_are_said_plainly(places, changes, said):

@@ -8,6 +8,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from eval.summaries import describe, make_rows
+from reports.parts.sentences import unshown
 from reports.parts.style import MEASURES, fragments, measures, novel, repeated, style_of
 from stages.learning.models import load_tokenizer
 from stages.posts.text_metrics import words_of
@@ -117,6 +119,15 @@ def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
     responses[0, 1] = tokenizer.convert_tokens_to_ids("<|im_end|>")
     shown = describe_special(learner, rollout, tokenizer)
     assert shown == {"text/special_tokens": pytest.approx(1 / 3)}
+    # The same of held-out summaries, and of 0.33 the page warns.
+    posts: Any = SimpleNamespace(rows=[{"id": 1, "query": QUERY, "reference": "cat"}] * 3)
+    texts = {"ppo": responses.tolist(), "reference": [[5]] * 3}
+    rows = make_rows(posts, texts, dict.fromkeys(texts, [0.0] * 3), "ppo", tokenizer)
+    assert [row["special_tokens"] for row in rows] == [1, 0, 0]
+    assert "im_end" not in rows[0]["summary"]
+    share = describe([row | {"kl": 0.0} for row in rows])["special_tokens"]
+    (line,) = unshown({"policies": ["sft", "ppo"], "ppo/special_tokens": share})
+    assert line.startswith("33.3% of PPO's summaries hold special tokens beside the EOS")
 
 
 def of_the_paper(article, summary):

@@ -278,21 +278,19 @@ def _policy_row(record: Record, policy: str) -> Row:
         **{key: written[key] for key in WRITTEN},
         "kl": distance(record, policy),
         "below_penalty": below_penalty(record, policy),
-        "special_tokens": at_end(record, policy, "text/special_tokens"),
+        "special_tokens": written.get("special_tokens"),
         **{f"rm_agrees{end}": value for end, value in _rm_agrees(record, policy).items()},
     }
-
-
-def at_end(record: Record, policy: str, key: str) -> float | None:
-    """What a policy-gradient stage logged in its last updates, if it did."""
-    return record.results(policy).get(key) if policy in record.gradient_stages else None
 
 
 def distance(record: Record, policy: str) -> float | None:
     """KL of a policy from SFT while it learned, nats a summary; None where it was not measured."""
     if policy == "sft" and policy in record.manifests:
         return 0.0
-    return at_end(record, policy, "objective/kl")
+    kl: float | None = None
+    if policy in record.gradient_stages:
+        kl = record.results(policy)["objective/kl"]
+    return kl
 
 
 def below_penalty(record: Record, policy: str) -> float | None:

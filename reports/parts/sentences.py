@@ -26,7 +26,7 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
-MANY_SPECIAL = 0.05  # of a policy's samples
+MANY_SPECIAL = 0.05  # of a policy's summaries
 NO_GUESS = 0.5  # what a coin would get
 NO_LLM = "Not an LLM"  # in bold, once a page
 COUNTS = ("wins", "ties", "losses")
@@ -139,7 +139,8 @@ def what_was_trained(row: Row) -> str:
 
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
-    notes = [judge_flags(row), judge_note(row), _pretraining_note(row), *unjudged(row)]
+    notes = [judge_flags(row), judge_note(row), _pretraining_note(row)]
+    notes += [*unjudged(row), *unshown(row)]
     notes += [*notes_of_systems(_systems(row)), _sft_note(row), *critic_notes([row])]
     notes += _signs(row)
     return [note for note in notes if note]
@@ -147,7 +148,7 @@ def caveats(row: Row) -> list[str]:
 
 def judged_caveats(row: Row) -> list[str]:
     """Those of them that are about the judge and its verdicts, not about training."""
-    notes = [judge_flags(row), judge_note(row), *unjudged(row)]
+    notes = [judge_flags(row), judge_note(row), *unjudged(row), *unshown(row)]
     return [note for note in [*notes, *notes_of_systems(_systems(row))] if note]
 
 
@@ -264,6 +265,17 @@ def unjudged(row: Row) -> list[str]:
     ]
 
 
+def unshown(row: Row) -> list[str]:
+    """A line for each policy that writes special tokens beside the EOS."""
+    shares = {policy: row.get(f"{policy}/special_tokens") or 0.0 for policy in row["policies"]}
+    return [
+        f"{percent(share)} of {named(policy, row['policies'])}'s summaries hold special tokens"
+        " beside the EOS: the reward model scores them, and the judge does not see them."
+        for policy, share in shares.items()
+        if share > MANY_SPECIAL
+    ]
+
+
 def _systems(row: Row) -> dict[str, Row]:
     """Each policy's lower bound and statistics, by the name that pages write."""
     return {
@@ -343,13 +355,6 @@ def _signs(row: Row) -> list[str]:
             f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
             " its reward."
         )
-    for learned in row["policies"]:
-        special = row.get(f"{learned}/special_tokens") or 0.0
-        if special > MANY_SPECIAL:
-            signs.append(
-                f"{percent(special)} of {named(learned)}'s last samples hold special tokens beside"
-                " the EOS: the reward model scores them, and no summary shows them to the judge."
-            )
     if row[f"{policy}/eos_rate"] < 0.9:
         signs.append(
             f"Only {percent(row[f'{policy}/eos_rate'])} of {named(policy)}'s summaries end by"

@@ -59,6 +59,16 @@ def distinct(texts: Sequence[str], n: int) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def unshown_tokens(tokenizer: Any) -> list[int]:
+    """The special tokens beside EOS and [PAD]: no summary shows them, a reward model reads them.
+
+    A policy that raises its score with them alone learns nothing that a judge sees.
+    """
+    known = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    added = tokenizer.added_tokens_decoder.items()
+    return [number for number, token in added if token.special and number not in known]
+
+
 def words_of(text: str) -> list[str]:
     """The words of a text, in lower case."""
     return WORD.findall(text.lower())

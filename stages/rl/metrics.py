@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stages import functional
 from stages.learning.batches import gather_rows, global_sum
-from stages.posts.text_metrics import distinct, mean_copied
+from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
 from stages.settings.ppo import PolicyGradient
@@ -118,13 +118,10 @@ def describe_special(
 ) -> dict[str, float]:
     """The share of responses that hold a special token beside the EOS, `text/special_tokens`.
 
-    The reward model reads such tokens, and no summary shows them: a policy that raises its score
-    with them alone learns nothing that a judge sees. Nothing is said where there are no others.
+    Nothing is said where there are no others (`unshown_tokens`).
     Source: a diagnostic of our own, not in Huang et al. 2024.
     """
-    known = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-    added = tokenizer.added_tokens_decoder.items()
-    others = [token for token, added_token in added if added_token.special and token not in known]
+    others = unshown_tokens(tokenizer)
     if not others:
         return {}
     special = torch.isin(rollout.responses, rollout.responses.new_tensor(others)).any(dim=1)
@@ -189,7 +186,7 @@ def summarize(history: Sequence[dict[str, Any]], settings: PolicyGradient) -> di
     """The stage's results: means over the last updates, of what they logged."""
     last = history[-max(1, round(FINAL_SHARE * len(history))) :]
     keys = "objective/kl objective/kl_k1 objective/scores policy/eos_rate policy/response_length"
-    keys += " text/copied_title_words text/distinct_2 text/special_tokens"
+    keys += " text/copied_title_words text/distinct_2"
     logged = {key: [row[key] for row in last if key in row] for key in keys.split()}
     means = {key: sum(values) / len(values) for key, values in logged.items() if values}
     return means | {"updates": len(history), "episodes": len(history) * settings.batch_size}
