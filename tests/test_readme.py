@@ -200,7 +200,7 @@ def test_every_preset_and_every_switch_is_told():
 
 def test_the_front_door_says_who_judges_and_what_was_not_run():
     assert "NOT an LLM" in FRONT
-    assert "We have not run the Pythia presets: we had no GPU." in FRONT
+    assert "We have not run the Pythia presets: we had a GPU for 15 minutes." in FRONT
     assert re.search(r"^<!-- results -->\n.*^<!-- /results -->$", FRONT, re.M | re.S)
 
 
