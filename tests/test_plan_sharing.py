@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from reports.needs.memory import saved_activations
 from reports.needs.parts import part_bytes
 from reports.needs.plan import lines_of, parse
+from reports.needs.work import work_of
 from stages.settings.config import UserError
 from tests.test_plan import setting
 
@@ -29,6 +31,23 @@ def test_cards_that_share_the_weights_hold_their_part_and_what_is_whole_for_a_mo
     assert held.copies == pytest.approx(4 * policy + copies, rel=1e-9)
     # Stages that only measure are not sharded.
     assert part_bytes(eight)["summaries"].weights == 4 * (policy + scorer)
+
+
+def test_the_samples_of_a_query_are_counted_in_one_row_by_hand():
+    """The plan of SmolLM2's PPO was 2.2 times what an H200 held: a query counted with each sample.
+
+    Two queries of 512 tokens with four samples of 53; eight rows of 565 where a family cannot.
+    """
+    one = setting("pythia-1b", microbatch_size=8)
+    config = replace(one.config, ppo=replace(one.config.ppo, samples_per_query=4))
+    four = replace(one, config=config)
+    apart = part_bytes(replace(four, shape=replace(four.shape, family="other")))["ppo learn"]
+    alone, shared = (part_bytes(each)["ppo learn"].activations for each in (one, four))
+    assert alone == saved_activations(one, 8, 565) == apart.activations
+    assert shared == saved_activations(four, 2, 512 + 4 * 53)
+    tokens = {work.label: work.tokens for work in work_of(four) if work.stage == "ppo"}
+    episodes = four.config.ppo.num_updates * four.config.ppo.batch_size
+    assert tokens["learn critic"] == 4 * episodes * (four.lengths.query / 4 + 53)
 
 
 def test_one_card_shares_with_nobody():

@@ -93,6 +93,18 @@ def _pair_rows(setting: Setting, sequences: int) -> Batch:
     return sequences, lengths.longest_pair, lengths.longest_compared
 
 
+def _episode_rows(setting: Setting, size: int) -> Batch:
+    """Rows of a pass over `size` of PPO's episodes, their tokens, and the positions of responses.
+
+    A query stands once before its samples, which no pass parts.
+    """
+    lengths, group = setting.lengths, setting.config.ppo.samples_per_query
+    if setting.shape.family not in SHARING:
+        return size, lengths.longest_episode, lengths.longest_summary
+    responses = group * lengths.longest_summary
+    return max(1, size // group), lengths.longest_query + responses, responses
+
+
 def ppo_networks(setting: Setting) -> list[Network]:
     """Policy and critic, which learn; the reward model and, without LoRA, the reference policy."""
     shape, each = setting.shape, HALF if setting.config.memory.frozen_dtype == "bf16" else FULL
@@ -107,7 +119,7 @@ def _rollout(setting: Setting) -> Bytes:
     lengths, networks = setting.lengths, ppo_networks(setting)
     size = min(shares(setting)[1], share_of(setting.config.ppo.batch_size, setting))
     sampled = sampling(setting, networks, (size, lengths.longest_query, lengths.longest_summary))
-    batch = (size, lengths.longest_episode, lengths.longest_summary)
+    batch = _episode_rows(setting, size)
     per_logit = PLAIN_FORWARD if setting.half else LOSS_FORWARD
     measured = passing(setting, networks, batch, per_logit, together=True)
     critic = setting.half * networks[1].cast_bytes(recomputed=True)
@@ -116,10 +128,9 @@ def _rollout(setting: Setting) -> Bytes:
 
 
 def _ppo_learn(setting: Setting) -> Bytes:
-    ppo, lengths = setting.config.ppo, setting.lengths
+    ppo = setting.config.ppo
     minibatch = max(1, share_of(ppo.batch_size, setting) // ppo.num_minibatches)
-    size = min(shares(setting)[0], minibatch)
-    batch = (size, lengths.longest_episode, lengths.longest_summary)
+    batch = _episode_rows(setting, min(shares(setting)[0], minibatch))
     return training(setting, ppo_networks(setting), batch, per_logit=ENTROPY)
 
 

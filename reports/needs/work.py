@@ -107,9 +107,11 @@ def work_of(setting: Setting) -> list[Work]:
     """
     config, lengths, rows = setting.config, setting.lengths, setting.lengths.rows
     query, response, ppo = lengths.query, float(lengths.longest_summary), config.ppo
-    whole, episode = query + lengths.summary, query + response
-    # Mean tokens that a pass computes for one of the two summaries of a comparison.
-    compared = query / (2 if setting.shape.family in SHARING else 1) + lengths.compared
+    whole, shares_query = query + lengths.summary, setting.shape.family in SHARING
+    # Mean tokens that a pass computes for one of the two summaries of a comparison, and for one of
+    # the samples of a query.
+    compared = query / (2 if shares_query else 1) + lengths.compared
+    episode = query / (ppo.samples_per_query if shares_query else 1) + response
     learned = whole if config.sft.loss_on_query else lengths.summary
     held_out, pairs = rows["sft_validation"], 2 * rows["comparisons_validation"]
     looks = held_out * (config.sft.evaluations + MORE_EVALUATIONS)
