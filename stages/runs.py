@@ -112,6 +112,7 @@ class Run:
         self.inputs: dict[str, str] = {}
         self.outer: dict[str, str | None] = {}  # beside other stages, as they were at its begin
         self.code: dict[str, Any] = {}
+        self.version = ""  # of the code, when this process began: files may change while it runs
         self.mirrors: list[Mirror] = []
         """Where the stage is shown beside its folder; none unless `mirrored_by` says so."""
         self.finished = False
@@ -190,7 +191,7 @@ class Run:
             "upstream": self.config.upstream,
             "settings_hash": settings_hash(self.config, self.stage),
             "settings": settings_of(self.config, self.stage),
-            "code_version": code_version(),
+            "code_version": self.version,
             "code": self.code,
             "inputs": self.inputs | self.outer,
             "outputs": outputs,
@@ -288,6 +289,7 @@ def _prepare(run: Run) -> None:
         write_json(run.partial / "config.json", dataclasses.asdict(run.config))
         code, seconds = None, 0.0
     run.started -= seconds
+    run.version = code_version()
     run.code = code_record(row_of(run.stage, run.config.kind).module, code)
     write_json(run.partial / ATTEMPT, {**attempt, "code": run.code, "seconds": seconds})
 

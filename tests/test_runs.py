@@ -384,3 +384,12 @@ def test_a_changed_file_makes_the_code_dirty_and_a_generated_report_does_not(tmp
     assert code_version() == clean
     (tmp_path / "reports/page.py").write_text("2")
     assert code_version() == f"{clean}-dirty"
+
+
+def test_a_manifest_names_the_code_that_began_the_stage(runs, monkeypatch):
+    """An edit or a commit while a stage ran made it the new code's."""
+    monkeypatch.setattr("stages.runs.code_version", lambda: "begun")
+    with open_stage(TINY, "sft") as run:
+        monkeypatch.setattr("stages.runs.code_version", lambda: "edited")
+        run.finish({})
+    assert read_manifest(run.folder)["code_version"] == "begun"
