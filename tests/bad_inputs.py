@@ -72,7 +72,7 @@ SETTINGS: list[tuple[str, str]] = [
     ("--preset posts", "needs a folder of posts"),
     ("--preset outputs", "needs a file of summaries: add INPUT="),
     ("--seed -1", "seed must be at least 0"),
-    ("--set ppo.kl_coef=0.1", "an override needs a run name of its own"),
+    ("--set ppo.kl_coef=0.1", "ppo.kl_coef=0.1 needs a run name of its own"),
     ("--name a/b", "name must be the name of a folder"),
     ("--name ..", "name must be the name of a folder"),
     ("--name cache", "name must be the name of a folder"),

@@ -109,7 +109,7 @@ def test_a_missing_earlier_stage_names_the_make_command(folder, capsys):
         (["PRESET=nope"], "unknown preset 'nope'"),
         (["SET=ppo.klcoef=1", "NAME=x"], "unknown setting 'ppo.klcoef'"),
         (["SET=ppo.kl_coef=high", "NAME=x"], "ppo.kl_coef takes a value of type float"),
-        (["SET=ppo.kl_coef=0.1"], "an override needs a run name of its own"),
+        (["SET=ppo.kl_coef=0.1"], "ppo.kl_coef=0.1 needs a run name of its own"),
         (["PRESET=posts"], "needs a folder of posts"),
         (["PRESET=smollm2"], "needs a folder of posts"),
         (["PRESET=smollm2", "DATA=."], "is not there: run `make smollm`"),

@@ -181,9 +181,10 @@ def _name(request: Request, config: Config) -> str:
 def _check_name(request: Request, texts: Sequence[str]) -> None:
     named = not request.upstream or is_run_name(request.upstream)
     require(named, "upstream", MUST_BE_A_RUN_NAME)
-    renaming = [text for text in texts if text.split(".")[0] not in SAME_RUN]
-    if (renaming or request.upstream) and request.name in ("", *PRESETS):
-        raise UserError("an override needs a run name of its own: add --name (make: NAME=...)")
+    own = [text for text in texts if text.split(".")[0] not in SAME_RUN]
+    own += [f"upstream {request.upstream}"] if request.upstream else []
+    if own and request.name in ("", *PRESETS):
+        raise UserError(f"{own[0]} needs a run name of its own: add --name (make: NAME=...)")
     if request.name in PRESETS and request.name != request.preset:
         raise UserError(f"--name {request.name} is the folder of that preset: choose another")
 
