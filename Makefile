@@ -116,6 +116,25 @@ $(call no_use,SET UPSTREAM,summarize $(SHOW_RUNS),runs have the settings that th
 $(call no_use,PRESET,$(SHOW_RUNS),name the runs)
 $(call no_use,GPUS NODES ENGINE,$(filter-out pipeline plan rehearse slurm,$(OWN)),it is one process)
 $(call not_for,REPLACE,slurm,a job may begin several times: take another NAME)
+# Of goals that make no run, what they read.
+reads.scaling := NAMES JUDGE
+reads.compare := RUNS JUDGE
+reads.overoptimisation := RUNS INPUT JUDGE
+reads.versus := A B JUDGE SET MAX_COST
+reads.summarize := NAME PRESET SEED POLICY POST FILE ID TEMPERATURE INTERACTIVE
+reads.power := DIFFERENCE NAME PRESET SEED JUDGE SET
+reads.judges := NAME
+reads.annotate := A B DATA PAIRS SEED
+reads.annotated := DATA
+reads.publish := NAME JUDGE PAGES
+reads.push := HUB PUBLIC NAME PRESET SEED JUDGE
+reads.bench := SHAPES RUNS SET CHECK
+reads.status := NAME
+$(foreach goal,check test walks chaos fuzz simulations install smollm judge-server,$(eval reads.$(goal) :=))
+UNLISTED := $(strip $(foreach goal,$(or $(MAKECMDGOALS),help),$(if $(filter undefined,$(origin reads.$(goal))),$(goal))))
+READ := PYTHON VENV SHELL $(foreach goal,$(MAKECMDGOALS),$(reads.$(goal)))
+$(if $(UNLISTED),,$(foreach name,$(filter-out $(READ),$(GIVEN)),$(if $(call given,$(name)),$(error \
+	$(MAKECMDGOALS) takes no $(name): it reads $(or $(filter-out PYTHON SHELL,$(READ)),nothing)))))
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )

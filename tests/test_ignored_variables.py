@@ -46,6 +46,13 @@ REFUSED = [
     ("planted ENGINE=fsdp2", "planted takes no ENGINE: it is one process."),
     ("compare NODES=2", "compare takes no NODES: it is one process."),
     ("GPUS=2", "help takes no GPUS: it is one process."),
+    ("scaling NAME=foo", "scaling takes no NAME: it reads VENV NAMES JUDGE."),
+    ("versus A=a B=b REPLACE=1", "versus takes no REPLACE: it reads VENV A B JUDGE SET MAX_COST."),
+    ("status SEED=3", "status takes no SEED: it reads VENV NAME."),
+    ("publish NAME=x SEED=3", "publish takes no SEED: it reads VENV NAME JUDGE PAGES."),
+    ("judges MAX_COST=1", "judges takes no MAX_COST: it reads VENV NAME."),
+    ("compare RUNS=a NAME=x", "compare takes no NAME: it reads VENV RUNS JUDGE."),
+    ("check test NAME=x", "check test takes no NAME: it reads VENV."),
     ("slurm LAUNCH=torchrun", "slurm takes no LAUNCH: give GPUS and NODES and ENGINE."),
     (
         "slurm REPLACE=1",
@@ -53,9 +60,10 @@ REFUSED = [
     ),
 ]
 
-REFUSABLE = """A B ABLATIONS CHECK DIFFERENCE DIRECT ENGINE ERRORS FILE GPU GPUS HUB ID
-    INTERACTIVE JOB JUDGES LAUNCH MFU NAMES NODES PAGES PAIRS PENALTIES POST PRESET PRESETS
-    PRICE_PER_HOUR PUBLIC REPLACE RUNS SEED SEEDS SET SHAPES TEMPERATURE UPSTREAM"""
+REFUSABLE = """A B ABLATIONS CHECK DATA DIFFERENCE DIRECT ENGINE ERRORS FILE GPU GPUS HUB ID INPUT
+    INTERACTIVE JOB JUDGE JUDGES LAUNCH MAX_COST MFU NAME NAMES NODES PAGES PAIRS PENALTIES POLICY
+    POST PRESET PRESETS PRICE_PER_HOUR PUBLIC REPLACE REWARD_MODEL RUNS SEED SEEDS SET SHAPES
+    TEMPERATURE TOKENIZER UPSTREAM"""
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSED)
@@ -89,7 +97,14 @@ def test_so_is_an_option_of_the_pipeline(words, line):
 
 
 @pytest.mark.parametrize(
-    "words", ["sft SEED=1 SEEDS=", "study SEEDS=1 PRESETS=tiny JOB=sft", "plan PRESETS=tiny SEED=1"]
+    "words",
+    [
+        "sft SEED=1 SEEDS=",
+        "study SEEDS=1 PRESETS=tiny JOB=sft",
+        "plan PRESETS=tiny SEED=1",
+        "status NAME=tiny SEED=",
+        "help NAME=x",
+    ],
 )
 def test_what_the_goal_reads_is_taken_and_so_is_what_is_empty(tmp_path, words):
     taken = typed(tmp_path, "-n", *words.split())
