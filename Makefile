@@ -134,7 +134,7 @@ $(foreach goal,check test walks chaos fuzz simulations install smollm judge-serv
 UNLISTED := $(strip $(foreach goal,$(or $(MAKECMDGOALS),help),$(if $(filter undefined,$(origin reads.$(goal))),$(goal))))
 READ := PYTHON VENV SHELL $(foreach goal,$(MAKECMDGOALS),$(reads.$(goal)))
 $(if $(UNLISTED),,$(foreach name,$(filter-out $(READ),$(GIVEN)),$(if $(call given,$(name)),$(error \
-	$(MAKECMDGOALS) takes no $(name): it reads $(or $(filter-out PYTHON SHELL,$(READ)),nothing)))))
+	$(MAKECMDGOALS) takes no $(name): it reads $(or $(filter-out PYTHON VENV SHELL,$(READ)),none)))))
 
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 BIN := $(if $(VENV),$(VENV)/bin/,$(PYTHON) -m )

@@ -229,6 +229,9 @@ def test_runs_whose_gold_score_fell_while_the_proxy_rose_are_counted():
     fell = "In 1 of 2 seeds the gold score falls below its start, the proxy's rises; from KL 3"
     assert turned(curves) == f"{fell} nats (1) on none is above it. "
     assert laws(curves).rows[0][-1].startswith("-1.25 [")
+    # A second policy at the largest KL, above the start: no KL lies beyond it.
+    beside = KlPoint(seed="1", kl=9, gold=7, proxy=0.9)
+    assert fit_curves([*points, beside])[0].over_optimised == {"1": 9}
     assert turned(fit_curves(curve(2.5, 0.6))) == ""  # no point at KL 0, no proxy
 
 

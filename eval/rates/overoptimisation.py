@@ -179,13 +179,13 @@ class Law:
         """
         places = {}
         for seed in self.fits:
-            own = sorted(of(self.points, seed=seed), key=lambda point: point.kl)
-            gold, proxy = (_gained(own, score) for score in (_of_gold, lambda x: x.proxy))
+            own = of(self.points, seed=seed)
+            gold, proxy = _gained(own, lambda x: x.gold), _gained(own, lambda x: x.proxy)
             if gold is None or proxy is None or not gold < 0 < proxy:
                 continue
-            start = float(np.mean([point.gold for point in own if point.kl == 0]))
-            above = [place for place, x in enumerate(own) if x.kl == 0 or x.gold > start]
-            places[seed] = own[above[-1] + 1].kl
+            start = float(np.mean([x.gold for x in own if x.kl == 0]))
+            above = max(x.kl for x in own if x.kl == 0 or x.gold > start)
+            places[seed] = min((x.kl for x in own if x.kl > above), default=above)
         return places
 
     @property
@@ -198,10 +198,6 @@ class Law:
         """The gold score at the peak less that at KL 0; None where no peak is shown."""
         tops = [fit.top for fit in self.fits.values() if fit.top is not None]
         return over_seeds(tops) if self.shows_peak else None
-
-
-def _of_gold(point: KlPoint) -> float:
-    return point.gold
 
 
 def _gained(points: Sequence[KlPoint], score: Callable[[KlPoint], float | None]) -> float | None:
