@@ -348,11 +348,15 @@ def kept(mib):
     del block
     return held() - before
 
-keep_freed_memory(2**17)
+keep_freed_memory(2**17, 2**17)
 assert kept(64) < 8
 make_accelerator(make_config("tiny"))
 assert kept(64) > 56
 assert kept(300) < 8
+blocks = [torch.ones(200 * 2**18) for _ in range(3)]
+before = int(open("/proc/self/statm").read().split()[1])
+del blocks
+assert before - int(open("/proc/self/statm").read().split()[1]) < 40 * 2**20 / 4096  # 600 are free
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

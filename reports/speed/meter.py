@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from stages.running.machine import KEPT_BLOCK, keep_freed_memory
+from stages.running.machine import keep_freed_memory
 
 T = TypeVar("T")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -31,7 +31,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
-        keep_freed_memory(AT_ONCE)
+        keep_freed_memory(AT_ONCE, AT_ONCE)
         warm_up(device)
         self.before = torch.cuda.memory_allocated(device) if self.on_gpu else _status("VmRSS")
 
@@ -40,7 +40,7 @@ class Meter:
 
         The process keeps freed memory, as a real run does: it is faster.
         """
-        keep_freed_memory(KEPT_BLOCK)
+        keep_freed_memory()
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif CLEAR.exists():
