@@ -335,13 +335,16 @@ def test_a_processor_is_called_as_the_system_calls_it(tmp_path):
 def test_a_stage_keeps_freed_blocks_and_the_largest_go_back():
     """Resident memory after a block is freed: gone at first, kept once a stage has begun."""
     code = """
+import ctypes
 import torch
 from stages.learning.loop import make_accelerator
 from stages.settings.command_line import make_config
 from stages.running.machine import keep_freed_memory
 
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
 def kept(mib):
-    held = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
     before = held()
     block = torch.ones(mib * 2**18)
     assert held() - before > 0.9 * mib
@@ -353,10 +356,15 @@ assert kept(64) < 8
 make_accelerator(make_config("tiny"))
 assert kept(64) > 56
 assert kept(300) < 8
-blocks = [torch.ones(200 * 2**18) for _ in range(3)]
-before = int(open("/proc/self/statm").read().split()[1])
-del blocks
-assert before - int(open("/proc/self/statm").read().split()[1]) < 40 * 2**20 / 4096  # 600 are free
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+before, blocks = held(), [libc.malloc(200 * 2**20) for _ in range(3)]
+for block in blocks:
+    libc.memset(block, 1, 200 * 2**20)
+for block in reversed(blocks):
+    libc.free(block)
+assert held() - before > 590  # together they are larger than what the heap gives back at its top
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
