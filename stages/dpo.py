@@ -63,7 +63,8 @@ def train_dpo(config: Config) -> None:
             )
             for name, split in splits.items()
         }
-        state = begin_supervised(run, accelerator, policy, len(splits["train"]))
+        together = preferences.posts_of(splits["train"]) if config.rm.by_post else ()
+        state = begin_supervised(run, accelerator, policy, len(splits["train"]), together)
         learn(state, splits["train"], references["train"])
         trained = keep_model(accelerator, state.learner.trained, tokenizer, run.partial / "model")
         results = {
@@ -147,9 +148,7 @@ def pair_logprobs(
 
     The sum is over the summary's tokens and its EOS; the query does not count.
     """
-    queries, summaries = preferences.pair_tokens(split, rows)
-    chosen, rejected = summary_logprobs(policy, queries, summaries, device).unbind(0)
-    return chosen, preferences.equal_for_equal_texts(summaries, chosen, rejected)
+    return preferences.of_pairs(split, rows, partial(summary_logprobs, policy, device=device))
 
 
 @torch.no_grad()

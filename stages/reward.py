@@ -22,11 +22,11 @@ from stages.learning.loop import make_accelerator
 from stages.learning.models import keep_model, load_tokenizer, new_reward_model
 from stages.learning.passes import summary_scores
 from stages.learning.preferences import (
-    equal_for_equal_texts,
     gap_rows,
+    of_pairs,
     over_pairs,
     pair_step,
-    pair_tokens,
+    posts_of,
     summarize_gaps,
     training_pairs,
 )
@@ -49,7 +49,8 @@ def train_reward_model(config: Config) -> None:
         reward_model = new_reward_model(sft / "model", generator, config.rm.dropout)
         if config.rm.read_at == BEFORE_EOS:
             read_scores_before(reward_model, tokenizer.eos_token_id)
-        state = begin_supervised(run, accelerator, reward_model, len(train))
+        together = posts_of(train) if config.rm.by_post else ()
+        state = begin_supervised(run, accelerator, reward_model, len(train), together)
         for update in state.remaining("rm"):
             rate, rows = state.set_rate(config.rm.learning_rate), state.order.batch(update)
             with saving_a_broken_batch(state, "sft", partial(batch_tensors, train, rows)):
@@ -84,9 +85,7 @@ def score_pairs(
     reward_model: nn.Module, split: TokenizedSplit, rows: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Scores of the chosen and the rejected summaries of some rows, each [rows], in one pass."""
-    queries, summaries = pair_tokens(split, rows)
-    chosen, rejected = summary_scores(reward_model, queries, summaries, device).unbind(0)
-    return chosen, equal_for_equal_texts(summaries, chosen, rejected)
+    return of_pairs(split, rows, partial(summary_scores, reward_model, device=device))
 
 
 @torch.no_grad()

@@ -68,8 +68,8 @@ def _rows(column: Ragged) -> list[Tensor]:
 
 def swapped(right: Callable[..., Any], *args: Any) -> Any:
     """What was rejected counts as chosen, in training and in the accuracy that is reported."""
-    queries, (chosen, rejected) = right(*args)
-    return queries, [rejected, chosen]
+    chosen, rejected = right(*args)
+    return rejected, chosen
 
 
 # -- where the score is read, and what it becomes --------------------------------------------------
@@ -215,7 +215,7 @@ class Planted:
 
 
 PLANTED = {
-    "swapped-pairs": Planted("rm", reward, "pair_tokens", swapped),
+    "swapped-pairs": Planted("rm", reward, "score_pairs", swapped),
     "sft-without-eos": Planted("sft", sft, "load_split", without_eos),
     "score-at-padding": Planted("ppo", rollout, "score_responses", at_last_column),
     "score-at-every-token": Planted("ppo", functional, "shape_rewards", at_every_token),

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
 from stages.learning.passes import counted_tokens, summed_loss
-from stages.learning.preferences import gap_rows, summarize_gaps
-from stages.posts.ragged import TokenizedSplit
+from stages.learning.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.posts.tokens import Limits, tokenize_comparisons, tokenize_posts
 from stages.reward import score_pairs, take_step
 from stages.settings.command_line import make_config
@@ -99,6 +99,38 @@ def test_a_step_of_the_reward_model_raises_what_people_chose_above_what_they_did
     assert stats["loss/train"] == pytest.approx(sum(one.item() for one in losses) / len(losses))
     for found, expected in zip(ours.parameters(), by_hand.parameters(), strict=True):
         close(found.detach(), expected.detach(), 1e-5)
+
+
+def test_a_query_and_each_of_its_summaries_are_measured_once(tokenizer, pairs):
+    """The first and the third pair are of one post, and share no text; the second has another.
+    A fourth compares two texts of the first post that were compared with others before.
+    """
+    located = [("f:3", comparison(" A boss", " bike", 0))]
+    more = tokenize_comparisons(located, tokenizer, LIMITS, "comparisons_train")
+    columns = {
+        name: make_ragged([*(row.tolist() for row in tokens_of(pairs, name)), more_tokens.tolist()])
+        for name, (more_tokens,) in ((name, tokens_of(more, name)) for name in pairs.columns)
+    }
+    four = TokenizedSplit(columns=columns, rows=[*pairs.rows, *more.rows])
+    seen = []
+
+    def lengths(queries, summaries):
+        seen.append((len(queries), [[len(text) > 0 for text in texts] for texts in summaries]))
+        return torch.tensor([[len(text) for text in texts] for texts in summaries])
+
+    chosen, rejected = of_pairs(four, [2, 1, 0, 3], lengths)
+    assert seen == [(2, [[True, True], [True, True], [True, False], [True, False]])]
+    for found, name in ((chosen, "chosen"), (rejected, "rejected")):
+        assert found.tolist() == [len(tokens_of(four, name)[row]) for row in (2, 1, 0, 3)]
+    # Texts of a part: post A has four, post B two.
+    assert pair_parts(four, [0, 1, 2, 3], 8) == [[1, 0, 2, 3]]
+    assert pair_parts(four, [0, 1, 2, 3], 4) == [[1], [0, 2, 3]]
+    assert pair_parts(four, [0, 1, 2, 3], 2) == [[1], [0], [2], [3]]
+    assert posts_of(four) == [[0, 2, 3], [1]]
+
+
+def tokens_of(split, name):
+    return [split.columns[name][row] for row in range(len(split))]
 
 
 def test_the_share_that_is_right_is_counted_by_the_size_of_the_gap():

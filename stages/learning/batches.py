@@ -32,13 +32,25 @@ def stream(seed: int, purpose: str, step: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(stream_seed(seed, purpose, step))
 
 
-def batch_rows(rows: int, batch_size: int, update: int, seed: int, purpose: str) -> list[int]:
-    """The row indices of one global batch: epochs of permutations, laid end to end."""
+def batch_rows(
+    rows: int,
+    batch_size: int,
+    update: int,
+    seed: int,
+    purpose: str,
+    together: Sequence[Sequence[int]] = (),
+) -> list[int]:
+    """The row indices of one global batch: epochs of permutations, laid end to end.
+
+    `together`: groups of all rows; then the groups are permuted, and rows of one are neighbours.
+    """
+    groups = together or [[row] for row in range(rows)]
     wanted = range(update * batch_size, (update + 1) * batch_size)
     orders: dict[int, list[int]] = {}
     for epoch in {position // rows for position in wanted}:
         generator = stream(seed, f"{purpose} order", epoch)
-        orders[epoch] = torch.randperm(rows, generator=generator).tolist()
+        permuted = torch.randperm(len(groups), generator=generator).tolist()
+        orders[epoch] = [row for group in permuted for row in groups[group]]
     return [orders[position // rows][position % rows] for position in wanted]
 
 
@@ -52,10 +64,13 @@ class Order:
     """Rows per update, over all processes."""
     seed: int
     purpose: str
+    together: Sequence[Sequence[int]] = ()
+    """Rows that stay neighbours, as in `batch_rows`."""
 
     def batch(self, update: int) -> list[int]:
         """The row indices of an update's global batch; updates are counted from 0."""
-        return batch_rows(self.rows, self.batch_size, update, self.seed, self.purpose)
+        row = self.rows, self.batch_size, update, self.seed, self.purpose
+        return batch_rows(*row, self.together)
 
 
 def local_share(items: Sequence[T], accelerator: Accelerator) -> list[T]:

@@ -6,6 +6,8 @@ comparison counts as right if its gap is above 0.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,25 +37,46 @@ def training_pairs(data: Path, pairs: str) -> TokenizedSplit:
     return rows_of(split, kept)
 
 
-def pair_tokens(
-    split: TokenizedSplit, rows: Sequence[int]
-) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """The queries of some comparisons, and their summaries: first all chosen, then all rejected."""
-    columns = split.columns
-    summaries = [[columns[name][row] for row in rows] for name in ("chosen", "rejected")]
-    return [columns["queries"][row] for row in rows], summaries
+def posts_of(split: TokenizedSplit, rows: Iterable[int] | None = None) -> list[list[int]]:
+    """Some rows of a split, or all, by post; posts in the order in which they first occur."""
+    posts: dict[bytes, list[int]] = {}
+    for row in range(len(split)) if rows is None else rows:
+        posts.setdefault(_key(split.columns["queries"][row]), []).append(row)
+    return list(posts.values())
 
 
-def equal_for_equal_texts(
-    summaries: list[list[Tensor]], chosen: Tensor, rejected: Tensor
-) -> Tensor:
-    """`rejected`, [rows], with `chosen`'s number where both summaries are the same text.
+def of_pairs(
+    split: TokenizedSplit,
+    rows: Sequence[int],
+    measure: Callable[[list[Tensor], list[list[Tensor]]], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """What is measured of the chosen and of the rejected summaries of some rows, each [rows].
 
-    So their gap is exactly 0. The two stand in different columns, and rounding would give a gap
-    otherwise.
+    `measure` gets B queries and K lists of B summaries, and returns [K, B]: each query once, with
+    its different summaries, and empty ones where it has fewer than K, whose numbers nobody reads.
+    So the gap between two equal texts is exactly 0.
     """
-    equal = [torch.equal(*pair) for pair in zip(*summaries, strict=True)]
-    return torch.where(torch.tensor(equal, device=chosen.device), chosen, rejected)
+    queries, columns, places = [], [], {}
+    for post, own in enumerate(posts_of(split, rows)):
+        texts: dict[bytes, Tensor] = {}
+        for row in own:
+            keys = [_key(text) for text in _summaries(split, row)]
+            texts |= dict(zip(keys, _summaries(split, row), strict=True))
+            places[row] = [(list(texts).index(key), post) for key in keys]
+        queries.append(split.columns["queries"][own[0]])
+        columns.append(list(texts.values()))
+    lists = zip_longest(*columns, fillvalue=queries[0][:0])
+    measured = measure(queries, [list(texts) for texts in lists])
+    chosen, rejected = measured[torch.tensor([places[row] for row in rows]).unbind(-1)].unbind(1)
+    return chosen, rejected
+
+
+def _key(tokens: Tensor) -> bytes:
+    return tokens.numpy().tobytes()
+
+
+def _summaries(split: TokenizedSplit, row: int) -> list[Tensor]:
+    return [split.columns[name][row] for name in ("chosen", "rejected")]
 
 
 def pair_step(
@@ -67,14 +90,58 @@ def pair_step(
     `losses` as in `optimizer_step`, of the rows of one microbatch. A pair counts as two sequences.
     """
     share = local_share(rows, learner.accelerator)
-    share.sort(key=lambda row: pair_length(split, row))
-    stats = optimizer_step(learner, lambda size: chunks(share, max(1, size // 2)), losses, least=2)
+    parts: Callable[[int], Sequence[Sequence[int]]] = partial(pair_parts, split, share)
+    if learner.accelerator.num_processes > 1:  # an engine may want as many parts in each process
+        share = [row for post in _alike(split, share) for row in post]
+        parts = partial(chunks_of_pairs, share)
+    stats = optimizer_step(learner, parts, losses, least=2)
     return {key: total / len(rows) for key, total in stats.items()}
 
 
 def pair_length(split: TokenizedSplit, row: int) -> int:
     """Tokens of a comparison: the query once, and both summaries."""
     return sum(len(split.columns[name][row]) for name in ("queries", "chosen", "rejected"))
+
+
+def _texts(split: TokenizedSplit, rows: Sequence[int]) -> int:
+    """How many different summaries some rows of one post have."""
+    return len({_key(summary) for row in rows for summary in _summaries(split, row)})
+
+
+def _alike(split: TokenizedSplit, rows: Sequence[int]) -> list[list[int]]:
+    """Some rows, those of a post together; posts with as many texts, of similar length, follow one
+    another, so that little of a forward pass is padding.
+    """
+
+    def size(post: list[int]) -> tuple[int, int]:
+        return _texts(split, post), max(pair_length(split, row) for row in post)
+
+    return sorted(posts_of(split, rows), key=size)
+
+
+def chunks_of_pairs(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Rows in parts of at most `size` sequences, two a pair."""
+    return chunks(rows, max(1, size // 2))
+
+
+def pair_parts(split: TokenizedSplit, rows: Sequence[int], size: int) -> list[list[int]]:
+    """Rows in parts of at most `size` texts; the pairs of a post are in one part if they fit.
+
+    A pair whose texts are equal counts as two sequences, like any other.
+    """
+    parts: list[list[int]] = []
+    held = size
+    for post in _alike(split, rows):
+        fits = _texts(split, post) <= size
+        pieces: Sequence[Sequence[int]] = [post] if fits else chunks_of_pairs(post, size)
+        for piece in pieces:
+            texts = max(2, _texts(split, piece))
+            if held + texts > size:
+                parts.append([])
+                held = 0
+            parts[-1] += piece
+            held += texts
+    return parts
 
 
 def over_pairs(
@@ -95,8 +162,9 @@ def over_pairs(
         with accelerator.autocast():
             return measure(rows)
 
-    lengths = [pair_length(split, row) for row in range(len(split))]
-    return over_rows(accelerator, lengths, max(1, sequences // 2), label, autocast, keep)
+    alike = [row for post in _alike(split, range(len(split))) for row in post]
+    places = sorted(range(len(split)), key=alike.__getitem__)
+    return over_rows(accelerator, places, max(1, sequences // 2), label, autocast, keep)
 
 
 def gap_rows(gaps: Sequence[float], split: TokenizedSplit) -> list[dict[str, Any]]:

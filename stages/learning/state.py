@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,11 +316,16 @@ def begin(run: Run, learner: Learner, settings: PolicyGradient, rows: int) -> St
 
 
 def begin_supervised(
-    run: Run, accelerator: Accelerator, network: PreTrainedModel, rows: int
+    run: Run,
+    accelerator: Accelerator,
+    network: PreTrainedModel,
+    rows: int,
+    together: Sequence[Sequence[int]] = (),
 ) -> State:
     """The loop of a stage that learns `rows` rows of a data set, where it was left.
 
-    The stage's own settings section says how; the network gets an adapter if the settings say so.
+    `together` are rows that stay neighbours in its order, as in `batch_rows`. The
+    stage's own settings section says how; the network gets an adapter if the settings say so.
     """
     config, settings = run.config, getattr(run.config, run.stage)
     adapt(network, config, run.stage)
@@ -334,12 +339,15 @@ def begin_supervised(
         optimizer=optimizer,
         microbatch_size=config.memory.microbatch_size,
     )
-    size, seed = settings.batch_size, config.seed
+    size = settings.batch_size
+    order = Order(
+        rows=rows, batch_size=size, seed=config.seed, purpose=run.stage, together=together
+    )
     state = State(
         run=run,
         learner=learner,
         updates=settings.epochs * rows // size,
-        order=Order(rows=rows, batch_size=size, seed=seed, purpose=run.stage),
+        order=order,
         dropout=getattr(settings, "dropout", 0.0),
     )
     state.load()

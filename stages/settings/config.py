@@ -195,7 +195,7 @@ def settings_of(config: Config, stage: str) -> dict[str, Any]:
     if row.reads_data and config.data.source != HUB:
         del sections["data"]["sft_dataset"], sections["data"]["comparisons_dataset"]
     if "dpo" in sections:
-        sections["rm"] = {"pairs": config.rm.pairs}
+        sections["rm"] = {"pairs": config.rm.pairs, "by_post": config.rm.by_post}
     if stage not in config.lora.adapted_stages:
         sections.pop("lora", None)
     else:

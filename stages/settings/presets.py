@@ -160,7 +160,7 @@ def smollm2() -> Config:
         optimizer=Optimizer(adam_eps=1e-8, warmup_fraction=0.05),
         lora=Lora(rank=16, stages="ppo,rloo,grpo,dpo"),
         sft=Sft(learning_rate=1e-4, batch_size=16, loss_on_query=False, evaluations=2),
-        rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even"),
+        rm=Rm(learning_rate=5e-5, batch_size=16, pairs="even", by_post=True),
         normalize=Normalize(posts=256),  # the mean is known to 0.06 of the scores' deviation
         **rivals(
             learning_rate=3e-4,
@@ -195,7 +195,7 @@ def smollm2_full() -> Config:
         data=Data(source=""),
         lora=Lora(),
         sft=Sft(learning_rate=5e-5, batch_size=64, epochs=2, loss_on_query=False),
-        rm=Rm(learning_rate=2e-5, batch_size=64, pairs="even"),
+        rm=Rm(learning_rate=2e-5, batch_size=64, pairs="even", by_post=True),
         normalize=Normalize(),
         **rivals(learning_rate=3e-6, total_episodes=51_200, batch_size=256, samples_every=20),
         dpo=Dpo(learning_rate=1e-5),

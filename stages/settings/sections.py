@@ -198,6 +198,10 @@ class Rm(Supervised):
     pairs: str = ALL_PAIRS
     """The training pairs that are learned, by DPO too: `all`, or those of the posts whose id has an
     `even` or an `odd` hash. The halves share no post, so one can train a gold reward model."""
+    by_post: bool = False
+    """Whether the pairs of a post are learned one after another, by DPO too, so that its query and
+    each of its summaries are computed once (Ouyang et al. 2022, section 3.5). The paper shuffles
+    pairs."""
     read_at: str = EOS
     """Where its scalar is read, in training and in scoring (the saved model records it): `eos`, or
     `before_eos`, the text's last token. Without an EOS it is the last token in both."""
