@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from eval.rates.reward_pairs import calibration, pair_statistics
+from stages.learning.batches import batch_rows
 from stages.learning.passes import counted_tokens, summed_loss
 from stages.learning.preferences import gap_rows, of_pairs, pair_parts, posts_of, summarize_gaps
 from stages.posts.ragged import TokenizedSplit, make_ragged
@@ -127,6 +128,16 @@ def test_a_query_and_each_of_its_summaries_are_measured_once(tokenizer, pairs):
     assert pair_parts(four, [0, 1, 2, 3], 4) == [[1], [0, 2, 3]]
     assert pair_parts(four, [0, 1, 2, 3], 2) == [[1], [0], [2], [3]]
     assert posts_of(four) == [[0, 2, 3], [1]]
+
+
+def test_rows_that_belong_together_stay_neighbours_and_every_one_comes_once():
+    together = [[0, 3], [1], [2, 4, 5]]
+    epochs = [batch_rows(6, 6, epoch, 1, "rm", together) for epoch in range(8)]
+    text = ["".join(map(str, epoch)) for epoch in epochs]
+    assert all(sorted(one) == list("012345") and "03" in one and "245" in one for one in text)
+    assert len(set(text)) > 1
+    halves = [batch_rows(6, 3, update, 1, "rm", together) for update in (2, 3)]
+    assert [*halves[0], *halves[1]] == epochs[1]
 
 
 def tokens_of(split, name):

@@ -259,7 +259,7 @@ def test_halves_share_no_post_and_are_all_pairs_together(judged):
 def test_the_half_is_recorded_by_the_reward_model_and_dpo_and_only_where_it_is_one():
     default = make_config("tiny")
     half = replace(default, rm=replace(default.rm, pairs="even"))
-    assert settings_of(default, "dpo")["rm"] == {"pairs": "all"}
+    assert settings_of(default, "dpo")["rm"] == {"pairs": "all", "by_post": False}
     assert (
         settings_of(half, "rm")["rm"]["pairs"] == settings_of(half, "dpo")["rm"]["pairs"] == "even"
     )

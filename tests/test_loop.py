@@ -99,16 +99,6 @@ def test_epochs_are_shuffled_anew():
     assert epochs[0] != list(range(50))
 
 
-def test_rows_that_belong_together_stay_neighbours_and_every_one_comes_once():
-    together = [[0, 3], [1], [2, 4, 5]]
-    epochs = [batch_rows(6, 6, epoch, 1, "rm", together) for epoch in range(8)]
-    text = ["".join(map(str, epoch)) for epoch in epochs]
-    assert all(sorted(one) == list("012345") and "03" in one and "245" in one for one in text)
-    assert len(set(text)) > 1
-    halves = [batch_rows(6, 3, update, 1, "rm", together) for update in (2, 3)]
-    assert [*halves[0], *halves[1]] == epochs[1]
-
-
 def test_a_batch_that_cannot_be_filled_or_divided_is_refused():
     check_batch("sft", 8, 8, Process(count=4))
     with pytest.raises(

@@ -75,10 +75,7 @@ def test_planting_replaces_the_function_in_this_process(monkeypatch):
 
 
 def test_swapped_pairs():
-    assert wrong("swapped-pairs", lambda: ("q", ["chosen", "rejected"])) == (
-        "q",
-        ["rejected", "chosen"],
-    )
+    assert wrong("swapped-pairs", lambda: ("chosen", "rejected")) == ("rejected", "chosen")
 
 
 def test_sft_without_eos_shortens_the_summaries_that_are_learned_and_no_others():
