@@ -140,7 +140,7 @@ def smollm2() -> Config:
     same loss in SFT (2.86 nats) and to a lower ROUGE-L (0.198 against 0.215). PPO and its rivals
     learn adapters, which spares a second copy of the policy. With a critic that started as the
     reward model an older run lowered its score, so PPO's starts at zero, with lambda 1. The reward
-    model learns one half of the comparisons; a run on the other half is gold.
+    model learns one half of the comparisons, post by post; a run on the other half is gold.
     """
     return Config(
         preset="smollm2",
