@@ -87,7 +87,8 @@ def pair_step(
 ) -> dict[str, float]:
     """One optimizer step on a global batch of pairs; returns each statistic's mean over them.
 
-    `losses` as in `optimizer_step`, of the rows of one microbatch. A pair counts as two sequences.
+    `losses` as in `optimizer_step`, of the rows of one microbatch, which holds as many texts as the
+    setting says: see `pair_parts`.
     """
     share = local_share(rows, learner.accelerator)
     parts: Callable[[int], Sequence[Sequence[int]]] = partial(pair_parts, split, share)
