@@ -44,13 +44,12 @@ def batch_rows(
 
     `together`: groups of all rows; then the groups are permuted, and rows of one are neighbours.
     """
-    groups = together or [[row] for row in range(rows)]
     wanted = range(update * batch_size, (update + 1) * batch_size)
     orders: dict[int, list[int]] = {}
     for epoch in {position // rows for position in wanted}:
         generator = stream(seed, f"{purpose} order", epoch)
-        permuted = torch.randperm(len(groups), generator=generator).tolist()
-        orders[epoch] = [row for group in permuted for row in groups[group]]
+        order = torch.randperm(len(together) or rows, generator=generator).tolist()
+        orders[epoch] = [row for group in order for row in together[group]] if together else order
     return [orders[position // rows][position % rows] for position in wanted]
 
 
