@@ -72,6 +72,20 @@ def test_nothing_is_refused_where_everything_holds(networks, start):
     assert start.response_mask.sum() == 5
 
 
+def test_models_read_eight_episodes_again_at_most(before_ppo, start, monkeypatch, tmp_path):
+    """At SmolLM2's shape a whole batch of 32 took as long as an update."""
+    read = []
+    monkeypatch.setattr(start_checks, "check_padding", lambda _, few, *rest: read.append(len(few)))
+    monkeypatch.setattr(
+        start_checks, "check_ratio", lambda _, few, *rest: read.append(len(few.queries))
+    )
+    config, many = make_config("tiny"), start.rows(torch.arange(2).repeat(6))
+    origins: Any = SimpleNamespace(reward_model=tmp_path / "model", score_shift=0.0)
+    learner, ppo = learner_of(before_ppo, config), Ppo(critic_init="zero")
+    start_checks.check_start(learner, many, origins, ppo, config.memory)
+    assert read == [8, 8]
+
+
 def test_a_reference_that_is_another_model_is_caught(start):
     other = replace(start, ref_logprobs=start.ref_logprobs - 0.01)
     with pytest.raises(UserError, match=r"KL.*by 0\.01.*Stage at fault: sft"):

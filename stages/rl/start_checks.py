@@ -55,6 +55,8 @@ BOUNDS = {
 }
 KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
+CHECKED = 8
+"""Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
 NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
 """What mends a policy of which no response ends."""
 
@@ -84,17 +86,18 @@ def check_start(
     eos_id, pad_id = networks.eos_id, networks.pad_id
     first = torch.arange(min(memory.forward_batch_size, len(rollout.queries)))
     some = rollout.rows(first.to(rollout.queries.device))
+    few = next(some.passes(CHECKED, pad_id))
     known = origins.reward_model.parent / KNOWN_ANSWERS
     if known.exists():  # a reward model from elsewhere has none
         shift = origins.score_shift
         replay_known_answers(networks.reward_model, known, shift, pad_id, known_bounds)
     with learner.accelerator.autocast():
-        check_padding(networks.reward_model, some.queries, some.responses, pad_id, bounds)
+        check_padding(networks.reward_model, few.queries, few.responses, pad_id, bounds)
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
-        check_ratio(learner.trained, some, settings.temperature, pad_id, bounds)
+        check_ratio(learner.trained, few, settings.temperature, pad_id, bounds)
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
