@@ -67,7 +67,7 @@ def blocks(record: Record) -> list[Block]:
     return [
         made_with.summary(record, numbers) if released else opening,
         *_result(numbers),
-        *sentences.against([*caveats(numbers), *scores.question_notes(record)]),
+        *sentences.against([*caveats(numbers), *scores.gain_notes(record)]),
         *_summaries(record, numbers),
         *([Text(made_with.scored_by(record))] if released else []),
         *samples.blocks(record),

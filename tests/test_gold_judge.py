@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +18,8 @@ from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison, judge_all
 from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates, proxy_and_gold
-from reports.parts import gained
-from reports.parts.page import Table
-from reports.parts.paired import Entry
 from reports.run_page import write_report
-from reports.sections.scores import _question_table, _reading, question_notes
+from reports.sections.scores import _reading
 from stages import base, normalize, reward, sft
 from stages.finished import read_manifest, seal_of, stage_folder, why_not
 from stages.learning.passes import summary_scores
@@ -323,53 +319,6 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
     text = _reading("ppo", gains)
     assert text.startswith(f"PPO against SFT: {said}")
     assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
-
-
-QUESTIONS = "where it ends with a question and SFT does not (2 posts: 1.05 [0.41, 1.69])"
-
-
-@pytest.mark.parametrize(
-    ("others", "note"),
-    [
-        ((0.5, -0.5), [f"only {QUESTIONS}; elsewhere it did not reliably move (2 posts: {{}})."]),
-        ((0.1, 0.11), [f"more {QUESTIONS} than elsewhere (2 posts: {{}})."]),
-        ((1.0, 1.1), []),
-    ],
-)
-def test_a_gain_that_lies_in_closing_questions_is_named(others, note):
-    """Four posts: PPO adds a question to two of them, where the gold score rises."""
-
-    class Run:
-        def rows(self, stage, file):
-            theirs, ours = ("So.", "Am I?", "So.", "So."), ("Is it?", "Am I?", 'Why?"', "No.")
-            golds = {"sft": (0.0, 0.0, 0.0, 0.0), "ppo": (1.0, others[0], 1.1, others[1])}
-            if stage == "judge":
-                return [
-                    {"policy": name, "id": str(post), "score": score}
-                    for name, scores in golds.items()
-                    for post, score in enumerate(scores)
-                ]
-            texts = {"sft.jsonl": theirs, "ppo.jsonl": ours}[file]
-            proxy = 2.0 * (file == "ppo.jsonl")
-            return [{"id": str(n), "summary": x, "score": proxy} for n, x in enumerate(texts)]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gained, "policies_of", lambda record: ["sft", "ppo"])
-        run: Any = Run()
-        (table,) = _question_table(run)
-        notes = question_notes(run)
-        entries = [Entry(name="x", policy=name, runs=[run, run]) for name in ("sft", "ppo")]
-        beside = gained.question_table(entries)
-    assert beside is not None
-    assert beside.rows[0][:4] == ["x:ppo", "2, 2", "1.05 (+), 1.05 (+)", "2, 2"]
-    assert beside.rows[0][4].startswith(f"{sum(others) / 2:.2f}")
-    assert isinstance(table, Table)
-    (row,) = table.rows
-    assert row[:3] == ["PPO", "2", "2.00"]
-    assert row[3] == "1.05 [0.41, 1.69]"  # (1.0 + 1.1) / 2, half t(1) * 0.05
-    assert row[4:6] == ["2", "2.00"]
-    assert row[6].startswith(f"{sum(others) / 2:.2f} [")
-    assert notes == [f"PPO's gold score reliably rose {text.format(row[6])}" for text in note]
 
 
 def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):

@@ -4,8 +4,8 @@ The proxy is the reward model that a run's own policies learned from. Where it r
 score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.10760).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from eval.win_rate import START, mean_gain, rows_by_policy
 from reports.parts.collect import Record, policies_of
@@ -18,8 +18,8 @@ from reports.parts.words import MISSING, Row, direction, seeds_mean
 SCORERS = {"proxy": "proxy", "gold": "gold score"}
 MOST_SEEDS = 6  # that are listed one by one
 CHOSEN = (
-    "The policy chose where to ask, so this shows where the gain lies, not what would be left"
-    " without the question."
+    "The policy chose where to ask and where to end, so this shows where the gain lies, not what"
+    " would be left elsewhere."
 )
 
 
@@ -35,7 +35,7 @@ def gains(entry: Entry, scorer: str) -> list[Row]:
 
 def tables(entries: Sequence[Entry]) -> list[Table]:
     """The tables of what training changed; none for entries without gains."""
-    return [x for x in (table(entries), question_table(entries)) if x is not None]
+    return [x for x in (table(entries), part_table(entries)) if x is not None]
 
 
 def table(entries: Sequence[Entry]) -> Table | None:
@@ -90,7 +90,7 @@ def _seeds(each: Sequence[Row]) -> str:
     return f"{rose} ({fell} below)" if fell else str(rose)
 
 
-# -- closing questions -----------------------------------------------------------------------------
+# -- where the gain lies ---------------------------------------------------------------------------
 
 
 class Gains(NamedTuple):
@@ -101,48 +101,81 @@ class Gains(NamedTuple):
     gold: Row | None
 
 
-def question_table(entries: Sequence[Entry]) -> Table | None:
-    """The gold score's gain by seed, where a summary adds a closing question and elsewhere."""
+# What tells posts apart -> the two kinds of posts, and whether a post is of the first kind, by the
+# rows of a policy's summary and of SFT's. A closing question is a habit that a reward model may pay
+# for, whatever the post says, and a summary that is cut off can score far below all others.
+KINDS: dict[str, tuple[str, str, Callable[[Row, Row], bool]]] = {
+    "question": (
+        "adds a closing question",
+        "adds none",
+        lambda ours, theirs: asks(ours["summary"]) > asks(theirs["summary"]),
+    ),
+    "ending": (
+        "one of the two is cut off",
+        "both end by themselves",
+        lambda ours, theirs: False in (ours["has_eos"], theirs["has_eos"]),  # None: not known
+    ),
+}
+
+
+def part_rows(name: str, parts: Mapping[str, Sequence[Any] | None]) -> list[list[str]]:
+    """Rows of a table that tells where a policy's gain lies.
+
+    `parts`: kind of `KINDS` -> the cells of its two kinds of posts; None leaves a kind out.
+    """
+    return [
+        [f"{name}: {kind}", *cells]
+        for key, both in parts.items()
+        if both is not None
+        for kind, cells in zip(KINDS[key][:2], both, strict=True)
+    ]
+
+
+def part_table(entries: Sequence[Entry]) -> Table | None:
+    """The gains by seed, on posts of each of the `KINDS`; None where no run has any."""
     rows = []
     for entry in entries:
-        parts = [by_question(run).get(entry.policy) for run in entry.runs]
-        seeds = [both for both in parts if both is not None]
-        if seeds and len(seeds) == len(parts):
-            added, rest = zip(*seeds, strict=True)
-            cells = (cell for each in (added, rest) for cell in _where(each))
-            rows.append([entry.label, *cells])
-    header = ["", "adds a question to", "gold score - SFT", "other posts", "gold score - SFT"]
-    caption = (
-        "By seed, as above: posts on which the summary ends with a question and SFT's does not,"
-        f" then all others. {CHOSEN}"
-    )
-    return Table(header, rows, caption, name="closing-questions") if rows else None
+        each = {key: [by_kind(run, key).get(entry.policy) for run in entry.runs] for key in KINDS}
+        rows += part_rows(entry.label, {key: _by_seed(parts) for key, parts in each.items()})
+    header = ["", "posts", *(f"{title} - SFT" for title in SCORERS.values())]
+    caption = f"By seed, as above, on two kinds of posts. {CHOSEN}"
+    return Table(header, rows, caption, name="where-the-gain-lies") if rows else None
 
 
-def _where(each: Sequence[Gains]) -> list[str]:
-    gold = [gain.gold for gain in each]
-    told = (MISSING if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}" for gain in gold)
-    return [", ".join(str(gain.posts) for gain in each), ", ".join(told)]
+def _by_seed(parts: Sequence[tuple[Gains, Gains] | None]) -> list[list[str]] | None:
+    """The cells of each kind of posts; None where a run has no posts of the first kind."""
+    seeds = [both for both in parts if both is not None]
+    if len(seeds) < len(parts):
+        return None
+    return [
+        [
+            ", ".join(str(gains.posts) for gains in each),
+            *(", ".join(map(_signed, scorer)) for scorer in list(zip(*each, strict=True))[1:]),
+        ]
+        for each in zip(*seeds, strict=True)
+    ]
 
 
-def by_question(record: Record) -> dict[str, tuple[Gains, Gains]]:
-    """The gains of each policy that added closing questions: where it did, and on other posts.
+def _signed(gain: Row | None) -> str:
+    return MISSING if gain is None else f"{gain['estimate']:.2f}{_sign(gain)}"
 
-    A closing question is a habit that a reward model may pay for, whatever the post says.
+
+def by_kind(record: Record, key: str) -> dict[str, tuple[Gains, Gains]]:
+    """The gains of each policy on the two kinds of posts; without posts of the first it is left
+    out.
     """
     texts = {name: by_id(record.rows("summaries", f"{name}.jsonl")) for name in policies_of(record)}
     scored = {
         name: by_id(rows)
         for name, rows in rows_by_policy(record.rows("judge", "gold_scores.jsonl")).items()
     }
-    gains = {}
-    for name in [name for name in texts if name in scored and START in scored]:
-        asking = {post: asks(row["summary"]) for post, row in texts[name].items()}
-        added = [post for post in asking if asking[post] > asks(texts[START][post]["summary"])]
-        rest = [post for post in asking if post not in {*added}]
-        if added:
+    is_first, gains = KINDS[key][2], {}
+    for name in [name for name in texts if name != START and name in scored and START in scored]:
+        first = [post for post, row in texts[name].items() if is_first(row, texts[START][post])]
+        rest = [post for post in texts[name] if post not in {*first}]
+        if first:
             gains[name] = (
-                Gains(len(added), *(_gain(x[name], x[START], added) for x in (texts, scored))),
+                Gains(len(first), *(_gain(x[name], x[START], first) for x in (texts, scored))),
                 Gains(len(rest), *(_gain(x[name], x[START], rest) for x in (texts, scored))),
             )
     return gains

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from eval.win_rate import REFERENCE
 from reports.parts import plots
 from reports.parts.collect import Record, policies_of
-from reports.parts.gained import CHOSEN, Gains, by_question
+from reports.parts.gained import CHOSEN, KINDS, by_kind, part_rows
 from reports.parts.page import Block, Note, Table, Text
 from reports.parts.plots import INK, Panel
 from reports.parts.words import (
@@ -42,7 +42,7 @@ def blocks(record: Record) -> list[Block]:
         Text(_what(record)),
         _table(results),
         *(Note(_reading(name, gains)) for name, gains in results["gains"].items()),
-        *_question_table(record),
+        *_part_table(record),
     ]
 
 
@@ -135,12 +135,13 @@ def told_shares(rows: Sequence[Row]) -> dict[str, tuple[float | None, float | No
     return {slot: (share_of(slot, True), share_of(slot, False)) for slot in OPTIONAL}
 
 
-def question_notes(record: Record) -> list[str]:
+def gain_notes(record: Record) -> list[str]:
     """Policies whose gold score reliably rose only, or more, where they ask at the end and SFT does
-    not: the intervals over posts do not overlap.
+    not: the intervals over posts do not overlap. And those whose proxy rose, but not reliably on
+    the posts on which neither summary is cut off.
     """
     notes = []
-    for name, (added, rest) in by_question(record).items():
+    for name, (added, rest) in by_kind(record, "question").items():
         if added.gold is None or rest.gold is None or direction(added.gold) != "rose":
             continue
         only = direction(rest.gold) != "rose"
@@ -152,25 +153,32 @@ def question_notes(record: Record) -> list[str]:
                 f" {plain(added.gold)}){';' * only} {elsewhere} ({posts_of(rest.posts)}:"
                 f" {plain(rest.gold)})."
             )
+    gains = record.results("win_rate").get("scores", {}).get("gains", {})
+    for name, (_, rest) in by_kind(record, "ending").items():
+        rose = gains.get(name, {}).get("proxy") and direction(gains[name]["proxy"]) == "rose"
+        if rose and rest.proxy and direction(rest.proxy) != "rose":
+            notes.append(
+                f"{named(name)}'s proxy rose, but not reliably where its summary and SFT's both end"
+                f" by themselves ({posts_of(rest.posts)}: {plain(rest.proxy)})."
+            )
     return notes
 
 
-def _question_table(record: Record) -> list[Block]:
-    rows = [
-        [named(name), *(cell for part in both for cell in _cells(part))]
-        for name, both in by_question(record).items()
-    ]
-    gains = ("proxy - SFT", "gold - SFT")
-    caption = (
-        "First the posts on which the summary ends with a question and SFT's does not, then all"
-        f" others; 95% t intervals over posts. {CHOSEN}"
-    )
-    header = ("", "posts", *gains, "other posts", *gains)
-    return [Table(header, rows, caption, name="closing-questions")] if rows else []
-
-
-def _cells(gains: Gains) -> list[str]:
-    return [whole(gains.posts), plain(gains.proxy), plain(gains.gold)]
+def _part_table(record: Record) -> list[Block]:
+    parts = {key: by_kind(record, key) for key in KINDS}
+    rows = []
+    for name in policies_of(record):
+        gains = {key: each.get(name) for key, each in parts.items()}
+        rows += part_rows(
+            named(name),
+            {
+                key: both and [[whole(x.posts), plain(x.proxy), plain(x.gold)] for x in both]
+                for key, both in gains.items()
+            },
+        )
+    caption = f"On two kinds of posts; 95% t intervals over posts. {CHOSEN}"
+    header = ("", "posts", "proxy - SFT", "gold - SFT")
+    return [Table(header, rows, caption, name="where-the-gain-lies")] if rows else []
 
 
 LONGER = ("longer", "longer_near_equal")
