@@ -142,7 +142,9 @@ def answer(entries: Sequence[Entry], pairs: Sequence[Paired]) -> str:
     lengths = lengths.replace(MISSING, "not known")
     if len(pairs) > 1:
         above = paired.above_first(pairs)
-        seeds_too = " and the seeds" * any(len(pair.each) > 1 for pair in pairs)
+        several = [len(pair.each) > 1 for pair in pairs]
+        seeds_too = " and, where there are several, the seeds" if any(several) else ""
+        seeds_too = " and the seeds" if all(several) else seeds_too
         return (
             f"Of {len(entries)} policies {best.label} wins most often against the references,"
             f" {rate(best)}; {others[0].label} is next, {rate(others[0])}; {lengths}."

@@ -96,6 +96,11 @@ def test_the_first_paragraph_goes_by_posts_and_seeds_and_names_its_intervals(run
     pairs = [beside(entry, three[0]) for entry in three[1:]]
     said = " 1 of 2 are above tiny:ppo by the posts and the seeds, after Holm's correction."
     assert compare_page.answer(three, pairs).endswith(said)
+    finish("d", (1.0,) * 9, 1)
+    three, _ = read_entries(["tiny", "b", "d"])
+    pairs = [beside(entry, three[0]) for entry in three[1:]]
+    said = " by the posts and, where there are several, the seeds, after Holm's correction."
+    assert compare_page.answer(three, pairs).endswith(said)
     caveats = compare_page.blocks(entries, [pair], [])[0].markdown("x")
     assert caveats.endswith("(facts rule); seeds could explain it; toy world; no pretraining.")
 
