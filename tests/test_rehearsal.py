@@ -137,6 +137,10 @@ def test_rows_are_as_long_as_the_limits_allow(tmp_path):
     queries, longest = encode([query.format(**posts[0]), query.format(**pairs[0]["info"])])
     (summary,) = encode([posts[0]["summary"]])
     assert (len(queries), len(summary) + 1) == (509, 53)  # 562 together
+    # Equal posts would be read once, and every number of the reward model's stage too small.
+    others = encode([query.format(**post) for post in (*posts, *(pair["info"] for pair in pairs))])
+    assert [len(tokens) for tokens in others] == [509] * 3 + [469] * 2
+    assert len({tuple(tokens) for tokens in others}) == 5
     compared = [len(tokens) + 1 for tokens in encode([s["text"] for s in pairs[0]["summaries"]])]
     assert (len(longest), compared) == (469, [169, 168])  # 638 together
 

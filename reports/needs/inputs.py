@@ -9,6 +9,7 @@ the hub, and random ones otherwise.
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from stages.settings.prompt import format_post
 from stages.settings.sections import COMPARISONS, EOS_TOKEN
 
 INITIALIZER = 0.02
-WORD = "the"  # one token, with a space before it, of every tokenizer that was looked at
+WORDS = ("the", "of")  # each one token, after a space, of every tokenizer that was looked at
 
 
 # -- weights and tokenizer -------------------------------------------------------------------------
@@ -80,9 +81,9 @@ def model_config(shape: Shape) -> PretrainedConfig:
 
 def write_tokenizer(vocabulary: int, folder: Path) -> None:
     """Write a tokenizer of whole words that leaves one id of the embedding for [PAD]."""
-    more = {f"word{number}": number for number in range(2, vocabulary - 1)}
-    words = {EOS_TOKEN: 0, WORD: 1} | more
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=WORD))
+    more = [f"word{number}" for number in range(3, vocabulary - 1)]
+    words = {word: number for number, word in enumerate([EOS_TOKEN, *WORDS, *more])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=WORDS[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS_TOKEN).save_pretrained(folder)
 
@@ -108,7 +109,7 @@ def _posts(data: Data, rows: int, count: Callable[[str], int]) -> Iterator[dict[
     post = _post(min(data.max_query_tokens, room), count)
     summary = _words(data.max_summary_tokens - 1)  # EOS is the last token
     for row in range(rows):
-        yield {"id": f"p{row}", **post, "summary": summary}
+        yield {"id": f"p{row}", **post(row), "summary": summary}
 
 
 def _pairs(data: Data, rows: int, count: Callable[[str], int]) -> Iterator[dict[str, Any]]:
@@ -118,23 +119,26 @@ def _pairs(data: Data, rows: int, count: Callable[[str], int]) -> Iterator[dict[
     summaries = [{"text": f" {text}", "policy": f"policy{k}"} for k, text in enumerate(texts)]
     groups = {"worker": "w", "batch": "generated", "split": "train", "extra": {}}
     for row in range(rows):
-        info = {"id": f"c{row}", **post}
+        info = {"id": f"c{row}", **post(row)}
         yield {"info": info, "summaries": summaries, "choice": row % 2, **groups}
 
 
-def _words(count: int) -> str:
-    return " ".join([WORD] * max(1, count))
+def _words(count: int, number: int = 0) -> str:
+    """So many words; those of two small numbers differ, because they spell its binary digits."""
+    return " ".join(WORDS[number >> place & 1] for place in range(max(1, count)))
 
 
-def _post(length: int, count: Callable[[str], int]) -> dict[str, str]:
-    """A post whose query has so many tokens, or the few less that a whole word takes."""
+def _post(length: int, count: Callable[[str], int]) -> Callable[[int], dict[str, str]]:
+    """What gives a row's post, whose query has so many tokens, or the few less that a whole word
+    takes. The posts of rows differ: a model reads the query of equal ones once.
+    """
 
-    def filled(words: int) -> dict[str, str]:
-        return {"subreddit": "tldr", "title": WORD, "post": _words(words)}
+    def filled(words: int, row: int = 0) -> dict[str, str]:
+        return {"subreddit": "tldr", "title": WORDS[0], "post": _words(words, row)}
 
     short, long = (count(format_post(filled(words))) for words in (10, 20))
     words = 10 + (length - short) * 10 // max(1, long - short)
-    return filled(max(1, words))
+    return partial(filled, max(1, words))
 
 
 @in_one_line()
