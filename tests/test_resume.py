@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eval import judge
+from eval import judge, summaries
 from eval.judges import protocol
 from stages import runs as runs_module
 from stages.finished import ATTEMPT, read_manifest, why_not
-from stages.running.files import KeptRows
+from stages.running.files import KeptRows, read_lines
 from stages.runs import WHILE_WORKING, Run, open_stage
 from stages.settings.command_line import make_config
 from tests.resuming import ARGUMENTS, OFTEN, Killed, kill_at, rows_of, same, stage_modules
@@ -171,3 +171,44 @@ def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
     manifest = read_manifest(run.folder)
     assert manifest is not None
     assert manifest["seconds"] == pytest.approx(1500, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("change", "sampled"),
+    [("none", ["dpo"]), ("damage", ["sft", "ppo", "dpo"]), ("older", ["sft", "ppo", "dpo"])],
+)
+def test_only_the_summaries_of_a_policy_that_joins_are_sampled(
+    whole, attempt, monkeypatch, change, sampled
+):
+    """Without a rival first; then with DPO, beside a run that made all at once."""
+    folder = attempt("dpo").with_name("summaries")
+    summaries.main(ARGUMENTS)
+    before = {name: read_lines(folder / f"{name}.jsonl") for name in ("sft", "ppo")}
+    shutil.copytree(whole / "dpo", folder.with_name("dpo"))
+    first = (read_manifest(folder) or {})["seconds"]
+    if change == "damage":
+        (folder / "ppo.jsonl").write_text("")
+    if change == "older":
+        monkeypatch.setattr(summaries, "FIELDS", summaries.FIELDS | {"new"})
+    names: list[str] = []
+
+    def sample(run, accelerator, name, *others):
+        names.append(name)
+        return sample_summaries(run, accelerator, name, *others)
+
+    sample_summaries = summaries.sample_summaries
+    monkeypatch.setattr(summaries, "sample_summaries", sample)
+    summaries.main(ARGUMENTS)
+    assert names == sampled
+    manifest, at_once = (read_manifest(of) or {} for of in (folder, whole / "summaries"))
+    assert manifest["inputs"] == at_once["inputs"]
+    assert list(manifest["results"]["policies"]) == ["sft", "ppo", "dpo"]
+    for name in ("sft", "ppo", "dpo"):
+        rows = read_lines(folder / f"{name}.jsonl")
+        assert all(row.keys() == summaries.FIELDS - {"new"} for row in rows)
+        assert name == "dpo" or change != "none" or rows == before[name]
+        for row, other in zip(rows, read_lines(whole / f"summaries/{name}.jsonl"), strict=True):
+            assert row["summary"] == other["summary"]
+            assert row["score"] == pytest.approx(other["score"], abs=1e-4)
+    if change == "none":
+        assert manifest["seconds"] >= first
