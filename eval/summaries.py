@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stages.driving.start import run_stage
-from stages.finished import current_inputs, damage, read_manifest, stage_folder
+from stages.finished import changed_code, current_inputs, damage, read_manifest, stage_folder
 from stages.learning.batches import gather_rows
 from stages.learning.loop import make_accelerator, over_rows
 from stages.learning.models import load_policy, load_reward_model, load_tokenizer, require_room
@@ -25,16 +25,11 @@ from stages.learning.sampling import Sampling, respond, respond_often
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures, unshown_tokens
 from stages.running.files import read_lines
+from stages.running.machine import device_name, library_versions, processor
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError, settings_hash
 from stages.settings.sections import BEST_OF
 from stages.settings.stages import POLICY_STAGES, is_part, row_of
-
-FIELDS = set(
-    "id query reference summary tokens reference_tokens has_eos special_tokens score"
-    " reference_score kl".split()
-)
-"""Of a row of `<policy>.jsonl`."""
 
 
 def write_summaries(config: Config) -> None:
@@ -47,8 +42,9 @@ def write_summaries(config: Config) -> None:
         kept = kept_rows(run)
         texts = {"reference": references}
         for name in policies_of(config):
-            run.require(name)
-            if name not in kept:
+            if name in kept:
+                run.require(name)
+            else:
                 texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
         if not any(name.startswith(BEST_OF) for name in kept):
             texts |= sample_best(run, accelerator, reward_model, posts, tokenizer)
@@ -71,20 +67,23 @@ def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The rows that the finished stage has of policies that are still what they were, by name.
 
     When a policy joins, or an optional one was trained again, only its summaries are made. The
-    time that the others took counts as the stage's.
+    time that the others took counts as the stage's. The stage's record says by which code, with
+    which libraries and on which machine all its rows were made, so other ones keep none.
     """
     config, folder, now = run.config, run.folder, current_inputs(run.config, run.stage)
     manifest = read_manifest(folder)
     if manifest is None or manifest["settings_hash"] != settings_hash(config, run.stage):
         return {}
+    here = {"device": device_name(), "processor": processor(), "versions": library_versions()}
+    if not here.items() <= manifest.items() or changed_code(config, run.stage):
+        return {}
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
     if not same.issuperset(row_of(run.stage, config.kind).inputs) or damage(config, run.stage):
         return {}
-    kept = {name: read_lines(folder / f"{name}.jsonl") for name in manifest["results"]["policies"]}
-    if any(row.keys() != FIELDS for rows in kept.values() for row in rows):
-        return {}  # by older code
     run.started -= manifest["seconds"]
-    return {name: kept[name] for name in kept if name in same or name.startswith(BEST_OF)}
+    made = manifest["results"]["policies"]
+    names = [name for name in made if name in same or name.startswith(BEST_OF)]
+    return {name: read_lines(folder / f"{name}.jsonl") for name in names}
 
 
 def sample_summaries(

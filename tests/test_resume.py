@@ -13,7 +13,7 @@ import pytest
 from eval import judge, summaries
 from eval.judges import protocol
 from stages import runs as runs_module
-from stages.finished import ATTEMPT, read_manifest, why_not
+from stages.finished import ATTEMPT, current_inputs, read_manifest, why_not
 from stages.running.files import KeptRows, read_lines
 from stages.runs import WHILE_WORKING, Run, open_stage
 from stages.settings.command_line import make_config
@@ -173,13 +173,8 @@ def test_the_time_of_earlier_attempts_counts_as_the_stages(runs):
     assert manifest["seconds"] == pytest.approx(1500, abs=60)
 
 
-@pytest.mark.parametrize(
-    ("change", "sampled"),
-    [("none", ["dpo"]), ("damage", ["sft", "ppo", "dpo"]), ("older", ["sft", "ppo", "dpo"])],
-)
-def test_only_the_summaries_of_a_policy_that_joins_are_sampled(
-    whole, attempt, monkeypatch, change, sampled
-):
+@pytest.mark.parametrize("change", ["none", "damage", "code", "processor", "sft"])
+def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, monkeypatch, change):
     """Without a rival first; then with DPO, beside a run that made all at once."""
     folder = attempt("dpo").with_name("summaries")
     summaries.main(ARGUMENTS)
@@ -188,8 +183,13 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(
     first = (read_manifest(folder) or {})["seconds"]
     if change == "damage":
         (folder / "ppo.jsonl").write_text("")
-    if change == "older":
-        monkeypatch.setattr(summaries, "FIELDS", summaries.FIELDS | {"new"})
+    elif change == "code":
+        monkeypatch.setattr(summaries, "changed_code", lambda *_: ["eval/summaries.py"])
+    elif change == "processor":
+        monkeypatch.setattr(summaries, "processor", lambda: {"model": "another"})
+    elif change == "sft":
+        other = {"sft": "other weights"}
+        monkeypatch.setattr(summaries, "current_inputs", lambda *of: current_inputs(*of) | other)
     names: list[str] = []
 
     def sample(run, accelerator, name, *others):
@@ -199,16 +199,15 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
     summaries.main(ARGUMENTS)
-    assert names == sampled
+    assert names == (["dpo"] if change == "none" else ["sft", "ppo", "dpo"])
     manifest, at_once = (read_manifest(of) or {} for of in (folder, whole / "summaries"))
     assert manifest["inputs"] == at_once["inputs"]
     assert list(manifest["results"]["policies"]) == ["sft", "ppo", "dpo"]
     for name in ("sft", "ppo", "dpo"):
         rows = read_lines(folder / f"{name}.jsonl")
-        assert all(row.keys() == summaries.FIELDS - {"new"} for row in rows)
         assert name == "dpo" or change != "none" or rows == before[name]
-        for row, other in zip(rows, read_lines(whole / f"summaries/{name}.jsonl"), strict=True):
-            assert row["summary"] == other["summary"]
-            assert row["score"] == pytest.approx(other["score"], abs=1e-4)
+        for row, other_row in zip(rows, read_lines(whole / f"summaries/{name}.jsonl"), strict=True):
+            assert row["summary"] == other_row["summary"]
+            assert row["score"] == pytest.approx(other_row["score"], abs=1e-4)
     if change == "none":
         assert manifest["seconds"] >= first
