@@ -50,6 +50,19 @@ with ended_by_signal("the command"):
 """
 
 
+TOLD_AGAIN = """
+import os, signal
+from stages.driving import start
+say = start.say_how_to_go_on
+def passed_on(number, command):
+    os.kill(os.getpid(), number)
+    say(number, command)
+start.say_how_to_go_on = passed_on
+with start.ended_by_signal("the command"):
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
 def start_process(folder: Path, code: str, **environment: str) -> subprocess.Popen[str]:
     surroundings = {
         **os.environ,
@@ -141,6 +154,13 @@ def test_a_second_ctrl_c_ends_at_once_and_nohup_is_obeyed(tmp_path):
     _, said = deaf.communicate(timeout=30)
     assert "SIGHUP" not in said
     assert deaf.returncode == 143
+
+
+def test_a_signal_that_is_passed_on_while_the_stage_ends_leaves_it_its_line(tmp_path):
+    process = start_process(tmp_path, TOLD_AGAIN)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert said == "stopped by SIGTERM: `the command` goes on from here\n"
 
 
 @pytest.mark.walk

@@ -132,14 +132,18 @@ def signals_handled(command: str) -> Iterator[None]:
 
 @contextmanager
 def ended_by_signal(command: str) -> Iterator[None]:
-    """As `run_stage` does, end the process with one line when a signal has stopped the work."""
-    try:
-        with signals_handled(command):
+    """As `run_stage` does, end the process with one line when a signal has stopped the work.
+
+    The line is printed while signals are still handled: the same signal comes again where what
+    drives the process passes it on, and would end it without a word.
+    """
+    with signals_handled(command):
+        try:
             yield
-    except Stopped as stopped:
-        say_how_to_go_on(stopped.number, command)
-        end_process(128 + stopped.number)
-        raise SystemExit(128 + stopped.number) from None
+        except Stopped as stopped:
+            say_how_to_go_on(stopped.number, command)
+            end_process(128 + stopped.number)
+            raise SystemExit(128 + stopped.number) from None
 
 
 def say_how_to_go_on(number: int, command: str) -> None:
