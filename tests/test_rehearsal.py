@@ -170,6 +170,33 @@ def test_a_rehearsal_that_is_stopped_leaves_nothing_half_written(tmp_path, monke
     assert list((tmp_path / "runs/tiny-xs/rehearsal").iterdir()) == []
 
 
+@pytest.mark.walk
+def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finished(
+    tmp_path, monkeypatch, capsys
+):
+    real = pipeline.main
+
+    def stop_after_sft(words):
+        with pytest.raises(SystemExit) as ended:
+            real(["sft", *words[len(rehearse.GOALS) :]])
+        assert ended.value.code == 0
+        raise SystemExit(143)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(settings, "RUNS", Path("runs"))
+    monkeypatch.setattr(pipeline, "main", stop_after_sft)
+    with pytest.raises(SystemExit) as ended:
+        rehearse.main(["--preset", "tiny-xs", "--set", *SMALL.split()])
+    assert ended.value.code == 143
+    folder = tmp_path / "runs/tiny-xs/rehearsal"
+    assert {path.name for path in folder.iterdir()} == {"rehearsal.json", "rehearsal.md"}
+    assert [*json.loads((folder / "rehearsal.json").read_text("utf-8"))["stages"]] == ["sft"]
+    said = capsys.readouterr().out
+    assert "\nsft " in said
+    assert "not known, because a stage has not finished" in said
+
+
 def written(request, folder, *_):
     (folder / "data").mkdir()
     return {"settings": [], "weights": "none"}

@@ -41,7 +41,7 @@ GOALS = ("dpo", "summaries")  # with all that they are made from
 REHEARSED = ("sft", "rm", "normalize", "ppo", "dpo", "summaries")
 UPDATES = 2  # the second has the optimizer's moments, and libraries are loaded
 PASSES = 2  # of an optimizer step, and of a rollout
-STOPPED = (130, 143)
+STOPPED = (129, 130, 143)
 ROLLOUT = "rollout"
 LIBRARIES = """
 import eval.summaries, stages.ppo
@@ -50,6 +50,7 @@ print(peak_memory_gib())
 """
 ROOT = Path(__file__).parents[2]
 Row = dict[str, float]
+Manifests = dict[str, dict[str, Any]]
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -90,10 +91,10 @@ def make_inputs(request: Request, folder: Path, counts: dict[str, int], held_out
 
 
 def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int]:
-    """Run the rehearsal; the table, and the exit status of a stage that failed.
+    """Run the rehearsal; the table, and the exit status of a stage that failed or was stopped.
 
-    Nothing but the table stays, whenever this is stopped. Raises UserError for a run that trains
-    nothing, and for rows and weights that cannot be had.
+    Nothing but the table of the stages that have finished stays, whenever this is stopped. Raises
+    UserError for a run that trains nothing, and for rows and weights that cannot be had.
     """
     config, processes = config_of(request), processes_of(args.gpus, args.nodes, args.launch)
     if config.kind != TRAINED:
@@ -115,8 +116,11 @@ def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int
         options += ["--launch", args.launch] if args.launch else []
         with below(work):
             code = pipeline_code([*GOALS, *short_request.arguments, *options])
-            sharded = args.engine == "fsdp2"
-            record = record_of((config, config_of(short_request)), processes, sharded)
+            short, sharded = config_of(short_request), args.engine == "fsdp2"
+            finished = finished_stages(short)
+            if code in STOPPED and not finished:
+                raise SystemExit(code)
+            record = record_of((config, short), finished, processes, sharded)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     record["weights"] = inputs["weights"]
@@ -141,12 +145,10 @@ def below(folder: Path) -> Iterator[None]:
 
 
 def pipeline_code(words: list[str]) -> int:
-    """Run the pipeline's command; its exit status. A signal's status ends this process with it."""
+    """Run the pipeline's command; its exit status."""
     try:
         pipeline.main(words)
     except SystemExit as ended:
-        if ended.code in STOPPED:
-            raise
         return int(ended.code or 0)
     return 0
 
@@ -154,13 +156,19 @@ def pipeline_code(words: list[str]) -> int:
 # -- what was measured -----------------------------------------------------------------------------
 
 
-def record_of(configs: tuple[Config, Config], processes: int, sharded: bool) -> dict[str, Any]:
+def finished_stages(config: Config) -> Manifests:
+    """The manifests of the stages that have finished, by stage."""
+    manifests = {stage: read_manifest(stage_folder(config, stage)) for stage in REHEARSED}
+    return {stage: manifest for stage, manifest in manifests.items() if manifest is not None}
+
+
+def record_of(
+    configs: tuple[Config, Config], finished: Manifests, processes: int, sharded: bool
+) -> dict[str, Any]:
     """What the stages recorded beside the plan, and the hours of the whole run, for the settings
     of the whole run and of the short one. Raises UserError if no stage has finished.
     """
     config, short_config = configs
-    manifests = {stage: read_manifest(stage_folder(short_config, stage)) for stage in REHEARSED}
-    finished = {stage: manifest for stage, manifest in manifests.items() if manifest is not None}
     if not finished:
         raise UserError("no stage of the rehearsal has finished: see above")
     device = next(iter(finished.values()))["device"]
