@@ -192,9 +192,10 @@ def test_a_rehearsal_that_is_stopped_leaves_the_table_of_the_stages_that_finishe
     folder = tmp_path / "runs/tiny-xs/rehearsal"
     assert {path.name for path in folder.iterdir()} == {"rehearsal.json", "rehearsal.md"}
     assert [*json.loads((folder / "rehearsal.json").read_text("utf-8"))["stages"]] == ["sft"]
-    said = capsys.readouterr().out
-    assert "\nsft " in said
-    assert "not known, because a stage has not finished" in said
+    said = capsys.readouterr()
+    assert said.err == "stopped: the table holds the stages that had finished\n"
+    assert "\nsft " in said.out
+    assert "not known, because a stage has not finished" in said.out
 
 
 def written(request, folder, *_):

@@ -30,6 +30,7 @@ from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments, processes_of
+from stages.running.signals import CALLER_SAYS_STOP as CALLER
 from stages.settings import config as settings
 from stages.settings.checks import Parser, UserError, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -133,15 +134,20 @@ def rehearse(request: Request, args: argparse.Namespace) -> tuple[list[str], int
 
 @contextmanager
 def below(folder: Path) -> Iterator[None]:
-    """Work in a folder, where a run has its own `runs/`; modules are found from there too."""
-    here, path = Path.cwd(), os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
+    """Work in a folder, where a run has its own `runs/`; modules are found from there too, and no
+    stage says how it goes on after a signal: the folder is removed.
+    """
+    here, before = Path.cwd(), {name: os.environ.get(name) for name in ("PYTHONPATH", CALLER)}
+    paths = [str(ROOT), *([before["PYTHONPATH"]] if before["PYTHONPATH"] else [])]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), CALLER: "1"}
     os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(here)
-        os.environ["PYTHONPATH"] = path
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
 
 
 def pipeline_code(words: list[str]) -> int:
@@ -320,6 +326,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     require(args.price_per_hour >= 0, "PRICE_PER_HOUR", "be at least 0")
     lines, code = rehearse(request_of(args), args)
+    if code in STOPPED:
+        print("stopped: the table holds the stages that had finished", file=sys.stderr, flush=True)
     print("\n".join(lines))
     raise SystemExit(code)
 
