@@ -30,7 +30,7 @@ from stages import pipeline
 from stages.finished import read_manifest, stage_folder
 from stages.running.files import read_json, read_lines, write_json, write_text
 from stages.running.launch import add_launch_arguments, processes_of
-from stages.running.signals import CALLER_SAYS_STOP as CALLER
+from stages.running.signals import CALLER_SAYS_STOP
 from stages.settings import config as settings
 from stages.settings.checks import Parser, UserError, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -137,9 +137,10 @@ def below(folder: Path) -> Iterator[None]:
     """Work in a folder, where a run has its own `runs/`; modules are found from there too, and no
     stage says how it goes on after a signal: the folder is removed.
     """
-    here, before = Path.cwd(), {name: os.environ.get(name) for name in ("PYTHONPATH", CALLER)}
+    names = ("PYTHONPATH", CALLER_SAYS_STOP)
+    here, before = Path.cwd(), {name: os.environ.get(name) for name in names}
     paths = [str(ROOT), *([before["PYTHONPATH"]] if before["PYTHONPATH"] else [])]
-    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), CALLER: "1"}
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), CALLER_SAYS_STOP: "1"}
     os.chdir(folder)
     try:
         yield
