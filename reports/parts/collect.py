@@ -180,7 +180,6 @@ def numbers_of(record: Record) -> Row:
         "kl": learned["objective/kl"],
         "explained_by_critic": explained_by_critic(record.folders.get("ppo")),
         "scores": learned["objective/scores"],
-        "max_tokens": record.settings["data"]["max_summary_tokens"],
         **judged_row(record),
     }
 

@@ -26,6 +26,7 @@ from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.judge_models import family_of_model
 from stages.settings.ppo import MANY_BELOW
 
+FEW_END = 0.9  # of a policy's summaries
 MANY_SPECIAL = 0.05  # of a policy's summaries
 NO_GUESS = 0.5  # what a coin would get
 NO_LLM = "Not an LLM"  # in bold, once a page
@@ -140,7 +141,7 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row)]
-    notes += [*unjudged(row), *unshown(row)]
+    notes += [*unjudged(row), *unshown(row), *cut_off(row)]
     notes += [*notes_of_systems(_systems(row)), _sft_note(row), *critic_notes([row])]
     notes += _signs(row)
     return [note for note in notes if note]
@@ -276,6 +277,17 @@ def unshown(row: Row) -> list[str]:
     ]
 
 
+def cut_off(row: Row) -> list[str]:
+    """A line for each policy of whose summaries many do not end by themselves."""
+    shares = {policy: row.get(f"{policy}/eos_rate") for policy in row["policies"]}
+    return [
+        f"Only {percent(share)} of {named(policy, row['policies'])}'s summaries end by themselves;"
+        " the others are cut off."
+        for policy, share in shares.items()
+        if share is not None and share < FEW_END
+    ]
+
+
 def _systems(row: Row) -> dict[str, Row]:
     """Each policy's lower bound and statistics, by the name that pages write."""
     return {
@@ -355,11 +367,7 @@ def _signs(row: Row) -> list[str]:
             f"The reward model's score rose while the win rate fell: {named(policy)} over-optimised"
             " its reward."
         )
-    if row[f"{policy}/eos_rate"] < 0.9:
-        signs.append(
-            f"Only {percent(row[f'{policy}/eos_rate'])} of {named(policy)}'s summaries end by"
-            f" themselves; the others are cut at {row['max_tokens']} tokens."
-        )
+    if row[f"{policy}/eos_rate"] < FEW_END:
         below = row.get(f"{policy}/below_penalty")
         if below is not None and below > MANY_BELOW:
             signs.append(
