@@ -157,12 +157,12 @@ class Maker:
             _settle(config, own)
         replacement = self._replacement(cell, stages, own)
         steps = plan(config, own, replacement.stages)
+        processes, capped = self.execution.processes, bool(self.execution.max_cost)
+        check_settings(config, [stage for stage, _ in steps], processes, capped)
         if self.execution.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
             print("\n".join(f"{cell.label}: {line}" for line in lines))
             return 0
-        processes, capped = self.execution.processes, bool(self.execution.max_cost)
-        check_settings(config, [stage for stage, _ in steps], processes, capped)
         replacement.move_aside()
         made = []
         for number, stage in enumerate(own, start=1):

@@ -51,4 +51,6 @@ def test_a_gold_reward_model_that_is_the_runs_own_is_refused_before_ppo_learns(r
     own = make_config("tiny", overrides=("judge.kind=reward_model", "judge.model=tiny"))
     with pytest.raises(UserError, match=r"judge\.model=tiny is this run's own reward model"):
         make(own)
+    with pytest.raises(UserError, match=r"judge\.model=tiny is this run's own reward model"):
+        make(own, dry_run=True)  # what would be refused is not said to be made
     assert not (runs / "tiny/seed44413/ppo").exists()

@@ -178,13 +178,15 @@ def test_a_judge_that_has_a_cap_goes_on_with_it_and_training_has_none():
     assert make_command(config, "ppo") == "make ppo PRESET=tiny SEED=44413"
 
 
-def test_a_study_goes_on_with_its_cap_and_its_cards():
+def test_a_study_goes_on_with_its_cap_what_it_replaces_and_its_cards():
     request = Request()
     cells = study_cells(request, ["tiny"], [1])
-    how = Execution(max_cost="20", started_by=("GPUS=8", "ENGINE=fsdp2"))
+    cards = ("GPUS=8", "ENGINE=fsdp2")
+    how = Execution(max_cost="20", replace="ppo rloo", started_by=cards)
     start = 'make study PRESETS="tiny" SEEDS="1"'
     assert study_command(request, cells, Execution()) == start
-    assert study_command(request, cells, how) == f"{start} MAX_COST=20 GPUS=8 ENGINE=fsdp2"
+    whole = f"{start} MAX_COST=20 REPLACE='ppo rloo' GPUS=8 ENGINE=fsdp2"
+    assert study_command(request, cells, how) == whole
 
 
 @pytest.mark.parametrize("goal", ["sft", "slurm"])

@@ -384,6 +384,7 @@ def study_command(request: Request, cells: Sequence[Cell], execution: Execution)
         "DATA": request.data,
         "TOKENIZER": request.tokenizer,
         "MAX_COST": execution.max_cost,
+        "REPLACE": execution.replace,
     }
     words += assigned(values)
     goals, how = cells[0].goals, execution.started_by
