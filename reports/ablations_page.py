@@ -169,19 +169,26 @@ def pace_table(
 ) -> Table:
     """A row a switch: at which update a run's gain in reward is there, and how much later."""
     form = partial(number, digits=1)
-    rows = [[DEFAULT, words.seeds_mean([*paces(default.runs).values()], form), *[MISSING] * 2]]
-    for ablation in others:
-        own, later = paces(ablation.pair.runs if ablation.pair else []), late[ablation.name]
+
+    def row(name: str, runs: Sequence[Record], later: Sequence[float]) -> list[str]:
+        own = paces(runs)
         told = [f"{fmean(later):+.1f}", _bounds(later)] if later else [MISSING] * 2
-        rows.append([ablation.name, words.seeds_mean([*own.values()], form), *told])
+        counted = f"{len(own)} of {len(runs)}"
+        return [name, counted, words.seeds_mean([*own.values()], form), *told]
+
+    pairs = {x.name: x.pair.runs if x.pair else [] for x in others}
+    rows = [row(DEFAULT, default.runs, [])]
+    rows += [row(name, runs, late[name]) for name, runs in pairs.items()]
     caption = (
         f"The update that ends the first {SMOOTHED} whose mean reward has {GAIN:.0%} of the run's"
         " own gain, from the first update to the mean of the last fifth, counted from the policy's"
-        " first update on: those of the critic alone do not count. Means over seeds with 95%"
-        " intervals, which are not corrected; above 0 is slower. The first paragraph names the"
+        " first update on: those of the critic alone do not count. Seeds: where there is one,"
+        " because the reward rose. Means over these with 95% intervals, which are not corrected;"
+        " from default: on the seeds of both, above 0 is slower. The first paragraph names the"
         " switches whose difference remains after Holm's correction for all switches."
     )
-    return Table(["switch", "update", "from default", "over seeds"], rows, caption, name="pace")
+    head = ["switch", "seeds", "update", "from default", "over seeds"]
+    return Table(head, rows, caption, name="pace")
 
 
 def paces(runs: Sequence[Record]) -> dict[int, int]:
