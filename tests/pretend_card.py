@@ -2,8 +2,9 @@
 
 It finds what a real card would refuse, tensors of two devices in one operation or numpy on a tensor
 of the card, and it runs the code that only a card reaches (cuda's autocast, its sizes of chunks).
-It says nothing about speed, memory, kernels or several cards. `prepare` compiles what tells torch's
-C++ that there is a card. A Python with that folder in PYTHONPATH has it.
+It says nothing about speed, memory, kernels, several cards or the threads of backward. `prepare`
+compiles what tells C++ in torch that there is a card. A Python with that folder in PYTHONPATH has
+it.
 """
 
 import subprocess
@@ -102,6 +103,9 @@ def install() -> None:
     # torch.tensor(..., device="cuda") then comes by here; a module's tied weights stay tied.
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
+    # The card's tensors are Python's. A thread of backward's own may still hold one when the
+    # interpreter ends, and aborts the process then.
+    torch.autograd.set_multithreading_enabled(False)
     Mode().__enter__()
 
 

@@ -28,7 +28,8 @@ SETTINGS = """
 """.split()
 ADAPTERS = ["lora.rank=4", "memory.gradient_checkpointing=true", "memory.frozen_dtype=bf16"]
 MIXED = """
-import torch
+import sys, torch
+sys.setswitchinterval(5)  # other threads wait: one of backward's would outlive the interpreter
 there = torch.ones(2, device="cuda", requires_grad=True)
 (there * 2).sum().backward()
 print(there.grad.device, there.grad.tolist(), torch.tensor([1], device="cuda").device)
