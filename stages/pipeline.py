@@ -156,9 +156,7 @@ class Maker:
         if not self.execution.dry_run:
             _settle(config, own)
         replacement = self._replacement(cell, stages, own)
-        steps = plan(config, own, replacement.stages)
-        processes, capped = self.execution.processes, bool(self.execution.max_cost)
-        check_settings(config, [stage for stage, _ in steps], processes, capped)
+        steps = self._planned(replacement)
         if self.execution.dry_run:
             lines = [f"would make {stage} ({why})" for stage, why in steps] or ["nothing to do"]
             print("\n".join(f"{cell.label}: {line}" for line in lines))
@@ -188,12 +186,16 @@ class Maker:
         return self.stopped
 
     def missing(self, cell: Cell) -> list[tuple[str, str]]:
-        """The stages that a cell lacks, and why; looking makes nothing.
-
-        Raises UserError if it has finished stages that are not as asked.
-        """
+        """The stages that a cell lacks, and why. Raises UserError for what `make` would refuse."""
         stages, own = _stages_of(cell)
-        return plan(cell.config, own, self._replacement(cell, stages, own).stages)
+        return self._planned(self._replacement(cell, stages, own))
+
+    def _planned(self, replacement: Replacement) -> list[tuple[str, str]]:
+        """The stages to make, and why. Raises UserError for settings that one would refuse."""
+        steps = plan(replacement.config, replacement.own, replacement.stages)
+        processes, capped = self.execution.processes, bool(self.execution.max_cost)
+        check_settings(replacement.config, [stage for stage, _ in steps], processes, capped)
+        return steps
 
     def _replacement(self, cell: Cell, stages: list[str], own: list[str]) -> Replacement:
         """What the command replaces. Raises UserError for other stages that are not as asked."""
