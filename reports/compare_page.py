@@ -231,7 +231,9 @@ def seeds(pair: Paired) -> str:
 def caveats(entries: Sequence[Entry]) -> list[str]:
     """What to hold against the comparison."""
     rows = [judged_row(run) for entry in entries for run in entry.runs]
-    return sentences.notes_of_runs(rows, [row for entry in entries for row in entry.critics])
+    critics = [row for entry in entries for row in entry.critics]
+    cut = sentences.cut_off({entry.label: entry.mean("eos_rate") for entry in entries})
+    return [*sentences.notes_of_runs(rows, critics), *cut]
 
 
 def results(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:
@@ -264,14 +266,9 @@ def rate(entry: Entry) -> str:
 
 def measured(entry: Entry) -> list[str]:
     """Score, KL, length, ROUGE-L and EOS as means over the runs."""
-    rows = [judged_row(run) for run in entry.runs]
-
-    def mean(key: str) -> float | None:
-        values = [row[f"{entry.policy}/{key}"] for row in rows]
-        return None if None in values else sum(values) / len(values)
-
-    cells = [number(mean("score")), number(mean("kl"), 1), number(mean("tokens"), 1)]
-    return [*cells, number(mean("rougeL"), 3), percent(mean("eos_rate"))]
+    cells = [number(entry.mean("score")), number(entry.mean("kl"), 1)]
+    cells += [number(entry.mean("tokens"), 1), number(entry.mean("rougeL"), 3)]
+    return [*cells, percent(entry.mean("eos_rate"))]
 
 
 def summaries(entries: Sequence[Entry], pairs: Sequence[Paired]) -> Table:

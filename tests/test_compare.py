@@ -196,6 +196,17 @@ def test_more_than_six_seeds_are_counted_and_not_listed():
     assert gained._cells(each[:6])[1].count(",") == 5
 
 
+def test_a_policy_whose_summaries_are_often_cut_off_is_named_among_the_caveats(runs):
+    made = fabricate(make_config("tiny", seed=1), scores=A)["summaries"]
+    cut = {"ppo": made["policies"]["ppo"] | {"eos_rate": 0.409}}  # 0.991 in the other seed
+    found = {"summaries": made | {"policies": made["policies"] | cut}}
+    fabricate(make_config("tiny", seed=2), scores=A, found=found)
+    notes = compare_page.caveats(read_entries(["tiny:sft", "tiny:ppo"])[0])
+    assert [note for note in notes if "end by" in note] == [
+        "Only 70.0% of tiny:ppo's summaries end by themselves; the others are cut off."
+    ]
+
+
 def test_one_pair_of_policies_says_nothing_about_seeds(runs):
     finish("tiny", (0.0,) * 9, 1, texts=TEXTS)
     finish("b", (1.0,) * 9, 2)

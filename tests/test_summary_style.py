@@ -131,8 +131,7 @@ def test_special_tokens_that_no_summary_shows_are_counted(tokenizer_folder):
 
 
 def test_a_page_names_each_policy_whose_summaries_are_often_cut_off():
-    shares = {"sft/eos_rate": 0.95, "ppo/eos_rate": None, "dpo/eos_rate": 0.531}
-    assert cut_off({"policies": ["sft", "ppo", "dpo"], **shares}) == [
+    assert cut_off({"SFT": 0.95, "PPO": None, "DPO": 0.531}) == [
         "Only 53.1% of DPO's summaries end by themselves; the others are cut off."
     ]
 

@@ -16,7 +16,7 @@ from eval.versus import parts_of
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.parts import plots
 from reports.parts.blocks import Block
-from reports.parts.collect import Record, explained_by_critic, find_runs, policies_of
+from reports.parts.collect import Record, explained_by_critic, find_runs, judged_row, policies_of
 from reports.parts.sample_views import SCORES, by_id, change, verdict_of
 from reports.parts.words import MISSING, Row, named, shown
 from stages.settings.checks import UserError
@@ -85,6 +85,11 @@ class Entry:
             }
             for run in self.runs
         ]
+
+    def mean(self, key: str) -> float | None:
+        """The mean over its runs of a number of its summaries; None where one has none."""
+        values = [judged_row(run)[f"{self.policy}/{key}"] for run in self.runs]
+        return None if None in values else fmean(values)
 
     @property
     def unjudged(self) -> float:

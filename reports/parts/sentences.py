@@ -141,7 +141,10 @@ def what_was_trained(row: Row) -> str:
 def caveats(row: Row) -> list[str]:
     """What to hold against the numbers, most important first."""
     notes = [judge_flags(row), judge_note(row), _pretraining_note(row)]
-    notes += [*unjudged(row), *unshown(row), *cut_off(row)]
+    ended = {
+        named(policy, row["policies"]): row.get(f"{policy}/eos_rate") for policy in row["policies"]
+    }
+    notes += [*unjudged(row), *unshown(row), *cut_off(ended)]
     notes += [*notes_of_systems(_systems(row)), _sft_note(row), *critic_notes([row])]
     notes += _signs(row)
     return [note for note in notes if note]
@@ -277,12 +280,13 @@ def unshown(row: Row) -> list[str]:
     ]
 
 
-def cut_off(row: Row) -> list[str]:
-    """A line for each policy of whose summaries many do not end by themselves."""
-    shares = {policy: row.get(f"{policy}/eos_rate") for policy in row["policies"]}
+def cut_off(shares: Mapping[str, float | None]) -> list[str]:
+    """A line for each policy of whose summaries many do not end by themselves.
+
+    `shares`: of those that do, by the policy's name on the page.
+    """
     return [
-        f"Only {percent(share)} of {named(policy, row['policies'])}'s summaries end by themselves;"
-        " the others are cut off."
+        f"Only {percent(share)} of {policy}'s summaries end by themselves; the others are cut off."
         for policy, share in shares.items()
         if share is not None and share < FEW_END
     ]
