@@ -8,6 +8,7 @@ Source: the evaluation of Huang et al. 2024.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from stages.learning.passes import response_logprobs, summary_scores
 from stages.learning.sampling import Sampling, respond, respond_often
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.posts.text_metrics import text_measures, unshown_tokens
-from stages.running.files import read_lines
+from stages.running.files import read_lines, read_record
 from stages.running.machine import device_name, library_versions, processor
 from stages.runs import Run, open_stage, write_rows
 from stages.settings.config import Config, UserError, settings_hash
@@ -67,20 +68,42 @@ def kept_rows(run: Run) -> dict[str, list[dict[str, Any]]]:
     """The rows that the finished stage has of policies that are still what they were, by name.
 
     When a policy joins, or an optional one was trained again, only its summaries are made. The
-    time that the others took counts as the stage's. The stage's record says by which code, with
-    which libraries and on which machine all its rows were made, so other ones keep none.
+    time that the others took counts as the stage's. A run whose stage has none takes those of SFT
+    and best-of-n from its upstream, if it samples at the same temperature.
     """
-    config, folder, now = run.config, run.folder, current_inputs(run.config, run.stage)
+    config = run.config
+    if rows := rows_still_right(config, config, row_of(run.stage, config.kind).inputs):
+        run.started -= (read_manifest(run.folder) or {})["seconds"]
+        return rows
+    if not config.upstream:
+        return {}
+    upstream = replace(config, name=config.upstream, upstream="", own_from="")
+    made = read_record(stage_folder(upstream, run.stage) / "config.json")
+    if made is None or made["ppo"]["temperature"] != config.ppo.temperature:
+        return {}
+    rows = rows_still_right(config, upstream, ("base", "sft", "normalize"))
+    return {name: of for name, of in rows.items() if name == "sft" or name.startswith(BEST_OF)}
+
+
+def rows_still_right(
+    config: Config, maker: Config, needed: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """What `maker` has of summaries that `config` would sample just so; all or none of best-of-n.
+
+    `needed`: the inputs that must be alike. The stage's record says by which code, with which
+    libraries and on which machine all its rows were made, so other ones keep none.
+    """
+    stage, now = "summaries", current_inputs(config, "summaries")
+    folder = stage_folder(maker, stage)
     manifest = read_manifest(folder)
-    if manifest is None or manifest["settings_hash"] != settings_hash(config, run.stage):
+    if manifest is None or manifest["settings_hash"] != settings_hash(config, stage):
         return {}
     here = {"device": device_name(), "processor": processor(), "versions": library_versions()}
-    if not here.items() <= manifest.items() or changed_code(config, run.stage):
+    if not here.items() <= manifest.items() or changed_code(maker, stage):
         return {}
     same = {name for name, content in now.items() if manifest["inputs"].get(name) == content}
-    if not same.issuperset(row_of(run.stage, config.kind).inputs) or damage(config, run.stage):
+    if not same.issuperset(needed) or damage(maker, stage):
         return {}
-    run.started -= manifest["seconds"]
     made = manifest["results"]["policies"]
     names = [name for name in made if name in same or name.startswith(BEST_OF)]
     return {name: read_lines(folder / f"{name}.jsonl") for name in names}

@@ -17,10 +17,11 @@ from stages.finished import ATTEMPT, current_inputs, read_manifest, why_not
 from stages.running.files import KeptRows, read_lines
 from stages.runs import WHILE_WORKING, Run, open_stage
 from stages.settings.command_line import make_config
-from tests.resuming import ARGUMENTS, OFTEN, Killed, kill_at, rows_of, same, stage_modules
+from tests.resuming import ARGUMENTS, OFTEN, SETTINGS, Killed, kill_at, rows_of, same, stage_modules
 
 LEARNING = ("sft", "rm", "ppo", "dpo")
 TINY = make_config("tiny")
+OF_RUN = ("ppo.", "eval.", "memory.")  # settings that no upstream supplies
 
 
 # -- every stage -----------------------------------------------------------------------------------
@@ -211,3 +212,30 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
             assert row["score"] == pytest.approx(other_row["score"], abs=1e-4)
     if change == "none":
         assert manifest["seconds"] >= first
+
+
+@pytest.mark.parametrize("change", ["lam", "temperature"])
+def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, change):
+    """Unless the best were sampled at another temperature: that is PPO's."""
+    upstreams = attempt("dpo").with_name("summaries")
+    summaries.main([*ARGUMENTS, "eval.best_of=2"])
+    of_run = ["--preset", "tiny", "--name", "other", "--upstream", "resumed"]
+    of_run += ["--set", "eval.best_of=2", f"ppo.{change}=0.8"]
+    of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
+    stage_modules()["ppo"].main(of_run)
+    names: list[str] = []
+
+    def sample(run, accelerator, name, *others):
+        names.append(name)
+        return sample_summaries(run, accelerator, name, *others)
+
+    sample_summaries = summaries.sample_summaries
+    monkeypatch.setattr(summaries, "sample_summaries", sample)
+    summaries.main(of_run)
+    assert names == (["ppo"] if change == "lam" else ["sft", "ppo"])
+    own = Path("runs/other/seed44413/summaries")
+    assert read_lines(own / "sft.jsonl") == read_lines(upstreams / "sft.jsonl")
+    alike = read_lines(own / "best-of-2.jsonl") == read_lines(upstreams / "best-of-2.jsonl")
+    assert alike == (change == "lam")
+    results = (read_manifest(own) or {})["results"]["policies"]
+    assert list(results) == ["sft", "ppo", "best-of-2"]
