@@ -107,7 +107,8 @@ def blocks(
     rows = [judged_row(run) for entry in entries for run in entry.runs]
     unsure = [not pair.seeds_agree for pair in pairs if pair.over_seeds]
     seeds = "seeds could explain it" if unsure and all(unsure) else ""
-    single = "one pair of policies" if all(len(pair.each) == 1 for pair in pairs) else seeds
+    lone = "one pair of policies" if len(pairs) == 1 else "one seed of each"
+    single = lone if all(len(pair.each) == 1 for pair in pairs) else seeds
     return [
         sentences.lead(
             answer(entries, pairs), gained.sentence(entries), sentences.distrust(rows, single)

@@ -217,6 +217,17 @@ def test_one_pair_of_policies_says_nothing_about_seeds(runs):
     assert "often than tiny/1:ppo: +100.0 points" in compare_page.conclusion(found)
 
 
+def test_several_policies_of_one_seed_are_no_single_pair(runs):
+    for name in ("tiny", "b", "c"):
+        finish(name, A, 1)
+    caveats = []
+    for others in (["b/1"], ["b/1", "c/1"]):
+        path, _ = compare_page.write_page(["tiny/1", *others])
+        caveats.append(path.with_suffix(".md").read_text().split("\n\n")[1])
+    assert "; one pair of policies;" in caveats[0]
+    assert "; one seed of each;" in caveats[1]
+
+
 def test_too_many_unjudged_posts_give_no_difference(runs):
     finish("tiny", A, 1)
     finish("b", (None, *B[1:]), 1)
