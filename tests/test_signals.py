@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,11 +319,18 @@ def test_an_error_that_nobody_can_mend_keeps_its_traceback():
 
 @pytest.mark.walk
 def test_a_stage_that_is_stopped_while_its_libraries_load_says_one_line(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    loads = "import time\nprint('loading', flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n"
+    (tmp_path / "slow.py").write_text(loads)
     command = [sys.executable, "-m", "stages.driving.start", "slow", "--preset", "tiny"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job behind & ignores it
     process = subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=listens,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
