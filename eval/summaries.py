@@ -49,7 +49,9 @@ def write_summaries(config: Config) -> None:
                 texts[name] = sample_summaries(run, accelerator, name, posts, tokenizer)
         if not any(name.startswith(BEST_OF) for name in kept):
             texts |= sample_best(run, accelerator, reward_model, posts, tokenizer)
-        scores = score_all(run, accelerator, reward_model, posts, texts)
+        # A killed attempt may have scored other texts: then its scores have another name.
+        label = f"score {', '.join(texts)}"
+        scores = score_all(run, accelerator, reward_model, posts, texts, label)
         made = dict(kept)
         for name in [name for name in texts if name != "reference"]:
             rows = make_rows(posts, texts, scores, name, tokenizer)
@@ -227,10 +229,10 @@ def score_all(
     reward_model: nn.Module | None,
     posts: TokenizedSplit,
     texts: Mapping[str, list[list[int]]],
-    label: str = "score summaries",
+    label: str,
 ) -> dict[str, list[float | None]]:
     """The normalised reward of each writer's texts, by the writer's name;
-    None without a model. A post is read once for all of its texts.
+    None without a model. A post is read once for all of its texts. `label` names this measurement.
     """
     if reward_model is None:
         return {name: [None] * len(posts) for name in texts}

@@ -214,15 +214,23 @@ def test_only_the_summaries_of_a_policy_that_joins_are_sampled(whole, attempt, m
         assert manifest["seconds"] >= first
 
 
-@pytest.mark.parametrize("change", ["lam", "temperature"])
+@pytest.mark.parametrize("change", ["lam", "temperature", "made later"])
 def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, change):
-    """Unless the best were sampled at another temperature: that is PPO's."""
+    """Unless the best were sampled at another temperature: that is PPO's. The upstream may make
+    them after a first attempt was killed that had sampled and scored its own.
+    """
     upstreams = attempt("dpo").with_name("summaries")
-    summaries.main([*ARGUMENTS, "eval.best_of=2"])
     of_run = ["--preset", "tiny", "--name", "other", "--upstream", "resumed"]
-    of_run += ["--set", "eval.best_of=2", f"ppo.{change}=0.8"]
+    setting = "temperature" if change == "temperature" else "lam"
+    of_run += ["--set", "eval.best_of=2", f"ppo.{setting}=0.8"]
     of_run += (x for x in SETTINGS if x.startswith(OF_RUN))
     stage_modules()["ppo"].main(of_run)
+    if change == "made later":
+        with monkeypatch.context() as patch:
+            patch.setattr(summaries, "kl_from_sft", killed)
+            with pytest.raises(Killed):
+                summaries.main(of_run)
+    summaries.main([*ARGUMENTS, "eval.best_of=2"])
     names: list[str] = []
 
     def sample(run, accelerator, name, *others):
@@ -232,10 +240,15 @@ def test_summaries_of_sft_and_its_best_are_the_upstreams(attempt, monkeypatch, c
     sample_summaries = summaries.sample_summaries
     monkeypatch.setattr(summaries, "sample_summaries", sample)
     summaries.main(of_run)
-    assert names == (["ppo"] if change == "lam" else ["sft", "ppo"])
+    from_there = change != "temperature"
+    assert names == (["ppo"] if from_there else ["sft", "ppo"])
     own = Path("runs/other/seed44413/summaries")
     assert read_lines(own / "sft.jsonl") == read_lines(upstreams / "sft.jsonl")
     alike = read_lines(own / "best-of-2.jsonl") == read_lines(upstreams / "best-of-2.jsonl")
-    assert alike == (change == "lam")
+    assert alike == from_there
     results = (read_manifest(own) or {})["results"]["policies"]
     assert list(results) == ["sft", "ppo", "best-of-2"]
+
+
+def killed(*_):
+    raise Killed
