@@ -15,7 +15,6 @@ from huggingface_hub import ModelCard
 from eval.summarize import Answer, Finished, finished_policies
 from reports.sharing import cards
 from reports.sharing.cards import LaterResult, card
-from reports.sharing.push import uploads_of
 from stages.driving.mirror import Board, open_mirrors
 from stages.driving.start import leave_cards, run_stage
 from stages.finished import damage, read_manifest, stage_folder, why_not
@@ -109,27 +108,21 @@ def printed_by_cards(folder: Path, cards: Sequence[str]) -> list[str]:
     return ended.stdout.splitlines()
 
 
-def test_the_code_of_a_pushed_card_prints_what_our_own_code_writes(whole, tmp_path, monkeypatch):
+def test_the_code_of_a_card_prints_what_our_own_code_writes(whole, monkeypatch):
     monkeypatch.setattr(settings, "RUNS", whole.parents[1])
-    uploads = uploads_of("anna", "resumed", 44413)
-    for upload in uploads:
-        for name, part in upload.files.items():
-            target = tmp_path / upload.repository / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(part if isinstance(part, bytes) else part.read_bytes())
-    here = tmp_path / "anna/resumed-seed44413-ppo"
-    texts = [(tmp_path / upload.repository / CARD).read_text() for upload in uploads]
-    names = [upload.repository.rpartition("-")[2] for upload in uploads]
-    printed = dict(zip(names, printed_by_cards(tmp_path, texts), strict=True))
     run = Finished(finished_policies("tiny", "resumed", 44413))
     post = run.post_of_text(format_post(cards.POST, run.config.data.prompt))
     for stage in ("sft", "ppo", "dpo"):
-        assert printed[stage] == run.summary(stage, post, temperature=1e-6).text != ""
+        (printed,) = printed_by_cards(whole / stage / "model", [card_of(whole, stage)])
+        assert printed == run.summary(stage, post, temperature=1e-6).text != ""
     tokens = [*run.encode([cards.SUMMARY])[0], run.tokenizer.eos_token_id]
     (score,) = run.scores(post, [Answer(writer="", text="", tokens=tokens, has_eos=True)])
-    assert float(printed["reward"]) == pytest.approx(score, abs=1e-5)
-    own = (whole / "ppo/model" / CARD).read_text()  # which stands beside its model
-    assert printed_by_cards(here, [own]) == [printed["ppo"]]
+    (printed,) = printed_by_cards(whole / "normalize/model", [card_of(whole, "normalize")])
+    assert float(printed) == pytest.approx(score, abs=1e-5)
+
+
+def card_of(run_folder, stage):
+    return (run_folder / stage / "model" / CARD).read_text()
 
 
 def test_a_card_that_cannot_be_written_leaves_the_stage_finished(runs, monkeypatch, capsys):

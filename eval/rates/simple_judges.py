@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.rates.agreement import cohen_over_posts
 from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
 from eval.rates.length_control import word_count
-from eval.rates.strengths import cohen_over_posts
 from stages.posts.text_metrics import words_of
 
 Pair = Mapping[str, Any]
