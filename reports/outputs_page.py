@@ -104,7 +104,8 @@ def table(wins: Row) -> Table:
     caption = (
         "Best raw win rate first. Win rate: share of the system's judged posts on which its summary"
         " is preferred to the reference, a tie counting half. At equal length: what a model of"
-        " order and length leaves; it stands beside the raw rate and not in its place."
+        " order and length leaves; it stands beside the raw rate and not in its place. What the"
+        " first paragraph claims holds after Holm's correction for all systems and pairs."
     )
     header = ("", "win rate [95%]", "at equal length", "posts", "unjudged")
     return Table(header, rows, caption, strong=True)

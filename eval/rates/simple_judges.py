@@ -91,17 +91,6 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-def simple_judges_on(pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Each simple judge's `agreement`, `kappa` and `prefers_longer` on all labelled pairs."""
-    labels, posts = _labels_and_posts(pairs)
-    longer, results = SIMPLE["longest"](pairs), {}
-    for name, simple_judge in SIMPLE.items():
-        answers = simple_judge(pairs)
-        prefers_longer = _prefers_longer(answers, longer, posts)
-        results[name] = _agreement(labels, answers, posts) | {"prefers_longer": prefers_longer}
-    return results
-
-
 def _labels_and_posts(pairs: Sequence[Pair]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     labels = np.array([pair["label"] for pair in pairs], dtype=bool)
     return labels, np.unique([pair["post"] for pair in pairs], return_inverse=True)[1]
