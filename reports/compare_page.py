@@ -116,6 +116,7 @@ def blocks(
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
         *gained.tables(entries),
+        *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
         each_seed(entries),
         Heading("Changed posts"),
