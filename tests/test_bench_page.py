@@ -1,16 +1,16 @@
 """The page of the bench: figures, the check of ratios, publishing; and what `make` installs."""
 
 import copy
-import json
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from reports.sharing.publish import GENERATED, RECORD
+from reports.parts import page
+from reports.sharing import publish
+from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, speed
-from stages.running.files import file_hash
 from stages.settings import config as settings
 from stages.settings.config import UserError
 
@@ -127,7 +127,7 @@ def test_the_page_says_who_is_faster_and_by_how_much(place):
     assert cells["ours / TRL 1.9.2"][2] == "0.50"
     for words in ("episodes", "sampled tokens", "a processor"):
         assert words in markdown
-    assert json.loads((path.parent / "bench.json").read_text("utf-8")) == found_of()
+    assert page.record_of(path.parent, "bench")["made_from"]["measured"] == found_of()
 
 
 def test_a_page_without_peers_says_why(place):
@@ -138,35 +138,21 @@ def test_a_page_without_peers_says_why(place):
     assert "> **Note.** TRL 1.9.2 cannot be installed: no index" in markdown
 
 
-def test_publishing_copies_page_and_numbers_with_true_hashes(place, capsys):
-    bench_page.write(found_of(), settings.RUNS / "bench")
-    bench_page.main(["--publish"])
-    entry = json.loads((GENERATED / RECORD).read_text())["pages"]["bench"]
-    numbers = {name for name in entry["files"] if name.startswith("bench-numbers/")}
-    assert set(entry["files"]) - numbers == {"bench.md", "bench.html", "bench.json"}
-    assert "bench-numbers/page.json" in numbers
-    for name, hash_ in entry["files"].items():
-        assert file_hash(GENERATED / name) == hash_
-        assert (GENERATED / name).read_bytes() == (settings.RUNS / "bench" / name).read_bytes()
-    assert entry["code_versions"] == ["abc"]
-    assert entry["devices"] == ["a processor: CPU, 2 cores, threads: 2"]
-
-
-def test_what_may_not_be_published_or_checked_is_refused_in_one_line(place, capsys):
-    for words, said in (
-        (["--publish"], "run `make bench`"),
-        (["--check"], "no bench is published"),
-    ):
-        with pytest.raises(SystemExit):
-            bench_page.main(words)
-        assert said in capsys.readouterr().err
+def test_the_bench_is_published_from_a_commit_alone(place, capsys):
     dirty = found_of()
     dirty["about"]["code_version"] = "abc-dirty"
-    bench_page.write(dirty, settings.RUNS / "bench")
-    with pytest.raises(SystemExit):
-        bench_page.main(["--publish"])
-    assert "not committed" in capsys.readouterr().err
-    assert not GENERATED.exists()
+    for found, said in ((dirty, "not committed"), (found_of(), "")):
+        bench_page.write(found, settings.RUNS / "bench")
+        if said:
+            with pytest.raises(SystemExit):
+                publish.main(["--pages", "bench"])
+            assert said in capsys.readouterr().err
+            with pytest.raises(SystemExit):
+                bench_page.main(["--check"])
+            assert "no bench is published" in capsys.readouterr().err
+        else:
+            publish.main(["--pages", "bench"])
+    assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == found_of()
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(20.0, None), (24.0, 2)])
@@ -218,15 +204,11 @@ def test_make_bench_and_publish_start_the_page(tmp_path):
         (["bench", "SHAPES=a:4:2 b:4:2"], "reports.speed.bench_page --shapes a:4:2 b:4:2 --runs=2"),
         (["bench", "CHECK=1", "SHAPES=tiny-s:4:2"], "--shapes tiny-s:4:2 --runs=2   "),
         (["bench", "CHECK=1"], "--check"),
-        (["publish", "NAME=bench"], "reports.speed.bench_page --publish"),
-        (["publish"], "reports.sharing.publish"),
-        (["publish", "NAME=tiny bench"], "reports.sharing.publish --names tiny"),
+        (["publish", "PAGES=tiny bench"], "reports.sharing.publish --pages tiny bench"),
     ):
         made = subprocess.run([*makefile, *words], cwd=ROOT, capture_output=True, text=True)
         typed = " ".join(shlex.split(made.stdout.replace("\\\n", " ")))
         assert said.strip() in typed, words
-    alone = subprocess.run([*makefile, "publish", "NAME=bench"], cwd=ROOT, capture_output=True)
-    assert b"reports.sharing.publish" not in alone.stdout
 
 
 # -- what fails ------------------------------------------------------------------------------------

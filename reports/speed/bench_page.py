@@ -3,8 +3,7 @@
     python -m reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2
 
 measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to
-runs/bench/. `--check` measures what is published again and compares the ratios; `--publish` copies
-what was measured last to reports/generated.
+runs/bench/. `--check` measures what is published again and compares the ratios.
 
 The lower bound is the work that an update cannot do without, counted in operations without any
 padding, at the rate of a large matrix product in the same call.
@@ -22,10 +21,8 @@ from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import MISSING, number, whole
 from reports.sharing import publish
-from reports.sharing.index import read_published
 from reports.speed import speed
 from reports.speed.speed import OURS
-from stages.running.files import read_json, write_json
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
 from stages.settings.command_line import add_overrides
@@ -38,18 +35,15 @@ SLOWER, LARGER = 0.15, 0.02  # what a check allows in time and in memory, as sha
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Measure and write the page; or check; or publish what was measured last."""
+    """Measure and write the page, or check."""
     parser = Parser(description="speed and memory, beside other implementations")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     add_overrides(parser)
     parser.add_argument("--check", action="store_true", help="compare with what is published")
-    parser.add_argument("--publish", action="store_true", help="publish what was measured last")
     args = parser.parse_args(argv)
     try:
-        if args.publish:
-            print(page.for_terminal(["published:"], publish_last()))
-        elif args.check:
+        if args.check:
             check(args)
         else:
             folder = settings.RUNS / STEM
@@ -76,21 +70,31 @@ def _measured(args: argparse.Namespace, shapes: Sequence[str], folder: Path) -> 
 
 def write(bench: Record, folder: Path) -> Path:
     """Write the numbers and the page of them; returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{STEM}.json", bench)
-    peers = " and ".join(bench["about"]["peers"].values())
+    about = bench["about"]
+    peers = " and ".join(about["peers"].values())
     title = f"Speed and memory, beside {peers}" if peers else "Speed and memory"
-    return page.write(folder, STEM, title, blocks(bench))
+    made_from = {
+        "kind": STEM,
+        "names": list(bench["shapes"]),
+        "judges": [],
+        "code_versions": [about["code_version"]],
+        "finished": about["date"],
+        "devices": [f"{about['machine']}: {about['device']}"],
+        "versions": about["versions"],
+        "stages": {},
+        "measured": bench,
+    }
+    return page.write(folder, STEM, title, blocks(bench), made_from)
 
 
-# -- the check, and publishing ---------------------------------------------------------------------
+# -- the check -------------------------------------------------------------------------------------
 
 
 def check(args: argparse.Namespace) -> None:
     """Measure the published shapes again. Raises UserError if a ratio is worse than allowed."""
-    published = read_json(publish.GENERATED / f"{STEM}.json")
-    if published is None:
-        raise UserError("no bench is published: run `make bench`, then `make publish NAME=bench`")
+    if not (publish.GENERATED / f"{STEM}.json").exists():
+        raise UserError("no bench is published: run `make bench`, then `make publish PAGES=bench`")
+    published = page.record_of(publish.GENERATED, STEM)["made_from"]["measured"]
     args.overrides = args.overrides or published["about"]["overrides"]
     now = _measured(args, list(published["shapes"]), settings.RUNS / f"{STEM}-check")
     lines, worse = compare(published, now)
@@ -128,35 +132,6 @@ def compare(published: Record, now: Record) -> tuple[list[str], list[str]]:
         lines.append(line)
         worse += [line] if change > allowed else []
     return lines, worse
-
-
-def publish_last() -> Path:
-    """Copy the last page and its numbers to reports/generated, and record them.
-
-    Raises UserError if there is none, or if the code was not committed.
-    """
-    folder = settings.RUNS / STEM
-    bench = read_json(folder / f"{STEM}.json")
-    if bench is None:
-        raise UserError("nothing was measured yet: run `make bench`")
-    about = bench["about"]
-    if about["code_version"].endswith(publish.DIRTY):
-        raise UserError("the bench was measured with code that was not committed: run it again")
-    files = publish.copy_files(folder, [*page.files_of(folder, STEM), folder / f"{STEM}.json"])
-    record = read_published(publish.GENERATED / publish.RECORD)
-    entry = {
-        "kind": STEM,
-        "about": list(bench["shapes"]),
-        "code_versions": [about["code_version"]],
-        "finished": about["date"],
-        "devices": [f"{about['machine']}: {about['device']}"],
-        "versions": about["versions"],
-        "files": files,
-        "manifests": {},
-        "numbers": {},
-    }
-    publish.write_record(record | {"pages": {**record["pages"], STEM: entry}})
-    return publish.GENERATED / f"{STEM}.html"
 
 
 # -- figures ---------------------------------------------------------------------------------------
