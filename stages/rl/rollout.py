@@ -62,7 +62,8 @@ def sample_responses(
             row = some[::group], uniform, settings.temperature, eos_id, pad_id, formula
             responses, logprobs = sample(networks.policy, *row)
         responses = functional.truncate_after(responses, eos_id, pad_id)
-        parts.append(Sampled(queries=some, responses=responses, sampled_logprobs=logprobs))
+        drawn = {"responses": responses, "sampled_logprobs": logprobs, "uniforms": uniform}
+        parts.append(Sampled(queries=some, **drawn))
     return concatenate(parts, batch)
 
 
