@@ -6,8 +6,9 @@ trains. These checks cost one small batch and stop the run with a diagnosis befo
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.learning.heads import token_read_before
+from stages.learning.learner import Size, fitting
 from stages.learning.passes import score_responses
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
@@ -57,6 +59,8 @@ KNOWN_ANSWERS = "known_answers.json"
 EXTRA_PADS = (1, 7)
 CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
+KNOWN = 20
+"""Texts whose scores are saved with a reward model."""
 NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
 """What mends a policy of which no response ends."""
 
@@ -88,33 +92,45 @@ def check_start(
     some = rollout.rows(first.to(rollout.queries.device))
     few = next(some.passes(CHECKED, pad_id))
     known = origins.reward_model.parent / KNOWN_ANSWERS
+
+    def in_memory(rows: int, check: Callable[[int], None]) -> None:
+        size = Size(rows=rows, together=learner.accelerator.num_processes > 1)
+        fitting(learner.accelerator, size, check)
+
     if known.exists():  # a reward model from elsewhere has none
-        shift = origins.score_shift
-        replay_known_answers(networks.reward_model, known, shift, pad_id, known_bounds)
+        row = networks.reward_model, known, origins.score_shift, pad_id, known_bounds
+        in_memory(KNOWN, partial(replay_known_answers, *row))
     with learner.accelerator.autocast():
-        check_padding(networks.reward_model, few.queries, few.responses, pad_id, bounds)
+        texts = few.queries, few.responses, pad_id, bounds
+        in_memory(CHECKED, partial(check_padding, networks.reward_model, *texts))
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
-        check_ratio(learner.trained, few, settings.temperature, pad_id, bounds)
+        read = learner.trained, few, settings.temperature, pad_id, bounds
+        in_memory(CHECKED, partial(check_ratio, *read))
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
 
 def check_ratio(
-    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, bounds: Bounds
+    trained: nn.Module,
+    rollout: Rollout,
+    temperature: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
-    query_responses = torch.cat([rollout.queries, rollout.responses], dim=1)
-    real = query_responses != pad_id
-    tokens, length = query_responses.masked_fill(~real, 0), rollout.responses.shape[1]
-    new_logprobs, _ = trained(
-        "policy", tokens, real, length, LogitStatistics(temperature=temperature)
-    )
+    statistics, parts = LogitStatistics(temperature=temperature), []
+    for part in rollout.passes(size, pad_id):
+        query_responses = torch.cat([part.queries, part.responses], dim=1)
+        real = query_responses != pad_id
+        tokens, length = query_responses.masked_fill(~real, 0), part.responses.shape[1]
+        parts.append(trained("policy", tokens, real, length, statistics)[0])
     _require_small(
-        (new_logprobs - rollout.logprobs)[rollout.response_mask],
+        (torch.cat(parts) - rollout.logprobs)[rollout.response_mask],
         bounds,
         "the first ratio is not 1",
         "ppo: sampling and learning see different models (dropout left on, or padding)",
@@ -208,16 +224,29 @@ def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: Policy
         print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
 
 
+def scores_of(
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, size: int
+) -> Tensor:
+    """`score_responses` in passes of at most `size` texts."""
+    passes = zip(torch.split(queries, size), torch.split(responses, size), strict=True)
+    return torch.cat([score_responses(reward_model, *texts, pad_id) for texts in passes])
+
+
 def check_padding(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, bounds: Bounds
+    reward_model: nn.Module,
+    queries: Tensor,
+    responses: Tensor,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """A score must not depend on how many pads stand on either side."""
-    plain = score_responses(reward_model, queries, responses, pad_id)
+    plain = scores_of(reward_model, queries, responses, pad_id, size)
     for pads in EXTRA_PADS:
         left = F.pad(queries, (pads, 0), value=pad_id), responses
         right = queries, F.pad(responses, (0, pads), value=pad_id)
         for padded in (left, right):
-            difference = score_responses(reward_model, *padded, pad_id) - plain
+            difference = scores_of(reward_model, *padded, pad_id, size) - plain
             _require_small(
                 difference,
                 bounds,
@@ -246,7 +275,12 @@ def save_known_answers(
 
 @torch.no_grad()
 def replay_known_answers(
-    reward_model: nn.Module, known: Path, shift: float, pad_id: int, bounds: Bounds
+    reward_model: nn.Module,
+    known: Path,
+    shift: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = KNOWN,
 ) -> None:
     """The loaded reward model must give the scores that it was saved with, plus `shift`."""
     answers = json.loads(known.read_text(encoding="utf-8"))
@@ -256,7 +290,7 @@ def replay_known_answers(
         for column, pad in (("query", pad_left), ("response", pad_right))
     )
     expected = torch.tensor([answer["score"] + shift for answer in answers], device=device)
-    difference = score_responses(reward_model, queries, responses, pad_id) - expected
+    difference = scores_of(reward_model, queries, responses, pad_id, size) - expected
     _require_small(
         difference,
         bounds,
