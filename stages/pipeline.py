@@ -381,7 +381,7 @@ def make_goals(request: Request, args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
     )
     if execution.jobs > 1 and execution.launch and {*GRIDS} & {*args.goals}:
-        raise UserError("-j and GPUS: every run takes all cards: leave out -j, or use make slurm")
+        raise UserError("-j and GPUS: every run takes all cards: leave out -j")
     with Maker(execution, says_stop="study" in args.goals) as maker:
         if "study" in args.goals:
             cells = study_cells(request, args.presets, args.seeds, args.job)

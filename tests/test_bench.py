@@ -18,10 +18,12 @@ from reports.needs.shapes import (
     shape_of,
 )
 from reports.needs.work import STEPS, update_flops
-from reports.sharing.publish import GENERATED, RECORD
+from reports.parts import page
+from reports.sharing import publish
+from reports.sharing.publish import GENERATED
 from reports.speed import bench_page, measure, speed
 from reports.speed.speed import PEER, TRL, peer_interpreter, run_peer, task_of
-from stages.running.files import file_hash, write_json
+from stages.running.files import write_json
 from stages.settings import config as settings
 from stages.settings.command_line import config_of, make_config
 from stages.settings.config import UserError
@@ -258,7 +260,9 @@ def test_a_bench_that_is_stopped_keeps_what_it_measured(tmp_path, number):
     errors = process.communicate(timeout=60)[1]
     assert errors.startswith("stopped: runs/bench/bench.json holds what was measured; the same")
     assert process.returncode == 128 + number
-    (kept,) = json.loads((tmp_path / "runs/bench/bench.json").read_text())["shapes"].values()
+    (kept,) = page.record_of(tmp_path / "runs/bench", "bench")["made_from"]["measured"][
+        "shapes"
+    ].values()
     assert [run["seconds"] for run in kept["measured"]["ours"]] == [20.0]
     assert {path.suffix for path in (tmp_path / "runs/bench").iterdir() if path.is_file()} == {
         *(".json", ".md", ".html")
@@ -326,7 +330,19 @@ def test_the_check_fails_beyond_15_percent_of_time_and_2_of_memory_or_without_tr
     assert "nothing stands beside it" in bench_page.answer(alone)
 
 
-def test_the_page_has_a_row_for_everybody_and_is_published_with_true_hashes(place, capsys):
+def test_the_page_has_a_row_for_everybody_and_is_published_from_a_commit_alone(place, capsys):
+    dirty = found_of()
+    dirty["about"]["code_version"] = "abc-dirty"
+    bench_page.write(dirty, settings.RUNS / "bench")
+    for module, words, said in (
+        (bench_page, ["--shapes", "tiny-s:4:2", "--set", "ppo.klcoef=1"], "ppo.klcoef"),
+        (publish, ["--pages", "bench"], "not committed"),
+        (bench_page, ["--check"], "no bench is published"),
+    ):
+        with pytest.raises(SystemExit):
+            module.main(words)
+        assert said in capsys.readouterr().err
+    assert not GENERATED.exists()
     path = bench_page.write(found_of(), settings.RUNS / "bench")
     markdown = path.with_suffix(".md").read_text("utf-8")
     rows = [line.strip("| ").split(" | ") for line in markdown.splitlines() if "tiny-s" in line]
@@ -335,30 +351,8 @@ def test_the_page_has_a_row_for_everybody_and_is_published_with_true_hashes(plac
         ["PPO, tiny-s, 4 episodes", "TRL 1.9.2", "0.10", "1.00", "1.00", "4.00", "6.00"],
         ["PPO, tiny-s, 4 episodes", "lower bound", "0.40", "4.00", "0.17", "1.00", "1.00"],
     ]
-    bench_page.main(["--publish"])
-    entry = json.loads((GENERATED / RECORD).read_text())["pages"]["bench"]
-    assert {"bench.md", "bench.json"} < set(entry["files"])
-    for name, hash_ in entry["files"].items():
-        assert file_hash(GENERATED / name) == hash_
-
-
-def test_what_may_not_be_measured_published_or_checked_is_refused_in_one_line(place, capsys):
-    for words, said in (
-        (["--shapes", "tiny-s:4:2", "--set", "ppo.klcoef=1"], "ppo.klcoef"),
-        (["--publish"], "run `make bench`"),
-        (["--check"], "no bench is published"),
-    ):
-        with pytest.raises(SystemExit):
-            bench_page.main(words)
-        assert said in capsys.readouterr().err
-        assert not list(place.iterdir())  # nothing was made
-    dirty = found_of()
-    dirty["about"]["code_version"] = "abc-dirty"
-    bench_page.write(dirty, settings.RUNS / "bench")
-    with pytest.raises(SystemExit):
-        bench_page.main(["--publish"])
-    assert "not committed" in capsys.readouterr().err
-    assert not GENERATED.exists()
+    publish.main(["--pages", "bench"])
+    assert page.record_of(GENERATED, "bench")["made_from"]["measured"] == found_of()
 
 
 def test_a_check_measures_what_is_published_and_ends_with_an_error_where_it_is_worse(

@@ -101,7 +101,7 @@ def test_a_dry_run_and_other_goals_quote_what_they_pass_on(tmp_path):
         "LAUNCH",
     )
     given = [f"{name}={hostile}" for name in names]
-    for goal in ("versus", "annotate", "annotated", "power", "compare", "leaderboard", "sft"):
+    for goal in ("compare", "publish", "summarize", "sft"):
         typed(tmp_path, "-n", goal, *given)
         typed(tmp_path, goal, *given)
     assert not (tmp_path / "hacked").exists()

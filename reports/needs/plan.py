@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eval.leaderboard import with_judge
 from reports.needs import gpus, work
 from reports.needs.memory import Bytes, Setting
 from reports.needs.parts import mends, part_bytes, too_large
@@ -38,8 +37,6 @@ class Plan:
     """Share of the GPU's peak, assumed."""
     price: float = 0.0
     """USD for an hour of one GPU; 0: not known."""
-    judged: Sequence[Setting] = ()
-    """The setting once for each judge."""
 
     @property
     def gpu(self) -> gpus.Gpu:
@@ -80,14 +77,8 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
         devices=devices * args.nodes,
         sharded=engine == "fsdp2",
     )
-    judges = [config_of(with_judge(request, judge)) for judge in args.judges or [""]]
     return Plan(
-        setting=setting,
-        gpu_name=name,
-        seeds=args.seeds,
-        mfu=args.mfu,
-        price=args.price_per_hour,
-        judged=[replace(setting, config=judged) for judged in judges],
+        setting=setting, gpu_name=name, seeds=args.seeds, mfu=args.mfu, price=args.price_per_hour
     )
 
 
@@ -186,22 +177,14 @@ def cost_lines(plan: Plan) -> list[str]:
         f"disk for {seeds} seed{'s' * (seeds > 1)}: {plan.disk / GIGA:,.0f} GB (one: {sizes})",
         f"cards: {cards:,.1f} hours of one card{paid}",
     ]
-    bills = [bill_of(each, seeds) for each in plan.judged]
-    lines += [line for text, _ in bills for line in text]
-    if len(bills) > 1:
-        known = [dollars for _, dollars in bills if dollars is not None]
-        unknown = f", without {len(bills) - len(known)} of no known price" * (
-            len(known) < len(bills)
-        )
-        lines.append(f"{len(bills)} judges together: about ${sum(known):,.2f}{unknown}")
-    return lines
+    return [*lines, *bill_of(setting, seeds)]
 
 
-def bill_of(setting: Setting, seeds: int) -> tuple[list[str], float | None]:
-    """What one judge is asked for all seeds, in lines, and its price; None if that is not known."""
+def bill_of(setting: Setting, seeds: int) -> list[str]:
+    """What the judge is asked for all seeds, and its price, in lines."""
     judge, questions = setting.config.judge, gpus.questions_of(setting)
     if questions is None:
-        return [f"judge: {judge.kind}, which asks no server"], 0.0
+        return [f"judge: {judge.kind}, which asks no server"]
     told = "price not known: set judge.input_price and judge.output_price"
     dollars = None if questions.dollars is None else questions.dollars * seeds
     if dollars is not None:
@@ -212,7 +195,7 @@ def bill_of(setting: Setting, seeds: int) -> tuple[list[str], float | None]:
     return [
         f"judge: {judge.model}, {questions.calls * seeds:,} calls, {read:,.1f} M tokens read,"[:80],
         f"  {written:,.1f} M written, {told}"[:80],
-    ], dollars
+    ]
 
 
 # -- several runs ----------------------------------------------------------------------------------
@@ -249,7 +232,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="what a run needs, before anything is downloaded")
     add_arguments(parser)
     parser.add_argument("--presets", nargs="*", default=[], help="a grid: one row a preset")
-    parser.add_argument("--judges", nargs="*", default=[], help="as the leaderboard's JUDGES")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="default: the one seed")
     parser.add_argument("--gpu", default="", help="name of the GPU; default: the preset's")
     parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")

@@ -2,10 +2,9 @@
 
     python -m reports.speed.bench_page --shapes pythia-14m:32:8 pythia-70m:16:4 --runs 2
 
-measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to runs/bench/.
-The JSON is written after each measurement, so what was measured stays, however this ends.
-`--check` measures what is published again and compares the ratios; `--publish` copies what was
-measured last to reports/generated.
+measures (`reports/speed/speed.py`) and writes bench.json, bench.md and bench.html to runs/bench/
+after each measurement, so that what was measured stays, however this ends. `--check` measures what
+is published again and compares the ratios.
 
 The lower bound is the work that an update cannot do without, counted in operations without any
 padding, at the rate of a large matrix product in the same call.
@@ -26,11 +25,9 @@ from reports.parts import page
 from reports.parts.page import Block, Heading, Note, Table, Text
 from reports.parts.words import number, percent
 from reports.sharing import publish
-from reports.sharing.index import read_published
 from reports.speed import speed
 from reports.speed.speed import OURS, PEER, TRL, Record
 from stages.driving.start import signals_handled
-from stages.running.files import read_json, write_json
 from stages.running.signals import Stopped
 from stages.settings import config as settings
 from stages.settings.checks import Parser, in_one_line
@@ -49,17 +46,14 @@ RATIOS = {  # of which number, over whose, and the share by which a check lets i
 
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Measure and write the page; or check; or publish what was measured last."""
+    """Measure and write the page, or check."""
     parser = Parser(description="speed and memory, beside TRL")
     parser.add_argument("--shapes", nargs="+", default=[], help="preset:batch:microbatch")
     parser.add_argument("--runs", type=int, default=2, help="of each measurement")
     add_overrides(parser)
     parser.add_argument("--check", action="store_true", help="compare with what is published")
-    parser.add_argument("--publish", action="store_true", help="publish what was measured last")
     args = parser.parse_args(argv)
-    if args.publish:
-        print(page.for_terminal(["published:"], publish_last()))
-    elif args.check:
+    if args.check:
         check(args)
     else:
         folder = settings.RUNS / STEM
@@ -79,34 +73,42 @@ def _measured(args: argparse.Namespace, shapes: Sequence[str], folder: Path) -> 
     try:
         with signals_handled("make bench"):
             for bench in speed.measured(cases, args.runs, folder / "work"):
-                write_json(folder / f"{STEM}.json", bench)
+                write(bench, folder)
     except Stopped as stopped:
         kept = f"{folder}/{STEM}.json holds what was measured" if bench else "nothing was measured"
         print(f"stopped: {kept}; the same command begins again", file=sys.stderr)
         raise SystemExit(128 + stopped.number) from None
     finally:
         shutil.rmtree(folder / "work", ignore_errors=True)
-        if bench:
-            write(bench, folder)
     return bench
 
 
 def write(bench: Record, folder: Path) -> Path:
     """Write the numbers and the page of them; returns the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{STEM}.json", bench)
-    beside = f", beside {TRL}" if bench["about"]["peers"] else ""
-    return page.write(folder, STEM, f"Speed and memory{beside}", blocks(bench))
+    about = bench["about"]
+    made_from = {
+        "kind": STEM,
+        "names": list(bench["shapes"]),
+        "judges": [],
+        "code_versions": [about["code_version"]],
+        "finished": about["date"],
+        "devices": [f"{about['machine']}: {first_run(bench)['device']}"],
+        "versions": about["versions"],
+        "stages": {},
+        "measured": bench,
+    }
+    beside = f", beside {TRL}" if about["peers"] else ""
+    return page.write(folder, STEM, f"Speed and memory{beside}", blocks(bench), made_from)
 
 
-# -- the check, and publishing ---------------------------------------------------------------------
+# -- the check -------------------------------------------------------------------------------------
 
 
 def check(args: argparse.Namespace) -> None:
     """Measure the published shapes again. Raises UserError if a ratio is worse than allowed."""
-    published = read_json(publish.GENERATED / f"{STEM}.json")
-    if published is None:
-        raise UserError("no bench is published: run `make bench`, then `make publish NAME=bench`")
+    if not (publish.GENERATED / f"{STEM}.json").exists():
+        raise UserError("no bench is published: run `make bench`, then `make publish PAGES=bench`")
+    published = page.record_of(publish.GENERATED, STEM)["made_from"]["measured"]
     args.overrides = args.overrides or published["about"]["overrides"]
     now = _measured(args, list(published["shapes"]), settings.RUNS / f"{STEM}-check")
     lines, worse = compare(published, now)
@@ -129,35 +131,6 @@ def compare(published: Record, now: Record) -> tuple[list[str], list[str]]:
         lines.append(line)
         worse += [line] if change > allowed else []
     return lines, worse
-
-
-def publish_last() -> Path:
-    """Copy the last page and its numbers to reports/generated, and record them.
-
-    Raises UserError if there is none, or if the code was not committed.
-    """
-    folder = settings.RUNS / STEM
-    bench = read_json(folder / f"{STEM}.json")
-    if bench is None:
-        raise UserError("nothing was measured yet: run `make bench`")
-    about = bench["about"]
-    if about["code_version"].endswith(publish.DIRTY):
-        raise UserError("the bench was measured with code that was not committed: run it again")
-    files = publish.copy_files(folder, [*page.files_of(folder, STEM), folder / f"{STEM}.json"])
-    record = read_published(publish.GENERATED / publish.RECORD)
-    entry = {
-        "kind": STEM,
-        "about": list(bench["shapes"]),
-        "code_versions": [about["code_version"]],
-        "finished": about["date"],
-        "devices": [f"{about['machine']}: {first_run(bench)['device']}"],
-        "versions": about["versions"],
-        "files": files,
-        "manifests": {},
-        "numbers": {},
-    }
-    publish.write_record(record | {"pages": {**record["pages"], STEM: entry}})
-    return publish.GENERATED / f"{STEM}.html"
 
 
 # -- figures ---------------------------------------------------------------------------------------
