@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.needs.memory import Setting
-from reports.needs.shapes import (
-    QUERY_TOKENS,
-    lengths_of,
-    policy_parameters,
-    scorer_parameters,
-    shape_of,
-)
+from reports.needs import memory
+from reports.needs.shapes import QUERY_TOKENS, parameters, shape_of
 from reports.needs.work import STEPS, update_flops
 from reports.parts import page
 from reports.sharing import publish
@@ -66,7 +60,7 @@ def test_a_whole_update_is_measured_with_its_steps_peak_tokens_and_least_memory(
     assert sum(steps) <= update["seconds"]
     assert min(update["peak"], update["matrix_rate"] - 1e8) > 0
     shape = shape_of(config_of(case.request).base)
-    policy, scorer = policy_parameters(shape), scorer_parameters(shape)
+    policy, scorer = parameters(shape), parameters(shape, scalar=True)
     learned, frozen = (
         (policy + scorer, policy + scorer) if group == 1 else (policy, policy + scorer)
     )
@@ -111,9 +105,7 @@ def test_the_work_of_a_rival_counts_a_query_once_and_no_critic():
 
 
 def setting_of(stage):
-    config = config_of(CASES[stage].request)
-    shape = shape_of(config.base)
-    return Setting(config=config, shape=shape, lengths=lengths_of(config), on_gpu=False)
+    return memory.setting_of(config_of(CASES[stage].request), on_gpu=False)
 
 
 def test_synthetic_queries_have_the_mean_length_of_real_ones_and_end_at_the_limit():

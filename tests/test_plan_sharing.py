@@ -1,18 +1,25 @@
-"""What `make plan` counts where several cards share the weights, by hand."""
+"""The plan where several cards share the weights, and beside what stages hold."""
 
 import subprocess
 import sys
+import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting, saved_activations
+from reports.needs.memory import saved_activations, setting_of
 from reports.needs.parts import part_bytes
 from reports.needs.plan import lines_of, parse
-from reports.needs.shapes import PUBLISHED, lengths_of
+from reports.needs.shapes import PUBLISHED
 from reports.needs.work import work_of
+from stages import normalize
+from stages.posts.ragged import TokenizedSplit, make_ragged
 from stages.settings.command_line import make_config
 from stages.settings.config import UserError
 from tests.test_plan import setting
@@ -76,7 +83,43 @@ def test_what_fits_when_the_cards_share_the_weights_is_told_the_engine():
         lines_of(parse(["--preset", "pythia-6.9b", "--engine", "zero3"]))
 
 
-# -- beside a training step that is measured -------------------------------------------------------
+# -- beside what stages hold -----------------------------------------------------------------------
+
+
+def test_normalize_holds_one_network_at_a_time_as_it_is_planned(tmp_path, monkeypatch):
+    """Two stood beside each other: 9.3 GiB at pythia-1b on an H100, where 6.7 were planned."""
+    networks: list[Any] = []
+
+    def load(folder):
+        assert [network() for network in networks] == [None] * len(networks)
+        module = torch.nn.Linear(1, 1)
+        networks.append(weakref.ref(module))
+        return module
+
+    @contextmanager
+    def opened(config, *_):
+        finish = {"require": lambda stage: tmp_path, "resume": None, "finish": lambda results: None}
+        yield SimpleNamespace(config=config, partial=tmp_path, **finish)
+
+    columns = {name: make_ragged([[1]] * 4) for name in ("queries", "summaries")}
+    split = TokenizedSplit(columns=columns, rows=[{"id": str(row)} for row in range(4)])
+    for name, other in {
+        "load_reward_model": load,
+        "open_stage": opened,
+        "load_split": lambda *_: split,
+        "score_rows": lambda *_, **__: torch.zeros(4),
+        **dict.fromkeys(("load_tokenizer", "save_model", "shift_scores"), lambda *_: None),
+        "keep_known_answers": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(normalize, name, other)
+    normalize.normalize(make_config("tiny", name="x", overrides=("memory.cpu_threads=1",)))
+    assert len(networks) == 2
+    given = setting(forward_batch_size=64)
+    held = part_bytes(given)["references"]
+    assert (held.weights, held.optimizer) == (4 * 908_761_089, 0)
+    config = replace(given.config, normalize=replace(given.config.normalize, posts=32))
+    assert part_bytes(replace(given, config=config))["references"].activations < held.activations
+
 
 STEP = """
 import sys
@@ -125,6 +168,6 @@ def test_the_plan_is_within_15_percent_of_a_measured_training_step(tmp_path):
         words, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
     )
     run = make_config("pythia-70m", name="measured", overrides=overrides)
-    setting = Setting(config=run, shape=shape, lengths=lengths_of(run), on_gpu=False)
-    planned = part_bytes(setting)["sft step"].total + CPU_SCRATCH
+    small_one = replace(setting_of(run, on_gpu=False), shape=shape)
+    planned = part_bytes(small_one)["sft step"].total + CPU_SCRATCH
     assert planned == pytest.approx(int(done.stdout.split()[-1]), rel=0.15)

@@ -19,9 +19,9 @@ import torch
 from accelerate import Accelerator
 
 from reports.needs.inputs import draw_weights
-from reports.needs.memory import Setting
+from reports.needs.memory import setting_of
 from reports.needs.parts import update_floor
-from reports.needs.shapes import Shape, lengths_of, policy_parameters, shape_of
+from reports.needs.shapes import Shape, parameters, shape_of
 from reports.needs.work import update_flops
 from reports.speed.meter import Meter, hold, matrix_rate
 from reports.speed.speed import EOS_ID, LABELS, QUERIES
@@ -70,7 +70,7 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     draw_weights(published, config.seed, folder / "model")
     scorer = new_reward_model(folder / "model", stream(config.seed, "reward head"))
     scorer.save_pretrained(folder / "reward_model")
-    return {"parameters": policy_parameters(published)}
+    return {"parameters": parameters(published)}
 
 
 def synthetic_queries(published: Shape, limit: int, count: int) -> list[list[int]]:
@@ -88,9 +88,7 @@ def measure_update(config: Config, folder: Path, stage: str) -> dict[str, Any]:
     """
     accelerator = make_accelerator(config)
     meter = Meter(torch.device(accelerator.device))
-    setting = Setting(
-        config=config, shape=shape_of(config.base), lengths=lengths_of(config), on_gpu=meter.on_gpu
-    )
+    setting = setting_of(config, on_gpu=meter.on_gpu)
     settings: PolicyGradient = getattr(config, stage)
     samples = settings.samples_per_query
     rate = matrix_rate(meter, setting.half)
