@@ -21,7 +21,7 @@ from stages.learning.models import load_reward_model, load_tokenizer, save_model
 from stages.learning.passes import score_responses
 from stages.posts.ragged import TokenizedSplit, load_split, pad_left, pad_right, rows_of
 from stages.rl.start_checks import KNOWN, KNOWN_ANSWERS, save_known_answers, scores_of
-from stages.runs import open_stage
+from stages.runs import Run, open_stage
 from stages.settings.checks import UserError
 from stages.settings.config import Config
 from stages.settings.families import CHECKED_ROWS
@@ -39,16 +39,8 @@ def normalize(config: Config) -> None:
         train = load_split(run.require("base") / "data", "sft_train")
         if config.normalize.posts:
             train = rows_of(train, evenly(len(train), config.normalize.posts))
-        rm = run.require("rm")
-        tokenizer = load_tokenizer(rm / "model")
-        reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
+        before = shift(accelerator, run, train)
         size, keep = config.memory.forward_batch_size, run.resume
-        score = partial(score_rows, accelerator, reward_model, train)
-        before = reference_scores(accelerator, score, train, size, "reference scores", keep)
-        shift_scores(reward_model, -before.mean().item())
-        if accelerator.is_main_process:
-            save_model(reward_model, tokenizer, run.partial / "model")
-        accelerator.wait_for_everyone()
         saved = load_reward_model(run.partial / "model").to(accelerator.device).eval()
         some = evenly(len(train), CHECKED_ROWS)
         checked, expected = rows_of(train, some), (before - before.mean())[some]
@@ -73,6 +65,22 @@ def normalize(config: Config) -> None:
             "padding_difference_over_0.01": (side.abs() > 1e-2).double().mean().item(),
         }
         run.finish(results)
+
+
+def shift(accelerator: Accelerator, run: Run, train: TokenizedSplit) -> Tensor:
+    """Save the reward model with the mean score of the references as its 0; their scores before.
+
+    The network ends here, so that the saved one does not stand beside it on the device.
+    """
+    rm, size = run.require("rm"), run.config.memory.forward_batch_size
+    reward_model = load_reward_model(rm / "model").to(accelerator.device).eval()
+    score = partial(score_rows, accelerator, reward_model, train)
+    before = reference_scores(accelerator, score, train, size, "reference scores", run.resume)
+    shift_scores(reward_model, -before.mean().item())
+    if accelerator.is_main_process:
+        save_model(reward_model, load_tokenizer(rm / "model"), run.partial / "model")
+    accelerator.wait_for_everyone()
+    return before
 
 
 def evenly(rows: int, count: int) -> list[int]:
