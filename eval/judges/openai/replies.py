@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
+from eval.judges.prompt import own_words
 from eval.judges.protocol import CONTENT_FILTER, FILTERED, TOO_LONG, Row
 from stages.settings.checks import UserError
 from stages.settings.judge import JudgeSettings
@@ -24,8 +25,6 @@ from stages.settings.judge_models import is_model
 
 # Where servers put what a model thought: vLLM and transformers, Ollama and OpenRouter.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-# Where the template has opened a thought, a reply shows its end alone.
-THOUGHT_TAG = re.compile("</?think>")
 # By words of OpenAI and Azure, vLLM, llama.cpp, Anthropic, Google and TGI; `code` or `message`.
 LENGTH = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
@@ -118,7 +117,7 @@ def text_of(message: Row) -> tuple[str, bool]:
     if parts:
         content = "".join(plain(part.get("text")) for part in parts if part.get("type") == "text")
     text = plain(content or message.get("refusal"))
-    has_thought = any(message.get(name) for name in THOUGHTS) or bool(THOUGHT_TAG.search(text))
+    has_thought = any(message.get(name) for name in THOUGHTS) or own_words(text) != text
     return text, has_thought or any(part.get("type") == "thinking" for part in parts)
 
 
