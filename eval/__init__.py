@@ -4,18 +4,12 @@ summaries      what each policy writes about held-out posts
 summarize      what each policy writes about one post that is typed
 outputs        summaries that exist already, in files
 output_rows    what a row of such a file says
-questions      what a judge is asked: about summaries, controls and pairs
+questions      what a judge is asked: about summaries and controls
 judge          each summary against the reference, in both orders
 win_rate       win rates against the reference, with intervals; proxy and gold scores
 control_texts  texts whose worth is known from how they were made
 controls       these texts, judged by the same judge
 calibration    the judge beside labelled comparisons
-annotations    people as judges, and how far they agree
-versus         two policies against each other
-power          posts and dollars that show a difference
-pairs          all pairs of systems, against each other
-standings      all systems by one judge, several, a panel
-leaderboard    the command that makes all of it
 judges         who compares
 rates          what follows from verdicts
 """

@@ -32,8 +32,8 @@ from eval.judges.protocol import (
     judge_all,
 )
 from eval.questions import RunQuestions, comparison_of, questions_about, to_repeat
+from eval.rates.agreement import fleiss_over_posts
 from eval.rates.formulas import as_plain, clustered_share, post_numbers
-from eval.rates.strengths import fleiss_over_posts
 from stages.driving.start import run_stage
 from stages.running.files import cut_file, read_lines, whole_lines
 from stages.runs import Run, open_stage, write_rows
@@ -55,7 +55,7 @@ def judge_summaries(config: Config) -> dict[str, Any]:
     with open_stage(config, "judge") as run:
         policies = read_policies(run.require("summaries"))
         judge = make_judge(config, policies)
-        # Controls and pairs that an earlier try has asked about have spent of the same money.
+        # Controls that an earlier try has asked about have spent of the same money.
         beside = RunQuestions(config, policies)
         judgements = judge_both_orders(run, judge, policies, f"judge {judge.about.kind}", beside)
         again = ask_again(run, judge, policies, judgements, beside)
@@ -124,11 +124,6 @@ def make_judge(config: Config, policies: dict[str, list[Row]]) -> Judge:
         return GoldJudge(config)
     if config.judge.kind == "reward_model":
         return RewardModelJudge(row for rows in policies.values() for row in rows)
-    if config.judge.kind == "local":
-        from eval.judges.local import LocalJudge  # needs torch
-
-        batch_size = config.memory.forward_batch_size
-        return LocalJudge(config.judge.model, batch_size, config.judge.axis)
     check_asking(config)
     cache = settings.RUNS / "judge_cache" / "replies.sqlite"
     return OpenAIJudge(config.judge, cache)
@@ -225,7 +220,6 @@ def judgement(about: About, policy: str, row: Row, order: str, reply: Reply) -> 
         "id": row["id"],
         "order": order,
         "verdict": VERDICTS[order][reply.choice],
-        "confidence": reply.confidence,
         "judge": about.name,
         "requested_model": reply.requested_model,
         "model": reply.model,

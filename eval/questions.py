@@ -1,4 +1,4 @@
-"""What a run asks its judge: about summaries, controls and pairs of systems, under one cap.
+"""What a run asks its judge: about summaries and controls, under one cap.
 
 A row names its post, with a `summary` and the `reference` that it is compared with.
 """
@@ -6,11 +6,9 @@ A row names its post, with a `summary` and the `reference` that it is compared w
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from eval.control_texts import CONTROLS, SELF, control_texts
 from eval.judges.protocol import VERDICTS, Comparison, Row
-from eval.win_rate import pair_name
 from stages.settings.config import Config
 from stages.settings.judge import REPEATED, JudgeSettings
 from stages.settings.prompt import PROMPT
@@ -32,8 +30,7 @@ class RunQuestions:
     """All that a run may ask its judge about some policies: what counts towards its cap.
 
     Whether a stage has asked its part yet makes no difference: what was not asked cost nothing.
-    Each question is made when its turn comes, every time anew: all pairs of many systems together
-    would not fit into memory.
+    Each question is made when its turn comes, every time anew.
     """
 
     config: Config
@@ -43,8 +40,6 @@ class RunQuestions:
         config, policies = self.config, self.policies
         yield from questions_about(config, policies, config.judge.repeats)
         yield from questions_about(config, rows_for(config, next(iter(policies.values()))))
-        for name, rows in each_pair(policies):
-            yield from questions_about(config, {name: rows})
 
 
 def questions_about(
@@ -102,25 +97,3 @@ def control_rows(posts: list[Row], prompt: str = PROMPT) -> dict[str, list[Row]]
                 kept = {key: post[key] for key in ("id", "query", "reference")}
                 rows[name].append({**kept, "summary": text.strip()})
     return rows
-
-
-# -- pairs of systems ------------------------------------------------------------------------------
-
-
-def pair_rows(policies: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """For all pairs of systems the first one's rows, with the other's summary as the reference."""
-    return dict(each_pair(policies))
-
-
-def each_pair(policies: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    """The pairs of `pair_rows`, each made when its turn comes."""
-    by_post = {name: {row["id"]: row for row in rows} for name, rows in policies.items()}
-    for a, b in combinations(policies, 2):
-        yield (
-            pair_name(a, b),
-            [
-                {**row, "reference": other["summary"]}
-                for post, row in by_post[a].items()
-                if (other := by_post[b].get(post))
-            ],
-        )

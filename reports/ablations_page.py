@@ -13,8 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from eval.rates.formulas import mean_of_seeds, p_of_seeds
-from eval.rates.strengths import holm
+from eval.rates.formulas import holm, mean_of_seeds, p_of_seeds
 from reports.parts import gained, page, words
 from reports.parts.ablated import POLICY, AblatedRun, SeedsOfRun, collect, taken_stages, there
 from reports.parts.collect import Record

@@ -10,6 +10,7 @@ evaluated the run.
 from reports.parts import page
 from reports.parts.collect import SIDE, flags_of, load_run, results_of
 from reports.parts.page import Block, Heading, Text
+from reports.parts.run_report import made_from
 from reports.parts.sentences import checks_of_judge
 from reports.parts.words import Row, estimate, in_points
 from reports.sections.calibration import calibration, corrected_rates
@@ -30,7 +31,10 @@ def main(argv: list[str] | None = None) -> None:
     with mirrored_by(open_mirrors), open_stage(config, "calibration_report") as run:
         run.inputs = inputs_now(config, "calibration_report")
         made = blocks(config, results)
-        path = page.write(run.partial, stem, f"Calibration of the judge, {config.name}", made)
+        folders = [stage_folder(config, stage) for stage in run.inputs]
+        origin = made_from("calibration", [config.name], folders)
+        title = f"Calibration of the judge, {config.name}"
+        path = page.write(run.partial, stem, title, made, origin)
         run.finish({})
     print(f"report: {run.folder / path.name}")
 

@@ -93,10 +93,7 @@ def write_page(texts: Sequence[str], judge: str = "") -> tuple[Path, list[str]]:
     made = blocks(entries, pairs, left_out)
     records = [run for entry in entries for run in entry.runs]
     names = list(dict.fromkeys(entry.name for entry in entries))
-    command = f'make compare RUNS="{" ".join(sides)}"'
-    path = write_about_runs(
-        stem_about("compare", about), title, made, names, records, {"command": command}
-    )
+    path = write_about_runs(stem_about("compare", about), title, made, names, records)
     return path, [conclusion(pair) for pair in pairs]
 
 
@@ -119,6 +116,7 @@ def blocks(
         Heading("Each beside the first"),
         *(Text(conclusion(pair)) for pair in pairs),
         *gained.tables(entries),
+        *gained.over_kl(entries, colors_of(entries)),
         summaries(entries, pairs),
         each_seed(entries),
         Heading("Changed posts"),

@@ -9,16 +9,28 @@ writes for the others: the page, headline.txt and numbers.json.
 from functools import partial
 from pathlib import Path
 
-from eval.standings import has_rate, standings
-from eval.win_rate import summary_texts
-from reports.parts import run_report, sentences
+from eval.rates.formulas import holm
+from eval.win_rate import names_of_pair
+from reports.parts import plots, run_report, sentences
 from reports.parts.collect import Record, judged_row
-from reports.parts.page import Block, Heading, Text
+from reports.parts.page import Block, Table, Text
 from reports.parts.run_report import Report, hashes
-from reports.parts.words import Row, at_equal_length, judge, posts_of
-from reports.sections import calibration, judging, made_with, samples, systems
+from reports.parts.words import (
+    Row,
+    at_equal_length,
+    judge,
+    percent,
+    posts_of,
+    share,
+    unjudged_share,
+    whole,
+)
+from reports.sections import calibration, judging, made_with, samples
 from stages.driving.start import run_stage
 from stages.running.progress import shortened
+from stages.settings.judge import MOST_UNJUDGED
+
+LEVEL = 0.05  # a corrected p-value below it counts as a difference
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,14 +43,12 @@ def report(record: Record, path: Path) -> Report:
     numbers = judged_row(record) | {"name": record.name, "seed": record.seed}
     summaries = record.results("summaries")  # where the file had such systems
     numbers |= {key: summaries.get(key) for key in ("reference_system", "given_names")}
-    numbers |= {"differences": {}}  # the table of systems has them, corrected for their number
-    judgements = record.rows("judge", "judgements.jsonl")
-    standing = standings(judgements, summary_texts(record.folders["summaries"]))
+    wins = record.results("win_rate")
     return Report(
         title=f"Judged: {record.name}",
-        blocks=blocks(record, numbers, standing),
-        numbers=numbers | {"standings": standing},
-        headline=headline(numbers, standing, path),
+        blocks=blocks(record, numbers, wins),
+        numbers=numbers,
+        headline=headline(numbers, wins, path),
         without_the_data=True,  # the posts may be others' words
     )
 
@@ -46,17 +56,14 @@ def report(record: Record, path: Path) -> Report:
 write_report = partial(run_report.write_report, make=report)
 
 
-def blocks(record: Record, numbers: Row, standing: Row) -> list[Block]:
+def blocks(record: Record, numbers: Row, wins: Row) -> list[Block]:
     """The page, from the result down to the hashes."""
     return [
-        sentences.lead(answer(numbers, standing), sentences.distrust([numbers])),
-        systems.table(standing),
-        *systems.figure(standing),
+        sentences.lead(answer(numbers, wins), sentences.distrust([numbers])),
+        table(wins),
+        *figure(wins),
         *sentences.against(caveats(numbers)),
-        Heading("All pairs of systems"),
-        *systems.left_out(standing),
         *_given_names(numbers),
-        *systems.differences(standing),
         *samples.blocks(record),
         *judging.blocks(record, numbers),
         *run_report.prompts([record.settings["judge"]]),
@@ -64,6 +71,94 @@ def blocks(record: Record, numbers: Row, standing: Row) -> list[Block]:
         *made_with.settings_tables(record.settings, record.preset),
         *made_with.provenance(record, hashes(record)),
     ]
+
+
+def has_rate(system: Row) -> bool:
+    """Whether so few of a system's posts are unjudged that its rate may be given."""
+    return bool(system["win_rate"] is not None and system["unjudged"] <= MOST_UNJUDGED)
+
+
+def in_order(wins: Row) -> dict[str, Row]:
+    """What the win rates hold of each system, the best raw rate first."""
+    worth = {name: row["win_rate"] or 0.0 for name, row in wins["policies"].items()}
+    return {name: wins["policies"][name] for name in sorted(worth, key=worth.__getitem__)[::-1]}
+
+
+def rate(system: Row) -> str:
+    """A system's raw win rate with its interval; a dash if too many posts are unjudged."""
+    if not has_rate(system):
+        return unjudged_share(system["unjudged"])
+    return share(system["win_rate"], system["low"], system["high"])
+
+
+def _at_equal_length(system: Row) -> str:
+    return at_equal_length(system["statistics"]["length_controlled"] if has_rate(system) else None)
+
+
+def table(wins: Row) -> Table:
+    """All systems, best first."""
+    rows = [
+        [name, rate(row), _at_equal_length(row), whole(row["posts"]), percent(row["unjudged"])]
+        for name, row in in_order(wins).items()
+    ]
+    caption = (
+        "Best raw win rate first. Win rate: share of the system's judged posts on which its summary"
+        " is preferred to the reference, a tie counting half. At equal length: what a model of"
+        " order and length leaves; it stands beside the raw rate and not in its place. What the"
+        " first paragraph claims holds after Holm's correction for all systems and pairs."
+    )
+    header = ("", "win rate [95%]", "at equal length", "posts", "unjudged")
+    return Table(header, rows, caption, strong=True)
+
+
+def figure(wins: Row) -> list[Block]:
+    """The win rates with their intervals; none where no system has one."""
+    drawn = [
+        (name, plots.OTHER, row["win_rate"], row["low"], row["high"])
+        for name, row in in_order(wins).items()
+        if has_rate(row)
+    ]
+    return [*plots.win_rate_figure(drawn)]
+
+
+def leads(wins: Row) -> str:
+    """Which system leads, whether it beats the next one reliably, and where it stands to the
+    reference; p-values are corrected after Holm for all systems, and for all pairs of them.
+
+    Of one system: whether it beats the reference, loses to it, or is inconclusive against it.
+    """
+    systems = in_order(wins)
+    given = [name for name in systems if has_rate(systems[name])]
+    if not given:
+        return "No system has a rate: too many comparisons had no verdict."
+    best, first = systems[given[0]], given[0]
+    p_values = [systems[name]["p_value"] for name in given]
+    stands = beside_reference(best, holm(p_values)[0])
+    if len(systems) == 1:
+        return f"{first} {stands}: {rate(best)}."
+    if len(given) == 1:
+        return f"{first} leads with {rate(best)}, the only one with a rate. It {stands}."
+    pairs = {names_of_pair(name): gap for name, gap in wins["differences"].items()}
+    pairs = {names: gap for names, gap in pairs.items() if set(names) <= {*given}}
+    corrected = holm([gap["p_value"] for gap in pairs.values()])
+    apart = {frozenset(names): p < LEVEL for names, p in zip(pairs, corrected, strict=True)}
+    same = [name for name in given[1:] if not apart.get(frozenset((first, name)), False)]
+    if given[1] not in same:
+        lead = f"{first} leads with {rate(best)} and is reliably better than the next, {given[1]}"
+    else:
+        lead = f"{first} leads with {rate(best)}, but its lead over {', '.join(same)} is"
+        lead += " inconclusive"
+    return f"{lead}. It {stands}."
+
+
+def beside_reference(system: Row, corrected: float) -> str:
+    """What a system's interval says of it and the reference, where the p-value corrected for the
+    number of systems bears it out: the best of many equal ones stands above by chance.
+    """
+    if corrected < LEVEL and not system["low"] <= sentences.NO_GUESS <= system["high"]:
+        above = system["low"] > sentences.NO_GUESS
+        return f"reliably {'beats' if above else 'LOSES to'} the reference"
+    return "is inconclusive against the reference"
 
 
 def caveats(numbers: Row) -> list[str]:
@@ -85,38 +180,27 @@ def _given_names(numbers: Row) -> list[Block]:
     return [Text(f"Names that no file can have are replaced: {names_given}.")] if names else []
 
 
-def answer(numbers: Row, standing: Row) -> str:
+def answer(numbers: Row, wins: Row) -> str:
     """Who leads, and what was judged."""
-    count = len(standing["systems"])
+    count = len(wins["policies"])
     many = f"{count} systems'" if count > 1 else "one system's"
     system = numbers.get("reference_system")
     which = f" which is the system {system}," if system else ""
     return (
-        f"{systems.leads(standing)} We judged {many} summaries of {_posts(standing)} as they are:"
+        f"{leads(wins)} We judged {many} summaries of {posts_of(wins['posts'])} as they are:"
         f" no run here wrote them. Each was compared with the reference,{which} in"
         " both orders."
     )
 
 
-def _posts(standing: Row) -> str:
-    """How many posts the rates rest on, and of how many where some system lacks others."""
-    if not standing["left_out"]:
-        return posts_of(standing["posts"])
-    everything = standing["posts"] + standing["left_out"]
-    return f"{posts_of(standing['posts'])} that all have (of {everything:,})"
-
-
-def headline(numbers: Row, standing: Row, path: Path) -> str:
+def headline(numbers: Row, wins: Row, path: Path) -> str:
     """The result for a terminal of 80 columns; ends with the page's path."""
-    names = shortened(list(standing["systems"]), 22)
+    systems = in_order(wins)
     lines = [f"  {'':22} {'win rate [95%]':22} at equal length"]
-    for name, system in zip(names, standing["systems"].values(), strict=True):
-        length = system["statistics"]["length_controlled"] if has_rate(system) else None
-        line = f"  {name:22} {systems.rate(system):22} {at_equal_length(length)}"
-        lines.append(line[:80].rstrip())
-    title = f"{numbers['name']}: {_posts(standing)}, judged by {judge(numbers)}"
-    leads = systems.leads(standing)
-    return run_report.headline(title, [lines], leads, caveats(numbers), path)
+    for name, system in zip(shortened([*systems], 22), systems.values(), strict=True):
+        lines.append(f"  {name:22} {rate(system):22} {_at_equal_length(system)}"[:80].rstrip())
+    title = f"{numbers['name']}: {posts_of(wins['posts'])}, judged by {judge(numbers)}"
+    return run_report.headline(title, [lines], leads(wins), caveats(numbers), path)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ rival is a straight line over the square root of KL. Two rivals are compared whe
 seed by seed; nothing is extrapolated.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -75,8 +74,7 @@ def write_page(name: str, kl_coefs: Sequence[str], judge: str = "") -> str:
     if not points:
         raise UserError(f"no policy of {', '.join(names)} has a win rate: see the judge's replies")
     made = blocks(records, points, left_out)
-    again = {"command": f"make rivals NAME={name} PENALTIES={shlex.quote(' '.join(kl_coefs))}"}
-    path = write_about_runs(stem, f"Rivals of PPO from run {name}", made, names, records, again)
+    path = write_about_runs(stem, f"Rivals of PPO from run {name}", made, names, records)
     return page.for_terminal([answer(points)], path)
 
 

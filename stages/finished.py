@@ -35,8 +35,7 @@ class Problem(NamedTuple):
         return self.text
 
 
-BESIDE = ("versus", "leaderboard")  # other commands
-GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values() if row.goal not in BESIDE))
+GOALS = tuple(dict.fromkeys(row.goal for row in STAGES.values()))
 MISSING = Problem("is missing")
 
 

@@ -26,8 +26,7 @@ def first_true_index(x: Tensor) -> Tensor:
 def truncate_after(responses: Tensor, stop_id: int, pad_id: int) -> Tensor:
     """Responses cut after their first stop token, which is kept; what follows becomes padding.
 
-    Shapes: responses [B, T] -> [B, T]. Rows without a stop token stay as they are.
-    Source: Huang et al. 2024, detail 23 (EOS trick).
+    Shapes: responses [B, T] -> [B, T]. Source: Huang et al. 2024, detail 23 (EOS trick).
     """
     stop_index = first_true_index(responses == stop_id).unsqueeze(-1)
     positions = torch.arange(responses.shape[1], device=responses.device)
@@ -58,18 +57,6 @@ def penalize_missing_eos(
     """
     contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
     return torch.where(contains_eos, scores, torch.full_like(scores, penalty))
-
-
-def subtract_missing_eos(
-    scores: Tensor, postprocessed_responses: Tensor, eos_id: int, penalty: float
-) -> Tensor:
-    """Scores with `penalty` added to the score of every response without EOS.
-
-    Shapes: scores [B], postprocessed_responses [B, T] -> [B]. penalty: in reward units, below 0.
-    Source: TRL since September 2024; Huang et al. 2024 replaces it (`penalize_missing_eos`).
-    """
-    contains_eos = (postprocessed_responses == eos_id).any(dim=-1)
-    return torch.where(contains_eos, scores, scores + penalty)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -211,6 +198,19 @@ def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> tuple[Tens
         reversed_advantages.append(running)
     advantages = torch.stack(reversed_advantages, dim=1).flip(1)
     return advantages, advantages + values
+
+
+def minus_mean_return(rewards: Tensor, gamma: float) -> Tensor:
+    """Advantages without a critic: each token's return minus the mean return of whole episodes.
+
+    G_t - mean of G_0, with G_t = r_t + gamma * G_{t+1}: score and KL from this token on. Whitening
+    with a shifted mean takes the constant out again. Mask it: after an episode it is not 0.
+
+    Shapes: rewards [B, T] of all episodes, 0 where they do not count -> [B, T].
+    Source: Williams 1992; one side of the gate in Pan et al. 2026 (arXiv 2604.19485).
+    """
+    returns, _ = gae(rewards, torch.zeros_like(rewards), gamma, 1.0)
+    return returns - returns[:, 0].mean()
 
 
 def minus_group_mean(rewards: Tensor, group_size: int) -> Tensor:

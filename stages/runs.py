@@ -160,11 +160,11 @@ class Run:
                 mirror.append(name, row)
 
     @property
-    def halvings(self) -> list[dict[str, int]]:
-        """The microbatches that did not fit into memory: update, size, and size from then on."""
+    def halvings(self) -> list[dict[str, Any]]:
+        """What did not fit into memory: update, setting, its value, and its value from then on."""
         return halvings(self.folder)
 
-    def note_halving(self, halving: dict[str, int]) -> None:
+    def note_halving(self, halving: dict[str, Any]) -> None:
         """Add one. The process that ran out of memory writes, main or not: others hear no more."""
         self.resume.mkdir(exist_ok=True)
         # Processes with equal rows run out together, and one renames what the others would.
@@ -222,7 +222,7 @@ def write_rows(run: Run, name: str, rows: Sequence[dict[str, Any]]) -> None:
         write_lines(run.partial / name, rows)
 
 
-def halvings(folder: Path) -> list[dict[str, int]]:
+def halvings(folder: Path) -> list[dict[str, Any]]:
     """`Run.halvings` of the stage that is under way for a folder."""
     return read_json(partial_of(folder) / RESUME / HALVED) or []
 

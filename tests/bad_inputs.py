@@ -128,10 +128,8 @@ MAKE: list[tuple[str, str]] = [
     ("sft|LAUNCH=a 'b", "LAUNCH=a 'b: No closing quotation"),
     ("sft|study", "study stands alone"),
     ("status|NAME=gone", "unknown run 'gone'"),
-    ("leaderboard|JUDGE=foo", "JUDGE is for scaling compare"),
     ("eval|JUDGE=foo", "JUDGE is for scaling compare"),
-    ("slurm|JOB=sft pppo", "unknown goal 'pppo': did you mean ppo"),
-    ("slurm|MAX_COST=abc", "MAX_COST=abc: give dollars above 0"),
+    ("publish", "name the pages"),
     ("sft|eval|NAME=x|SET=judge.kind=openai", "without a server: SET=judge.kind=reward_model"),
     ("sft|rm|pppo", "unknown goal 'pppo'"),
     ("sft|MAXCOST=5", "unknown make variable 'MAXCOST': did you mean MAX_COST"),
@@ -187,15 +185,16 @@ def only_bin(content: bytes) -> Change:
 
 
 LOADS = "model model does not load: "
+NEW, OLD = (f"model/{name} does not load" for name in ("model.safetensors", "pytorch_model.bin"))
 MODELS: list[tuple[str, Change, str]] = [
-    ("half of the weights", cut("model.safetensors", 500), LOADS),
-    ("all but the last weights", cut("model.safetensors", -100), LOADS),
-    ("empty weights", cut("model.safetensors", 0), LOADS),
-    ("weights are text", written("model.safetensors", "hello"), LOADS),
-    ("no weights", lambda folder: (folder / "model.safetensors").unlink(), LOADS),
-    ("old weights are text", only_bin(b"hello"), LOADS),
-    ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), LOADS),
-    ("old weights are empty", only_bin(b""), LOADS),
+    ("half of the weights", cut("model.safetensors", 500), NEW),
+    ("all but the last weights", cut("model.safetensors", -100), NEW),
+    ("empty weights", cut("model.safetensors", 0), NEW),
+    ("weights are text", written("model.safetensors", "hello"), NEW),
+    ("no weights", lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+    ("old weights are text", only_bin(b"hello"), OLD),
+    ("old weights are a program", only_bin(b"cos\nsystem\n(S'touch hacked'\ntR."), OLD),
+    ("old weights are empty", only_bin(b""), OLD),
     ("another width", config_with(hidden_size=64), "other shapes than its config.json"),
     ("another vocabulary", config_with(vocab_size=99), "other shapes than its config.json"),
     ("a layer too many", config_with(num_hidden_layers=3), "model model lacks"),
@@ -268,7 +267,6 @@ def with_value(name: str, path: str, value: Any) -> Change:
 
 BY_HAND = "was changed after its stage wrote it: restore it, or move runs/tiny/seed44413/"
 ON_DISK = "has changed on disk"
-PUBLISHED = "../../../reports/generated/published.json"
 STATE: list[tuple[Change, str, str]] = [
     (written("sft/manifest.json", "{"), "look", "sft/manifest.json is no manifest"),
     (written("sft/manifest.json", "[1]"), "look", "sft/manifest.json is no manifest"),
@@ -324,10 +322,6 @@ STATE: list[tuple[Change, str, str]] = [
     ),
     (with_value("rm/config.json", "rm.batch_size", "8"), "upstream", "rm/config.json is no config"),
     (with_value("rm/config.json", "rm", [8]), "upstream", "rm/config.json is no config of ours"),
-    (with_value(PUBLISHED, "pages.x.files", []), "publish", "published.json is no record of publ"),
-    (with_value(PUBLISHED, "pages.x", "y"), "publish", "published.json is no record of published"),
-    (with_value(PUBLISHED, "pages", []), "publish", "published.json is no record of published"),
-    (written(PUBLISHED, "[]"), "publish", "published.json is no JSON object"),
     (written("replacing.json", "{}"), "replace", "replacing.json lacks 'request'"),
     (written("replacing.json", "["), "replace", "replacing.json is no JSON"),
     (written("replacing.json", "[]"), "replace", "replacing.json is no JSON object"),

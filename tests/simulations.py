@@ -5,7 +5,7 @@
 
 `tests/test_simulations.py` runs the same scenarios on fewer data sets. The column "order at 0" is a
 logistic model that takes place off on the logit scale and gives length an unbounded term. Below:
-leaderboards of equal systems by a judge that answers at random, and shares with many ties.
+equal systems by a judge that answers at random, and shares with many ties.
 """
 
 import argparse
@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 
 from eval.rates.correction import Labelled, corrected_rate
-from eval.rates.formulas import Z, as_plain, clustered_logit, clustered_share, two_sided, wilson
+from eval.rates.formulas import Z, as_plain, clustered_logit, clustered_share, wilson
 from eval.rates.length_control import VerdictTable, length_controlled
-from eval.rates.strengths import Game, holm, strengths
 from eval.rates.table import FAR_FROM_EVEN, leaning
-from eval.standings import BASE, differences, of_strengths
-from eval.win_rate import Scores, describe
-from reports.sections.systems import beside_reference, leads
+from eval.win_rate import Scores, describe, pair_name, paired_difference
+from reports.outputs_page import leads
 
 Floats = Any
 Effect = Callable[[Floats], Floats]
@@ -206,15 +204,13 @@ def judged(shift: Shift, rng: np.random.Generator) -> Floats:
     return (rng.random(shift.posts) < np.where(won, sensitivity, 1 - specificity)).astype(float)
 
 
-# -- leaderboards of equal systems -----------------------------------------------------------------
+# -- equal systems ------------------------------------------------------------------------------
 
 
-EQUAL = ((12, 100, False), (3, 500, False), (6, 60, True))  # systems, posts, all pairs compared
+EQUAL = ((12, 100), (3, 500))  # systems, posts
 
 
-def false_claims(
-    systems: int, posts: int, data_sets: int, direct: bool = False
-) -> dict[str, float]:
+def false_claims(systems: int, posts: int, data_sets: int) -> dict[str, float]:
     """Shares of data sets in which a page would claim what chance alone made.
 
     The judge answers A or B at random. `interval` and `any place`: what the leader's interval and
@@ -224,12 +220,12 @@ def false_claims(
     rng = np.random.default_rng(19)
     counts = dict.fromkeys(("interval", "beats", "next", "any place", "place"), 0.0)
     for _ in range(data_sets):
-        claims = claims_of(systems, posts, rng, direct)
+        claims = claims_of(systems, posts, rng)
         counts = {name: count + claims[name] / data_sets for name, count in counts.items()}
     return counts
 
 
-def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) -> dict[str, bool]:
+def claims_of(systems: int, posts: int, rng: np.random.Generator) -> dict[str, bool]:
     """What would be claimed of one data set."""
     names = [f"s{number}" for number in range(systems)]
     first, second = (rng.integers(0, 2, size=(systems, posts)) for _ in range(2))
@@ -241,35 +237,21 @@ def claims_of(systems: int, posts: int, rng: np.random.Generator, direct: bool) 
         name: as_plain(clustered_share(np.append(a, 1.0 - b), np.tile(np.arange(posts), 2)))
         for name, a, b in zip(names, first, second, strict=True)
     }
-    rows = {name: describe(of) | {"unjudged": 0.0} for name, of in scores.items()}
-    if direct:
-        pairs: dict[tuple[str, str], Scores] = {
-            pair: dict(zip(map(str, range(posts)), rng.integers(0, 3, posts) / 2, strict=True))
-            for pair in combinations(names, 2)
-        }
-        against = {(name, BASE): of for name, of in scores.items()} | pairs
-        games = [Game(*ends, k, x or 0.0) for ends, of in against.items() for k, x in of.items()]
-        placed = strengths(games, BASE)
-        rows = {
-            name: row | {"strength": placed[name], "p_value": two_sided(placed[name], 0.0)}
-            for name, row in rows.items()
-        }
-    for name, p in zip(names, holm([row["p_value"] for row in rows.values()]), strict=True):
-        rows[name]["holm"] = p
-    bounds = {name: row["strength"] if direct else row for name, row in rows.items()}
-    best = "estimate" if direct else "win_rate"
-    order = sorted(names, key=lambda name: -bounds[name][best])
-    gaps = differences({n: scores[n] for n in order})
-    if direct:
-        gaps = of_strengths(order, placed, pairs)
+    wins = {
+        "policies": {name: describe(of) for name, of in scores.items()},
+        "differences": {
+            pair_name(a, b): vars(paired_difference(scores[a], scores[b]))
+            for a, b in combinations(names, 2)
+        },
+    }
     far = [
         share for share in shares.values() if share and abs(share["estimate"] - 0.5) > FAR_FROM_EVEN
     ]
-    standing = {"systems": {n: rows[n] for n in order}, "differences": gaps, "with_pairs": direct}
+    best = max(wins["policies"].values(), key=lambda row: row["win_rate"])
     return {
-        "interval": bounds[order[0]]["low"] > (0.0 if direct else 0.5),
-        "beats": "beats" in beside_reference(rows[order[0]], direct),
-        "next": "reliably better" in leads(standing),
+        "interval": best["low"] > 0.5,
+        "beats": "beats" in leads(wins),
+        "next": "reliably better" in leads(wins),
         "any place": any(not share["low"] <= 0.5 <= share["high"] for share in far),
         "place": bool(leaning(shares)),
     }
@@ -359,10 +341,10 @@ def main(argv: list[str] | None = None) -> None:
         before, now = (shift_coverage(shift, count, allowed) for allowed in (0.0, 0.1))
         print(f"{name:29} {_cell(before)} {_cell(now)} {100 * now.half:5.1f}", flush=True)
     print("\nfalse claims about equal systems, % (systems, posts)   corrected")
-    for systems, posts, direct in EQUAL:
-        claims = false_claims(systems, posts, count, direct)
+    for systems, posts in EQUAL:
+        claims = false_claims(systems, posts, count)
         cells = ", ".join(f"{name} {100 * share:.1f}" for name, share in claims.items())
-        print(f"{systems:2} {posts:3}{' direct' if direct else ''}: {cells}", flush=True)
+        print(f"{systems:2} {posts:3}: {cells}", flush=True)
     print(f"\n{'share with ties (posts)':29} {'Wilson':>15} {'half':>5} {'ours':>15}  half")
     for ties in (0.0, 0.3, 0.6, 0.85, 0.95):
         for posts in (20, 100, 400):

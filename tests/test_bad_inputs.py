@@ -15,7 +15,6 @@ import pytest
 from eval import outputs
 from eval.judges.openai.cache import ReplyCache
 from reports import run_page
-from reports.sharing import publish
 from stages import base, pipeline, ppo, sft
 from stages.finished import seal_of
 from stages.running.files import hash_files
@@ -136,25 +135,12 @@ def finished(tmp_path_factory):
             made["outputs"] = hash_files(path.parent, ["manifest.json"])
             made["sizes"] = {name: (path.parent / name).stat().st_size for name in made["outputs"]}
             path.write_text(json.dumps(made | {"seal": seal_of(made)}))
-        publish.GENERATED.mkdir(parents=True)
-        entry: dict[str, Any] = {
-            **dict.fromkeys(("kind", "finished"), ""),
-            "about": [],
-            "devices": [],
-        }
-        entry |= {"files": {}, "manifests": {}, "numbers": {}}
-        record = {"pages": {"x": entry}, "index": {}}
-        (publish.GENERATED / publish.RECORD).write_text(json.dumps(record))
     return root
 
 
 @in_one_line()
 def open_cache() -> None:
     ReplyCache(Path("runs/tiny/seed44413/judge_cache"))
-
-
-def publish_page() -> None:
-    publish.main(["--names", "tiny", "--allow-dirty"])
 
 
 COMMANDS: dict[str, Callable[[], object]] = {
@@ -165,7 +151,6 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "cache": open_cache,
     "named": lambda: pipeline.main(["ppo", "--name", "tiny", "--dry-run"]),
     "upstream": lambda: ppo.main(["--preset", "tiny", "--name", "x", "--upstream", "tiny"]),
-    "publish": publish_page,
 }
 
 

@@ -19,7 +19,6 @@ from eval.calibration import (
 from eval.judges import protocol
 from eval.judges.protocol import About, Reply
 from reports import calibration_page
-from reports.judges_page import find_calibrations
 from stages.finished import read_manifest
 from stages.running.files import read_lines
 from stages.settings.command_line import make_config
@@ -144,23 +143,6 @@ def test_a_server_that_always_says_a_is_flagged_and_silence_is_counted(runs, mon
     assert "of its replies say nothing usable" in said
     # Identical texts are a tie in both orders, without a question.
     assert "survives a swap of the order in only" in said
-
-
-def test_replies_that_were_kept_from_before_have_no_speed(runs, monkeypatch):
-    """The page of judges said 18,032 pairs a minute of a model that does two."""
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    with serving(lambda number, request: chat(GOOD)) as url:
-        judge = JudgeSettings(model="judge", base_url=url.url, asks=1)
-        first = small_config(judge=judge, checks=Checks(calibration_pairs=6))
-        known = calibrate(first)["asking"]["questions"]
-        asked = len(url.requests)
-        again = calibrate(replace(first, name="again"))["asking"]["questions"]
-        wider = replace(first, name="wider", checks=Checks(calibration_pairs=9))
-        more = calibrate(wider)["asking"]["questions"]
-    assert known == asked == 12
-    assert again == 0
-    assert 0 < more == len(url.requests) - asked
-    assert [one.pairs_per_minute is None for one in find_calibrations(["again"])] == [True]
 
 
 def test_a_judge_who_says_nothing_usable_gets_a_page_that_says_so(runs, monkeypatch, capsys):

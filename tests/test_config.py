@@ -244,9 +244,7 @@ def test_an_override_needs_a_name_of_its_own():
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "cache", "judge_cache", "models", "reports"])
 def test_a_name_is_one_folder_that_nothing_else_uses(name):
-    with pytest.raises(
-        UserError, match=r"^name must be the name of a folder, and none of annotate"
-    ):
+    with pytest.raises(UserError, match=r"^name must be the name of a folder, and none of bench"):
         make_config("tiny", name=name)
     with pytest.raises(UserError, match=r"^upstream must be the name of a folder"):
         make_config("tiny", name="mine", upstream=name)
@@ -285,18 +283,18 @@ def test_a_judges_folder_names_its_model_and_all_that_its_verdicts_depend_on():
     assert re.fullmatch(r"gpt-4o-mini-[0-9a-f]{6}", plain)
     same = {"concurrency": 3, "max_cost": 2.0, "input_price": 1.0}
     assert all(folder(model="org/gpt-4o mini", **{k: v}) == plain for k, v in same.items())
-    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "x", "kind": "local"}
+    other = {"temperature": 1.0, "max_tokens": 9, "asks": 1, "base_url": "x"}
     found = {folder(**{"model": "org/gpt-4o mini", key: value}) for key, value in other.items()}
-    assert len(found | {plain}) == 6
+    assert len(found | {plain}) == 5
 
 
 def test_the_wording_of_the_question_is_what_its_name_stands_for():
     """Another wording is another judge: it needs another name here and in WORDING."""
     from eval.judges import prompt
 
-    texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT, prompt.LETTER)
+    texts = (prompt.PROMPT, prompt.LINES, prompt.OBJECT)
     whole = hash_of([*texts, prompt.RESPONSE_FORMAT])
-    assert (WORDING, whole) == ("axes-1", "df67b29ce81c1937")
+    assert (WORDING, whole) == ("axes-1", "389d09423c77a6da")
 
 
 def test_memory_knobs_change_no_settings_hash():
@@ -327,12 +325,12 @@ def test_the_microbatch_is_a_setting_where_the_loss_is_a_mean_of_microbatches():
         ("dpo.beta=0.5", {"dpo"}),
         ("optimizer.adam_eps=1e-6", {"sft", "rm", "ppo", "rloo", "grpo", "dpo"}),
         ("eval.posts=9", {"summaries"}),
-        ("judge.kind=openai", {"judge", "controls", "pairs", "calibration", "versus"}),
+        ("judge.kind=openai", {"judge", "controls", "calibration"}),
         ("judge.model=x", set()),  # the facts rule asks no model
         ("judge.max_cost=9", set()),
         ("memory.cpu_threads=1", {name for name, one in STAGES.items() if one.computes}),
         ("memory.mixed_precision=bf16", {name for name, one in STAGES.items() if one.computes}),
-        ("checks.control_posts=9", {"controls", "calibration", "versus"}),
+        ("checks.control_posts=9", {"controls", "calibration"}),
     ],
 )
 def test_a_setting_changes_the_hash_of_the_stages_that_read_it(text, stages):

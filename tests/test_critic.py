@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from reports import ablations_page, compare_page, leaderboard_page, run_page, scaling_page
+from reports import ablations_page, compare_page, run_page, scaling_page
 from reports.parts import ablated, collect, sentences
 from reports.parts.paired import Entry
 from reports.parts.plots import COLORS
@@ -281,14 +281,10 @@ def notes_of(entries):
     """The notes of every page that shows several runs, by page."""
     records = [run for entry in entries for run in entry.runs]
     ppo_rows = [ablated.numbers(record) for record in records]
-    judged = leaderboard_page.JudgedRun(
-        label="facts", settings=make_config("tiny").judge, record=records[0], pairs=[]
-    )
     return {
         "compare": compare_page.caveats(entries),
         "scaling": scaling_page.caveats(frame_of(records)),
         "ablations": ablations_page.caveats(ppo_rows, []),
-        "leaderboard": leaderboard_page.notes([judged]),
     }
 
 
@@ -321,7 +317,6 @@ def test_pages_of_several_runs_tell_the_critics_of_each(drawn):
         "compare": own.format("tiny:ppo"),
         "scaling": own.format("tiny"),
         "ablations": own.format("tiny"),
-        "leaderboard": f"{said} 2 of 3 updates (explained variance -2 to -1).",  # of one run
     }
     for page, notes in notes_of(entries).items():
         assert [note for note in notes if "critic" in note] == [expected[page]], page

@@ -271,21 +271,16 @@ def test_every_price_has_the_day_on_which_its_source_was_read():
     assert makers == {"OpenAI", "Anthropic", "Google"}  # a panel of three makers has a bill
 
 
-def test_a_panel_of_three_makers_has_a_bill(capsys):
-    panel = ["claude-haiku-5-5,repeats=3", "gpt-6.1-sol,reasoning_effort=low", "gemini-3.8-flash"]
-    judges = [f"model={model}" for model in panel]
-    plan.main(["--preset", "pythia-1b", "--judges", *judges, "model=mine"])
-    lines = capsys.readouterr().out.splitlines()
-    bills = [line for line in lines if line.startswith("judge: ")]
-    assert [line.split()[1] for line in bills[:3]] == [
-        "claude-haiku-5-5,", "gpt-6.1-sol,", "gemini-3.8-flash,"
-    ]  # fmt: skip
-    calls = [int(line.split()[2].replace(",", "")) for line in bills]
+def test_the_plan_has_a_bill_for_models_of_three_makers_and_repeats_are_in_it(capsys):
+    calls = []
+    for said in ("claude-haiku-5-5 judge.repeats=3", "gpt-6.1-sol", "gemini-3.8-flash"):
+        plan.main(["--preset", "pythia-1b", "--set", f"judge.model={said}"])
+        lines = capsys.readouterr().out.splitlines()
+        (bill,) = (line for line in lines if line.startswith(f"judge: {said.split()[0]}, "))
+        calls.append(int(bill.split()[2].replace(",", "")))
+        assert re.search(r"about \$[\d.,]+, prices of", lines[-1])
+        assert max(map(len, lines)) <= 80
     assert calls[0] == calls[1] + 2 * 2 * 100  # twice more, in both orders
-    dollars = [float(x) for x in re.findall(r"about \$([\d.,]+), prices of", "\n".join(lines))]
-    assert len(dollars) == 3
-    assert lines[-1].startswith(f"4 judges together: about ${sum(dollars):,.2f}, without 1 of no")
-    assert max(map(len, lines)) <= 80
 
 
 def test_a_cap_on_a_model_without_a_price_is_refused():

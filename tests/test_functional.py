@@ -16,6 +16,7 @@ from stages.functional import (
     leave_one_out,
     masked_mean,
     masked_whiten,
+    minus_mean_return,
     penalize_missing_eos,
     policy_loss,
     preference_loss,
@@ -256,6 +257,13 @@ def test_advantages_of_a_hand_made_episode():
     advantages, returns = gae(rewards, values, gamma=0.5, lam=0.5)
     close(advantages, [[1.625, 2.5, 2.0]])
     close(returns, [[2.125, 3.5, 4.0]])
+
+
+def test_against_the_mean_each_tokens_return_loses_the_mean_return_of_episodes():
+    # G with gamma 1/2, by hand: [6, 6, 4] and [-2, -3, -2]; the mean of G_0 is 2.
+    rewards = torch.tensor([[3.0, 4.0, 4.0], [-0.5, -2.0, -2.0]])
+    close(minus_mean_return(rewards, 0.5), [[4.0, 4.0, 2.0], [-4.0, -5.0, -4.0]])
+    close(minus_mean_return(rewards, 1.0).mean(dim=0)[0], 0.0)
 
 
 @given(st.integers(0, 10_000))

@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from eval.judges.openai.cache import ReplyCache, is_alive
 from eval.judges.openai.replies import Dialect, noted_dialect
 from reports.parts import page
-from reports.parts.blocks import Details, Table, Text, as_csv, link
+from reports.parts.blocks import Details, Text, link
 from stages.settings.checks import UserError, visible
 from tests import fuzz, fuzzed
 from tests.chat_server import GOOD
@@ -44,11 +44,6 @@ def test_no_label_of_a_link_ends_it(text):
     shown = "".join(child.content for child in paragraph.children or ())
     assert kinds == ["link_open", "text", "link_close"]
     assert shown == text
-
-
-def test_a_carriage_return_in_a_cell_breaks_no_line_of_a_csv():
-    table = Table(("a", "b"), [["one\rtwo", "x\r\ny"]], name="t")
-    assert as_csv(table) == 'a,b\n"one\ntwo","x\ny"\n'
 
 
 def test_what_is_unfolded_begins_after_a_label_of_one_line():

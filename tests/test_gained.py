@@ -1,6 +1,7 @@
 """Where a gain lies: posts with an added closing question, and posts with a summary cut off."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,3 +92,15 @@ def test_a_proxy_that_rose_only_where_a_summary_is_cut_off_is_named(proxies, nam
         " (3 posts: 0.10 [-0.40, 0.60])."
     )
     assert notes == [text] * named
+
+
+def test_gold_scores_over_kl_are_drawn_a_point_a_seed(monkeypatch):
+    def run(gain: float) -> Any:
+        gains = {"ppo": {"gold": {"estimate": gain}}}
+        return SimpleNamespace(results=lambda stage: {"scores": {"gains": gains}})
+
+    monkeypatch.setattr(gained, "judged_row", lambda run: {"ppo/kl": 4.0, "sft/kl": 0.0})
+    entries = [Entry(name="x", policy=name, runs=[run(0.5), run(-1.25)]) for name in ("sft", "ppo")]
+    (figure,) = gained.over_kl(entries, ["#111111", "#222222"])
+    assert "x:ppo: 0.50 at 2.00, -1.25 at 2.00." in figure.whole
+    assert gained.over_kl(entries[:1], ["#111111"]) == []

@@ -16,7 +16,6 @@ from eval import calibration, controls
 from eval.judge import judge_summaries, make_judge
 from eval.judges.gold import GoldJudge, find_gold, trained_posts
 from eval.judges.protocol import Comparison, judge_all
-from eval.versus import judge_sides
 from eval.win_rate import measure_win_rates, proxy_and_gold
 from reports.run_page import write_report
 from reports.sections.scores import _reading
@@ -319,15 +318,3 @@ def test_over_optimisation_is_said_only_where_the_proxy_rose_and_the_gold_fell(p
     text = _reading("ppo", gains)
     assert text.startswith(f"PPO against SFT: {said}")
     assert ("OVER-OPTIMISATION" in text) == (gold[1] < 0)
-
-
-def test_two_policies_of_a_run_are_compared_by_a_gold_model(config):
-    overrides = ["judge.kind=reward_model", "judge.model=gold/seed7"]
-    _, found = judge_sides("resumed:ppo", "resumed:sft", overrides)
-    assert found["judge"]["name"] == "gold reward model gold seed 7, not an LLM"
-    judge_summaries(config)
-    scores: dict[str, dict[str, float]] = {}
-    for row in read_lines(stage_folder(config, "judge") / "gold_scores.jsonl"):
-        scores.setdefault(row["id"], {})[row["policy"]] = row["score"]
-    assert found["wins"] == sum(one["ppo"] > one["sft"] for one in scores.values())
-    assert found["losses"] == sum(one["ppo"] < one["sft"] for one in scores.values())

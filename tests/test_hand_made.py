@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eval import versus, win_rate
+from eval import win_rate
 from eval.judge import kept_judgements
 from reports import scaling_page
 from reports.parts import collect
@@ -47,38 +47,6 @@ def line_of(capsys, function, *words):
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
-
-
-SIDES = ("--a", "mine:a-b", "--b", "mine:c")
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ({}, "names no judge, because no run wrote it"),
-        ({"config": "{}"}, "names no judge, because no run wrote it"),
-        ({"config": "[]"}, "names no judge, because no run wrote it"),
-        ({"config": "no json"}, "names no judge, because no run wrote it"),
-        ({"rows": [{"id": "1", "summary": "s"}]}, "a-b.jsonl:1: field query is missing"),
-        ({"rows": [[1]]}, "a-b.jsonl:1 is no row of JSON"),
-        ({"rows": ["no json"]}, "a-b.jsonl:1 is no row of JSON"),
-        ({"manifest": ""}, "manifest.json is no manifest: no stage wrote it"),
-        ({"manifest": "[1]"}, "manifest.json is no manifest: no stage wrote it"),
-    ],
-)
-def test_two_policies_of_a_hand_made_folder_are_refused_in_one_line(runs, capsys, made, said):
-    hand_made(runs, **made)
-    line = line_of(capsys, versus.main, *SIDES)
-    assert said in line
-    if "manifest" not in made:
-        assert "make judge INPUT=" in line
-
-
-def test_they_are_compared_where_a_judge_is_chosen_and_the_rows_are_whole(runs):
-    post = {"id": "toy1-validation-0"}
-    hand_made(runs, [ROW | post])
-    config, found = versus.judge_sides("mine:a-b", "mine:c", ["judge.kind=facts"])
-    assert (found["ties"], config.judge.kind) == (1, "facts")  # equal texts
 
 
 @pytest.mark.parametrize("config", ["{}", "[]", "no json", '{"preset": "tiny"}'])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from eval.judge import make_judge
-from eval.judges.prompt import LETTER, LINES, OBJECT, disarm, make_question, parse_choice
+from eval.judges.prompt import LINES, OBJECT, disarm, make_question, parse_choice
 from eval.judges.protocol import Comparison, judge_pair
 from tests.chat_server import chat, llm_config, serving
 
@@ -56,7 +56,7 @@ def test_there_are_enough_of_them():
 
 
 @each
-@pytest.mark.parametrize("ending", [LINES, OBJECT, LETTER], ids=["lines", "object", "letter"])
+@pytest.mark.parametrize("ending", [LINES, OBJECT], ids=["lines", "object"])
 def test_no_text_closes_its_delimiters_or_stands_outside_them(text, ending):
     for question in questions(text, ending):
         names = ("post", "summary-A", "summary-B")

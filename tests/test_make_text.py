@@ -23,6 +23,24 @@ def typed(folder: Path, *words: str, **environment: str) -> subprocess.Completed
     )
 
 
+def test_tools_for_developers_are_installed_by_the_goals_that_use_them_alone():
+    def says(*words):
+        made = subprocess.run(
+            ["make", "-n", "VENV=no-such-folder", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return made.stdout
+
+    for goal in ("install", "rehearse", "bench", "scaling", "smollm"):
+        assert "pip install" in says(goal), goal
+        assert "[dev]" not in says(goal), goal
+    for goal in ("check", "test", "chaos"):
+        assert says(goal).index("isolation . ") < says(goal).index("[dev]"), goal
+
+
 def test_two_commands_at_once_install_once(tmp_path):
     """Where `python -m venv` and pip only say that they were called, and take their time."""
     fake, calls, place = tmp_path / "python", tmp_path / "calls", tmp_path / "new/env"
@@ -83,7 +101,7 @@ def test_a_dry_run_and_other_goals_quote_what_they_pass_on(tmp_path):
         "LAUNCH",
     )
     given = [f"{name}={hostile}" for name in names]
-    for goal in ("versus", "annotate", "annotated", "power", "compare", "leaderboard", "sft"):
+    for goal in ("compare", "publish", "summarize", "sft"):
         typed(tmp_path, "-n", goal, *given)
         typed(tmp_path, goal, *given)
     assert not (tmp_path / "hacked").exists()

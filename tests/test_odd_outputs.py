@@ -185,7 +185,6 @@ def test_three_systems_without_one_post_in_common_are_refused_too(runs, tmp_path
     ("preset", "overrides", "advised"),
     [
         ("outputs", ("outputs.file=x.jsonl",), "judge.kind=reward_model judge.model=gold"),
-        ("outputs", ("outputs.file=x.jsonl",), "judge.kind=local judge.model=some"),
         ("tiny", (), "judge.kind=reward_model"),
     ],
 )

@@ -1,6 +1,5 @@
 """The form of a page: anchors, numbers beside it, templates that escape, files that go with it."""
 
-import csv
 import json
 import re
 from dataclasses import dataclass, replace
@@ -8,15 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from reports.parts import page
-from reports.parts.blocks import Block, as_csv, columns_of
+from reports.parts.blocks import Block, columns_of
 from reports.parts.page import Details, Figure, Heading, Sample, Table, Text, files_of, write
 
 SEVEN = [Heading(name) for name in ("Result", "Judge: who?", "Result", "A b", "C", "D", "E")]
-
-
-def rows_of(path):
-    with path.open(encoding="utf-8", newline="") as lines:
-        return list(csv.reader(lines))
 
 
 def anchors_of(blocks):
@@ -73,18 +67,13 @@ def test_one_phrase_of_a_text_is_bold_and_only_where_it_stands_first():
     assert "<p>a <strong>*b*</strong> c *b*</p>" in page.to_html("x", [text])
 
 
-def test_every_table_has_a_file_of_its_own_and_links_to_it(tmp_path):
+def test_every_table_stands_in_the_json_under_a_name_of_its_own(tmp_path):
     table = Table(("", "n"), [["a", "1"]])
     named = Table(("run", "n"), [["b", "2"]], name="sizes")
     inner = Details("More of it", [Table(("run", "n"), [["c", "3"]])])
     blocks = [Heading("Result"), table, table, Heading("Other"), named, inner]
-    path = write(tmp_path, "p", "Title", blocks)
-    names = ["result", "result-1", "sizes", "more-of-it-run"]
-    links = re.findall(r'href="(p-numbers/[^"]+)"', path.read_text())
-    assert links == [f"p-numbers/{name}.csv" for name in names]
-    assert re.findall(r"\[CSV\]\(([^)]+)\)", (tmp_path / "p.md").read_text()) == links
-    assert [rows_of(tmp_path / link)[1][1] for link in links] == ["1", "1", "2", "3"]
-    found = json.loads((tmp_path / "p-numbers/page.json").read_text())
+    write(tmp_path, "p", "Title", blocks, {})
+    found = json.loads((tmp_path / "p.json").read_text())
     assert found["title"] == "Title"
     assert [(one["name"], one["section"]) for one in found["tables"]] == [
         ("result", "Result"),
@@ -96,13 +85,12 @@ def test_every_table_has_a_file_of_its_own_and_links_to_it(tmp_path):
 
 def test_a_page_that_is_written_again_leaves_no_file_of_the_earlier_one(tmp_path):
     figure = Figure("plot", "c", "<svg></svg>", ["<svg></svg>"])
-    write(tmp_path, "p", "x", [figure, Table(("a",), [["b"]], name="one")])
+    write(tmp_path, "p", "x", [figure, Table(("a",), [["b"]], name="one")], {})
     (tmp_path / "p-two.svg").write_text("of nobody")
-    write(tmp_path, "p", "x", [Table(("a",), [["b"]], name="two")])
-    listed = {str(one.relative_to(tmp_path)) for one in files_of(tmp_path, "p")}
-    assert listed == {"p.md", "p.html", "p-numbers/two.csv", "p-numbers/page.json"}
-    there = {str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file()}
-    assert there == {*listed, "p-two.svg"}
+    write(tmp_path, "p", "x", [Table(("a",), [["b"]], name="two")], {})
+    listed = {one.name for one in files_of(tmp_path, "p")}
+    assert listed == {"p.md", "p.json"}
+    assert {one.name for one in tmp_path.iterdir()} == {*listed, "p.html", "p-two.svg"}
 
 
 @pytest.mark.parametrize(
@@ -127,18 +115,13 @@ def test_a_cell_becomes_its_numbers(cells, header, expected):
         assert rows[1][1:] == [None, None, None]
 
 
-def test_no_text_of_a_csv_is_a_formula_in_a_spreadsheet():
-    table = Table(("system", "n"), [["=HYPERLINK(1)", "-3"], ["@x", "+4"]])
-    assert as_csv(table) == "system,n\n'=HYPERLINK(1),-3\n'@x,4\n"
-
-
 BAD = '</title><script>alert(1)</script>"><img src=x onerror=alert(1)>'
 
 
 def test_no_text_of_a_block_becomes_markup():
     sample = Sample(BAD, BAD, [("SFT" + BAD, BAD, BAD)])
     blocks = [Text(BAD), *[Heading(BAD)] * 6, Table((BAD,), [[BAD]], BAD, name="t"), sample]
-    html = page.to_html(BAD, [*blocks, Details(BAD, [Text(BAD)])], "p")
+    html = page.to_html(BAD, [*blocks, Details(BAD, [Text(BAD)])])
     assert html.count("<script") == 1  # the page's own
     assert "<img" not in html
     assert html.count("&lt;script&gt;") > 15

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval import versus
-from reports import ablations_page, compare_page, planted_page, run_page, scaling_page, versus_page
+from reports import ablations_page, compare_page, run_page, scaling_page
 from reports.parts.page import beside_the_runs
 from stages.finished import stage_folder
 from stages.settings import config as settings
@@ -21,7 +20,7 @@ from tests.fabricated_runs import fabricate
 
 AXE = find_spec("axe_core_python")
 WIDTHS = (360, 768, 1400)
-KINDS = ("run", "scaling", "ablations", "planted", "versus", "compare")
+KINDS = ("run", "scaling", "ablations", "compare")
 PLANTED = "<script>document.title = 'planted'</script><img src=x onerror=document.title='planted'>"
 RULES = ["color-contrast", "svg-img-alt", "duplicate-id-aria", "link-name", "document-title"]
 RULES += ["scrollable-region-focusable", "html-has-lang", "list", "aria-allowed-attr", "region"]
@@ -38,25 +37,14 @@ def pages(tmp_path_factory):
             fabricate(make_config("tiny-s", seed=seed), size=350_000)
         switch = {"name": "tiny-dropout", "upstream": "tiny", "overrides": ("ppo.dropout=0.1",)}
         fabricate(make_config("tiny", seed=1, **switch), ppo=0.6, texts=texts[::-1])
-        wrong = {"name": "tiny-planted-wrong", "upstream": "tiny"}
-        fabricate(make_config("tiny", seed=1, **wrong), ppo=0.2)
         run_page.write_report(make_config("tiny", seed=1))
         scaling_page.main(["--names", "tiny-s", "tiny"])
         ablations_page.main(["--name", "tiny", "--ablations", "dropout"])
-        errors = settings.RUNS / "tiny" / "planted-errors.json"
-        errors.write_text(json.dumps({"wrong": {"stage": "ppo", "what": f"It is {PLANTED}."}}))
-        planted_page.main(["--name", "tiny", "--errors", str(errors)])
-        sides = ["--a", "tiny/1:sft", "--b", "tiny/1:ppo", "--set", "judge.kind=reward_model"]
-        versus.main(sides)
-        versus_page.main(sides)
         compare_page.main(["--runs", "tiny:ppo", "tiny:sft", "tiny-s:ppo"])
-        (compared,) = settings.RUNS.glob("versus-*/seed1/report/*/*.html")
         yield {
             "run": stage_folder(make_config("tiny", seed=1), "report") / "tiny-seed1.html",
             "scaling": beside_the_runs() / "scaling-tiny-s-tiny.html",
             "ablations": beside_the_runs() / "ablations-tiny.html",
-            "planted": beside_the_runs() / "planted-tiny.html",
-            "versus": compared,
             "compare": beside_the_runs() / "compare-tiny-ppo-tiny-sft-tiny-s-ppo.html",
         }
 
@@ -214,14 +202,7 @@ def faults(browser, before="0"):
 @pytest.mark.skipif(AXE is None, reason="axe-core-python is not installed")
 @pytest.mark.parametrize(
     ("kind", "scheme"),
-    [
-        ("run", "light"),
-        ("run", "dark"),
-        ("scaling", "dark"),
-        ("planted", "dark"),
-        ("versus", "light"),
-        ("compare", "light"),
-    ],
+    [("run", "light"), ("run", "dark"), ("scaling", "dark"), ("compare", "light")],
 )
 def test_axe_finds_no_fault_of_contrast_names_or_regions(browser, pages, kind, scheme):
     look(browser, pages[kind], 768, scheme)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from eval.rates.agreement import cohen_over_posts, fleiss, fleiss_over_posts
 from eval.rates.correction import Labelled, corrected_rate, errors_by_family, family_of, shift_of
 from eval.rates.formulas import (
     Interval,
     bootstrap,
     clustered_share,
     cohens_kappa,
+    holm,
     mean_of_posts,
     mean_of_seeds,
     mean_of_two,
@@ -23,7 +25,6 @@ from eval.rates.formulas import (
     two_sided,
     wilson,
 )
-from eval.rates.strengths import cohen_over_posts, fleiss, fleiss_over_posts
 from eval.rates.table import leaning
 
 
@@ -325,3 +326,15 @@ def test_kappas_of_judges_have_an_interval_over_posts():
     assert twice
     assert twice.high - twice.low == pytest.approx(cohen.high - cohen.low, abs=0.01)
     assert cohen_over_posts(["win"], ["win"], ["p"]) is None
+
+
+def test_holm_multiplies_the_smallest_by_all_and_never_falls():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # by hand
+    assert holm([]) == []
+
+
+def test_fleiss_kappa_is_that_of_a_hand_calculation():
+    # Three judges, four things: agreement (1 + 1/3 + 1 + 1/3) / 4, by chance 2 (1/2)^2.
+    answers = [["a"] * 3, ["a", "a", "b"], ["b"] * 3, ["a", "b", "b"]]
+    assert fleiss(answers) == pytest.approx((2 / 3 - 1 / 2) / (1 - 1 / 2))
+    assert fleiss([["a", "a"]]) is None

@@ -41,7 +41,7 @@ RULES = re.findall(r"^([a-z][\w -]*):(?!=)", MAKEFILE, re.MULTILINE)
 GOALS = {goal for rule in RULES for goal in rule.split()}
 GOALS |= {"judge", "ablations", "rivals", "study", *(stage.goal for stage in STAGES.values())}
 GOALS |= {*STAGES}
-VARIABLES = set(re.findall(r"^([A-Z]+[A-Z_]*) \?=", MAKEFILE, re.MULTILINE)) | {"A", "B"}
+VARIABLES = set(re.findall(r"^([A-Z]+[A-Z_]*) \?=", MAKEFILE, re.MULTILINE))
 VARIABLES |= {"JUDGE"}  # comes with the pages of several judges
 LINE_LENGTH = 120
 FRONT_LINES = 120
@@ -138,7 +138,7 @@ def test_every_command_that_changes_a_setting_is_one_that_the_pipeline_takes():
     taken = 0
     for _, *words in COMMANDS:
         given = dict(word.split("=", 1) for word in words if "=" in word)
-        if "SET" not in given or "UPSTREAM" in given or "DATA" in given or "versus" in words:
+        if "SET" not in given or "UPSTREAM" in given or "DATA" in given:
             continue
         overrides = tuple(given["SET"].split())
         name = given.get("NAME", "")
@@ -201,7 +201,6 @@ def test_every_preset_and_every_switch_is_told():
 def test_the_front_door_says_who_judges_and_what_was_not_run():
     assert "NOT an LLM" in FRONT
     assert "We have not run the Pythia presets: we had a GPU for 15 minutes." in FRONT
-    assert re.search(r"^<!-- results -->\n.*^<!-- /results -->$", FRONT, re.M | re.S)
 
 
 # -- how it is written -----------------------------------------------------------------------------

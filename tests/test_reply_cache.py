@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from eval import calibration, controls, versus
+from eval import calibration, controls
 from eval.controls import judge_controls
 from eval.judge import judge_summaries, main, make_judge
 from eval.judges.openai.budget import price_of
 from eval.judges.openai.cache import ReplyCache
 from eval.judges.openai.server_judge import OpenAIJudge
 from eval.judges.protocol import Comparison, judge_all
-from eval.pairs import judge_pairs
 from stages.finished import stage_folder
 from stages.runs import open_stage
 from stages.settings.config import JudgeSettings, UserError
@@ -321,10 +320,9 @@ def test_the_controls_may_spend_what_the_summaries_have_left():
     assert len(server.requests) == 6
 
 
-@pytest.mark.parametrize("stage", [judge_controls, judge_pairs])
-def test_the_summaries_may_spend_what_controls_and_pairs_have_left(stage):
-    """2 posts by two policies: 8 replies, then those of the stage, at 0.20 USD each and at most
-    0.24. A third policy has 0.30 USD left: one reply, where it had the stage's money again.
+def test_the_summaries_may_spend_what_controls_have_left():
+    """2 posts by two policies: 8 replies, then those of the controls, at 0.20 USD each and at most
+    0.24. A third policy has 0.30 USD left: one reply, where it had the controls' money again.
     """
 
     def summarise(config, *policies):
@@ -339,7 +337,7 @@ def test_the_summaries_may_spend_what_controls_and_pairs_have_left(stage):
         config = llm_config(server, **PRICES)
         summarise(config, "ppo", "sft")
         judge_summaries(config)
-        stage(config)
+        judge_controls(config)
         asked = len(server.requests)
         assert asked > 8
         summarise(config, "ppo", "sft", "rloo")
@@ -368,9 +366,7 @@ def test_each_round_of_repeats_has_its_bill_and_what_was_thrown_away_is_told(cap
     assert spent == ["1.0000", "1.8000", "2.6000"]
 
 
-@pytest.mark.parametrize(
-    "command", [controls.main, calibration.main, lambda argv: versus.main(["--a", "x", *argv])]
-)
+@pytest.mark.parametrize("command", [controls.main, calibration.main])
 def test_every_command_that_asks_a_judge_takes_a_cap(runs, capsys, command):
     with pytest.raises(SystemExit):
         command(["--max-cost", "much"])

@@ -293,7 +293,7 @@ def test_a_page_to_be_published_holds_no_post_reference_or_word_of_the_judge(tmp
     rows = posts()
     blocks = [browser_of(rows), token_view([episode(1, 0)])]
     public = [block.without_the_data() for block in blocks]
-    path = page.write(tmp_path, "x", "A page", public)
+    path = page.write(tmp_path, "x", "A page", public, {})
     files = [one.read_text("utf-8") for one in path.parent.rglob("*") if one.is_file()]
     for secret in ("A long post", "reference 3", "words on", "post 1 0"):
         assert not any(secret in text for text in files), secret

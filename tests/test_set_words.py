@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from eval.versus import arguments
 from stages.driving.status import settings_lines
 from stages.settings.checks import Parser
 from stages.settings.command_line import (
@@ -38,7 +37,6 @@ def test_a_value_ends_where_the_next_setting_begins(words, overrides):
     parser = Parser()
     add_arguments(parser)
     assert request_of(parser.parse_args(["--set", *words])).overrides == tuple(overrides)
-    assert arguments(["--a", "x", "--b", "y", "--set", *words]).overrides == overrides
 
 
 def test_a_value_with_spaces_comes_through_make(tmp_path):

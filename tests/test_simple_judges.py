@@ -8,6 +8,7 @@ from statsmodels.stats.inter_rater import cohens_kappa as reference_kappa
 
 from eval.calibration import describe, sample_pairs, with_answers
 from eval.judges.protocol import VERDICTS
+from eval.rates.agreement import kappas
 from eval.rates.simple_judges import (
     SIMPLE,
     beside_simple_judges,
@@ -16,7 +17,6 @@ from eval.rates.simple_judges import (
     not_beaten,
     paired_difference,
 )
-from eval.rates.strengths import kappas
 from stages.running.files import read_lines
 
 

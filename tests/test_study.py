@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stages import pipeline
-from stages.driving import grid, slurm
+from stages.driving import grid
 from stages.driving.grid import Cell, Execution, make_study, study_cells
 from stages.finished import seal_of, stage_folder
 from stages.pipeline import Maker
@@ -206,44 +205,3 @@ def test_ctrl_c_ends_a_study_with_one_line_that_goes_on(tmp_path):
 def environment() -> dict[str, str]:
     root = str(Path(grid.__file__).parents[2])
     return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-
-
-# -- an array of Slurm -----------------------------------------------------------------------------
-
-
-def test_an_array_has_a_task_for_each_cell_and_each_is_queued_again_by_itself(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    presets = ["pythia-1b", "pythia-2.8b", "pythia-6.9b"]
-    slurm.main(["sft", "rm", "ppo", "--gpus", "8", "--presets", *presets, "--seeds", "1", "2"])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "wrote runs/slurm/study.sh: submit it with `sbatch runs/slurm/study.sh`"
-    assert 'make study PRESETS="pythia-1b pythia-2.8b pythia-6.9b" SEEDS="1 2"' in said[1]
-    text = Path("runs/slurm/study.sh").read_text()
-    assert "#SBATCH --array=0-5\n" in text
-    assert "#SBATCH --requeue\n" in text
-    assert 'exec scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in text
-    tasks = [shlex.split(one) for one in re.findall(r"(?m)^\d+\) set -- (.*) ;;", text)]
-    assert [(one[7], one[9]) for one in tasks] == [(p, s) for s in "12" for p in presets]
-    assert all(
-        one[:6] == [sys.executable, "-m", "stages.pipeline", "sft", "rm", "ppo"] for one in tasks
-    )
-
-
-def test_a_task_of_an_array_runs_its_own_cell(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "tools/python"))
-    slurm.main(["sft", "--presets", "tiny-xs", "tiny", "--seeds", "5"])
-    for name, text in (("python", 'echo "$@" > asked'), ("scontrol", "echo 127.0.0.1")):
-        tool = tmp_path / "tools" / name
-        tool.parent.mkdir(exist_ok=True)
-        tool.write_text(f"#!/bin/sh\n{text}\n")
-        tool.chmod(0o755)
-    variables = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
-    variables |= {"SLURM_JOB_NODELIST": "node", "SLURM_ARRAY_JOB_ID": "6"}
-    for task, status in (("1", 0), ("2", 2)):
-        words = ["bash", "runs/slurm/study.sh"]
-        found = subprocess.run(words, env=variables | {"SLURM_ARRAY_TASK_ID": task}, check=False)
-        assert found.returncode == status
-    assert "stages.pipeline sft --preset tiny --seed 5 " in Path("asked").read_text()

@@ -15,7 +15,6 @@ from stages.functional import (
     loss_weights,
     paper_token_logprobs,
     policy_losses,
-    subtract_missing_eos,
     token_logprobs,
     value_losses,
     weighted_sum,
@@ -45,11 +44,6 @@ DESCRIBED: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), networks=IDS
 
 
 # -- formulas --------------------------------------------------------------------------------------
-
-
-def test_trl_subtracts_where_the_paper_replaces():
-    scores = torch.tensor([2.0, 0.5, -3.0])
-    close(subtract_missing_eos(scores, RESPONSES, EOS, -1.0), [2.0, -0.5, -3.0])
 
 
 def test_the_papers_logprobs_have_the_digits_of_bf16():

@@ -1,5 +1,6 @@
 """What a page says of several systems: who leads, the headline, names and counts."""
 
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,16 +8,46 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval import standings as standings_module
-from eval.standings import standings
-from eval.win_rate import statistics_of
-from reports import leaderboard_page, outputs_page
+from eval.win_rate import (
+    describe,
+    judged_for_both,
+    pair_name,
+    paired_difference,
+    post_scores,
+    statistics_of,
+)
+from reports import outputs_page
 from reports.parts import sentences
-from reports.parts.page import Details, Table
-from reports.parts.words import named, plain
-from reports.sections import judging, made_with, systems
+from reports.parts.page import Details
+from reports.parts.words import at_equal_length, named, plain
+from reports.sections import judging, made_with
 from stages.running.progress import shortened
-from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
+
+WIN, LOSS, SPLIT = ("policy",) * 2, ("reference",) * 2, ("policy", "reference")
+ORDERS = ("policy_first", "reference_first")
+
+
+def wins_of(said):
+    """What the stage `win_rate` finds; `said`: system -> the verdicts on each post, both orders."""
+    rows = [
+        {"policy": policy, "id": str(post), "order": order, "verdict": verdict}
+        for policy, posts in said.items()
+        for post, both in enumerate(posts)
+        for order, verdict in zip(ORDERS, both, strict=True)
+    ]
+    scores, texts = post_scores(rows), {str(post): ("one two", "three") for post in range(60)}
+    return {
+        "posts": max(map(len, said.values())),
+        "policies": {
+            name: describe(of) | {"statistics": statistics_of(name, rows, texts)}
+            for name, of in scores.items()
+        },
+        "differences": {
+            pair_name(b, a): vars(paired_difference(scores[b], scores[a]))
+            for a, b in combinations(scores, 2)
+            if judged_for_both(scores[a], scores[b])
+        },
+    }
 
 
 @pytest.mark.parametrize(
@@ -28,128 +59,71 @@ from tests.test_standings import LOSS, SPLIT, TEXTS, WIN, verdicts
     ],
 )
 def test_who_leads_is_said_with_where_it_stands_to_the_reference(said, stands):
-    found = standings(verdicts("a", said), {"a": TEXTS})
-    assert systems.leads(found).startswith(f"a {stands}: ")
-    assert "leads" not in systems.leads(found)  # it has no opponent
-    rows = [*verdicts("a", said), *verdicts("b", said)]
-    both = systems.leads(standings(rows, dict.fromkeys("ab", TEXTS)))
-    assert both.startswith("a leads with ")
-    assert both.endswith(f"but its lead over b is inconclusive. It {stands}.")
+    alone = outputs_page.leads(wins_of({"a": said}))
+    assert alone.startswith(f"a {stands}: ")
+    assert "leads" not in alone  # it has no opponent
+    both = outputs_page.leads(wins_of({"a": said, "b": said}))
+    assert " leads with " in both
+    assert both.endswith(f"is inconclusive. It {stands}.")
 
 
-def test_a_copy_of_the_reference_stands_where_the_reference_does():
-    """It ties with the reference on every post, and meets the others as the reference does."""
-    good, bad = [WIN] * 45 + [LOSS] * 15, [WIN] * 15 + [LOSS] * 45
-    texts = {str(post): ("one two", "three") for post in range(60)}
-    rows = [*verdicts("copy", [("tie",) * 2] * 60), *verdicts("good", good), *verdicts("bad", bad)]
-    pairs = [*verdicts("good-bad", good), *verdicts("good-copy", good), *verdicts("bad-copy", bad)]
-    found = standings(rows, dict.fromkeys(("copy", "good", "bad"), texts), pairs)
-    assert list(found["systems"]) == ["good", "copy", "bad"]
-    assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2", "3"]
-    assert "good leads by strength" in systems.leads(found)
-    assert "reliably better than the next, copy" in systems.leads(found)
-    gap = next(gap for gap in found["differences"] if gap["second"] == "copy")
-    assert gap["estimate"] == pytest.approx(found["systems"]["good"]["strength"]["estimate"])
+def test_a_reliable_lead_is_said_and_the_table_has_the_best_first():
+    wins = wins_of({"weak": [LOSS] * 11 + [WIN], "b-c": [WIN] * 12})
+    assert "b-c leads with 100.0% [" in outputs_page.leads(wins)
+    assert "and is reliably better than the next, weak. It" in outputs_page.leads(wins)
+    rows = outputs_page.table(wins).rows
+    assert [(row[0], *row[3:]) for row in rows] == [("b-c", "12", "0.0%"), ("weak", "12", "0.0%")]
 
 
-def test_the_best_of_twelve_equal_systems_seldom_beats_the_reference(monkeypatch):
+def test_a_system_without_enough_verdicts_is_last_and_has_no_rate_anywhere():
+    silent = [("unjudged",) * 2] * 12
+    wins = wins_of({"silent": silent, "a": [WIN] * 6 + [LOSS] * 6})
+    assert "the only one with a rate" in outputs_page.leads(wins)
+    assert outputs_page.table(wins).rows[1][:3] == ["silent", "– (100.0% unjudged)", "–"]
+    (line,) = (one for one in headline_of(wins).splitlines() if one.startswith("  silent "))
+    assert line.split() == ["silent", "–", "(100.0%", "unjudged)", "–"]
+    assert "No system has a rate" in outputs_page.leads(wins_of({"silent": silent}))
+
+
+def test_the_best_of_twelve_equal_systems_seldom_beats_the_reference():
     """The judge answers at random. Of 12 such systems the best one's own interval lies above 50 %
     in a quarter of the data sets; Holm keeps even one claim, above or below, to 5 %.
     """
-    for name, empty in (("differences", []), ("strengths", {}), ("statistics_of", {})):
-        monkeypatch.setattr(standings_module, name, lambda *_, empty=empty: empty)  # not looked at
-    rng, claims, alone, data_sets = np.random.default_rng(5), 0, 0, 20
-    posts = {str(post): ("one two", "one two") for post in range(12)}
-    names = [f"s{number}" for number in range(12)]
-    for _ in range(data_sets):
-        said = {name: rng.choice(["policy", "reference"], (12, 2)).tolist() for name in names}
-        rows = [row for name in names for row in verdicts(name, said[name])]
-        found = standings(rows, dict.fromkeys(names, posts))
-        best = next(iter(found["systems"].values()))
-        claims += "reliably beats the reference" in systems.leads(found)
-        alone += best["low"] > 0.5
+    rng, claims, alone = np.random.default_rng(5), 0, 0
+    for _ in range(20):
+        said = {f"s{k}": rng.choice(["policy", "reference"], (12, 2)).tolist() for k in range(12)}
+        wins = wins_of(said)
+        claims += "reliably beats the reference" in outputs_page.leads(wins)
+        alone += next(iter(outputs_page.in_order(wins).values()))["low"] > 0.5
     assert alone >= 3
     assert claims <= 2
 
 
-def test_one_difference_and_one_post_are_written_of_one():
-    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [LOSS] * 11)]
-    texts = {"a": TEXTS, "b": {post: TEXTS[post] for post in list(TEXTS)[:11]}}
-    found = standings(rows, texts)
-    (left_out,), (details,) = systems.left_out(found), systems.differences(found)
-    (table,) = details.inside()
-    assert "after Holm's correction, which leaves one as it is." in table.markdown("")
-    one = "1 post is left out of the table, because some system has no summary of it."
-    assert left_out.markdown("") == one
-
-
-def test_a_leaderboard_counts_one_system_and_one_post_as_one():
-    assert leaderboard_page._counted({"systems": {"a": {}}, "posts": 1}) == (
-        "1 system on the same 1 post"
-    )
-    assert leaderboard_page._counted({"systems": dict.fromkeys("ab"), "posts": 20}) == (
-        "2 systems on the same 20 posts"
-    )
+def test_a_rate_that_the_model_made_up_is_marked():
+    made = {"estimate": 0.475, "low": 0.158, "high": 0.814, "extrapolated": True}
+    assert at_equal_length(made) == "47.5% [15.8, 81.4] EXTRAPOLATED"
+    assert at_equal_length({"estimate": None, "extrapolated": True}) == "–"
 
 
 ABOUT = {"name": "x", "judge": "j", "is_llm": True, "judge_flags": [], "policies": []}
 """A judge without a caveat."""
 
 
-def headline_of(found):
-    return outputs_page.headline(ABOUT, found, Path("page.html"))
-
-
-def test_the_headline_gives_no_rate_at_all_where_too_much_is_unjudged():
-    rows = [*verdicts("a", [WIN, LOSS] * 20), *verdicts("b", [WIN, LOSS, ("unjudged",) * 2] * 13)]
-    texts = {name: {str(k): ("one two", "one two") for k in range(39)} for name in "ab"}
-    found = standings([row for row in rows if row["id"] in texts["a"]], texts)
-    found["systems"]["b"]["statistics"]["length_controlled"] |= {"estimate": 0.5, "low": 0.4}
-    found["systems"]["b"]["statistics"]["length_controlled"] |= {"high": 0.6}
-    (line,) = (one for one in headline_of(found).splitlines() if one.startswith("  b "))
-    assert line.split() == ["b", "–", "(33.3%", "unjudged)", "–"]
-
-
-def parts():
-    """Two systems of ten posts each, four of which both have."""
-    a, b = list(TEXTS)[:8], list(TEXTS)[4:]
-    texts = {"a": {post: TEXTS[post] for post in a}, "b": {post: TEXTS[post] for post in b}}
-    rows = verdicts("a", [WIN] * 8) + verdicts("b", [LOSS] * 12)
-    return [row for row in rows if row["id"] in texts[row["policy"]]], texts
-
-
-def test_headline_and_lead_count_the_posts_that_the_rates_rest_on():
-    rows, texts = parts()
-    found = standings(rows, texts)
-    assert "x: 4 posts that all have (of 12), judged by j" in headline_of(found)
-    assert "summaries of 4 posts that all have (of 12) as" in outputs_page.answer(ABOUT, found)
+def headline_of(wins):
+    return outputs_page.headline(ABOUT, wins, Path("page.html"))
 
 
 def test_a_system_in_the_place_of_the_reference_is_named_in_lead_caveats_and_headline():
-    found = standings(verdicts("a", [WIN] * 12), {"a": TEXTS})
+    wins = wins_of({"a": [WIN] * 12})
     numbers = ABOUT | {"reference_system": "lead3"}
-    assert "with the reference, which is the system lead3, in" in outputs_page.answer(
-        numbers, found
-    )
+    assert "with the reference, which is the system lead3, in" in outputs_page.answer(numbers, wins)
     said = "The reference is the system lead3. The controls are made from its summaries, whose"
     assert outputs_page.caveats(numbers)[0].startswith(said)
-    assert "- The reference is the system lead3." in outputs_page.headline(
-        numbers, found, Path("p")
-    )
+    headline = outputs_page.headline(numbers, wins, Path("p"))
+    assert "- The reference is the system lead3." in headline
+    assert "x: 12 posts, judged by j" in headline
     assert outputs_page.caveats(ABOUT) == []
-    assert "with the reference, in both orders" in outputs_page.answer(ABOUT, found)
-
-
-def test_the_judges_rates_do_not_pass_for_the_result_tables_where_posts_differ():
-    rows, texts = parts()
-    numbers = {
-        "posts": 12,
-        "policies": ["a", "b"],
-        **{f"{one}/statistics": statistics_of(one, rows, texts[one]) for one in "ab"},
-    }
-    assert "only those that all systems have" in judging.beside_the_result(numbers)
-    numbers["posts"] = 8
-    assert "shows the second interval" in judging.beside_the_result(numbers)
+    assert "with the reference, in both orders" in outputs_page.answer(ABOUT, wins)
 
 
 WHO = {"judge": "j", "is_llm": True, "judgements": 4, "judge_models": [], "judge_note": ""}
@@ -213,67 +187,6 @@ def test_a_kappa_that_is_0_by_construction_has_no_interval():
 
 def test_the_headline_tells_two_long_names_apart():
     names = [f"meta-llama-3.1-8b-instruct-sft-{one}" for one in ("nucleus", "beam")]
-    rows = [row for name in names for row in verdicts(name, [WIN] * 12)]
-    said = headline_of(standings(rows, dict.fromkeys(names, TEXTS))).splitlines()
+    said = headline_of(wins_of(dict.fromkeys(names, [WIN] * 12))).splitlines()
     lines = [one for one in said if one.startswith("  meta")]
     assert len({one.split()[0] for one in lines}) == 2
-
-
-def test_with_direct_comparisons_whoever_won_all_is_first_and_whoever_lost_all_is_last():
-    """Neither has a finite strength, so their rates say on which side they stand."""
-    said = {"lost": [LOSS] * 12, "some": [WIN] * 6 + [LOSS] * 6, "won": [WIN] * 12}
-    rows = [row for name, of_posts in said.items() for row in verdicts(name, of_posts)]
-    pairs = [row for name in ("won-some", "some-lost") for row in verdicts(name, [WIN] * 12)]
-    found = standings(rows, dict.fromkeys(said, TEXTS), pairs)["systems"]
-    assert [found[name]["strength"]["estimate"] for name in ("won", "lost")] == [None, None]
-    assert list(found) == ["won", "some", "lost"]
-
-
-def test_with_direct_comparisons_a_system_that_won_everything_is_tested_by_its_rates():
-    """Without a strength it had no test: its lead was "inconclusive", and b could be the first."""
-    posts = {str(post): ("one two", "three") for post in range(60)}
-    some = [WIN] * 40 + [LOSS] * 20
-    rows = [*verdicts("b", some), *verdicts("a", [WIN] * 60), *verdicts("none", [LOSS] * 60)]
-    pairs = [*verdicts("b-a", [LOSS] * 60), *verdicts("b-none", [WIN] * 60)]
-    pairs += verdicts("a-none", [WIN] * 60)
-    found = standings(rows, dict.fromkeys(("b", "a", "none"), posts), pairs)
-    assert list(found["systems"]) == ["a", "b", "none"]
-    assert found["systems"]["a"]["p_value"] == pytest.approx(2 / 2**60)  # all signs alike
-    assert [systems.rank(name, found) for name in found["systems"]] == ["1", "2", "3"]
-    said = systems.leads(found)
-    assert said.startswith("a leads with 100.0% [")
-    assert said.endswith(
-        "and is reliably better than the next, b. It reliably beats the reference."
-    )
-    last = systems.beside_reference(found["systems"]["none"], by_strength=True)
-    assert last == "reliably LOSES to the reference"
-    gaps = {(gap["first"], gap["second"]): gap for gap in found["differences"]}
-    assert list(gaps) == [("a", "b"), ("a", "none"), ("b", "none")]
-    assert gaps["a", "b"]["estimate"] == 0.5
-    assert gaps["a", "b"]["holm"] == pytest.approx(3 * 2 / 2**60)
-    (details,) = (one for one in systems.differences(found) if isinstance(one, Details))
-    (table,) = details.inside()
-    assert isinstance(table, Table)
-    assert table.rows[0][:2] == [
-        "a - b",
-        "100.0% [94.0, 100.0] head to head",
-    ]  # Wilson: 60 / (60 + 3.84)
-
-
-def test_of_two_systems_that_won_everything_the_one_that_beats_the_other_is_first():
-    rows = [*verdicts("a", [WIN] * 12), *verdicts("b", [WIN] * 12)]
-    pairs = verdicts("a-b", [LOSS] * 12)
-    found = standings(rows, dict.fromkeys("ab", TEXTS), pairs)
-    assert list(found["systems"]) == ["b", "a"]
-    assert "b leads with 100.0%" in systems.leads(found)
-    assert "reliably better than the next, a" in systems.leads(found)
-
-
-def test_a_few_posts_that_were_all_won_leave_the_lead_inconclusive():
-    """Of 5 posts, all signs alike have a chance of 2 / 32."""
-    few = {post: TEXTS[post] for post in list(TEXTS)[:5]}
-    rows = [*verdicts("a", [WIN] * 5), *verdicts("b", [WIN] * 3 + [LOSS] * 2)]
-    found = standings(rows, dict.fromkeys("ab", few), verdicts("a-b", [WIN] * 5))
-    assert [systems.rank(name, found) for name in "ab"] == ["1-2", "1-2"]
-    assert "its lead over b is inconclusive" in systems.leads(found)
-    assert "It is inconclusive against the reference" in systems.leads(found)

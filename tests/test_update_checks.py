@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from stages import functional
-from stages.rl import credit, grouped
+from stages.rl import credit, grouped, metrics
 from stages.rl.update_checks import check_update
 from stages.settings.checks import UserError
 from stages.settings.ppo import Grpo, Ppo, Rloo
@@ -47,6 +47,9 @@ def check(rollout, settings=None, **kwargs):
         {"whiten_over": "process"},
         {"whiten_rewards": True},
         {"score_at": "eos"},
+        {"baseline": "mean"},
+        {"baseline": "gated", "gamma": 0.9},
+        {"baseline": "gated", "whiten_rewards": True},
         {"kl_estimator": "k2"},
         {"kl_estimator": "k2", "kl_in": "loss", "loss_mean": "microbatches"},
         {"kl_estimator": "k3", "kl_in": "loss", "loss_mean": "sequences"},
@@ -152,6 +155,24 @@ def test_a_value_after_eos_is_refused_where_the_score_stands_at_eos():
     further = replace(shaped, value_mask=functional.response_masks(shaped.responses, PAD)[1])
     with pytest.raises(UserError, match="the critic's targets are not the returns"):
         check(credit.credit(Accelerator(cpu=True), further, settings), settings)
+
+
+@pytest.mark.parametrize(("share", "used"), [(0.5, 1.0), (-0.5, 0.0)])
+def test_a_gate_takes_the_critic_where_it_explains_more_than_a_constant(share, used):
+    settings = Ppo(**SIZES, baseline="gated", lam=1.0)  # the returns do not depend on the values
+    targets = credited(settings=settings).returns
+    values = share * targets + 0.1 * episodes().values
+    shaped = credit.shape(replace(episodes(), values=values), settings, PAD, KL_COEF)
+    by_critic, by_mean, gated = (
+        credit.credit(Accelerator(cpu=True), shaped, replace(settings, baseline=baseline))
+        for baseline in ("critic", "mean", "gated")
+    )
+    right, wrong = (by_critic, by_mean) if used else (by_mean, by_critic)
+    assert torch.equal(gated.advantages, right.advantages)
+    described = metrics.describe_baselines(Accelerator(cpu=True), gated, settings)
+    assert described["policy/critic_used"] == used
+    with pytest.raises(UserError, match="advantages are not those"):
+        check(wrong, settings)
 
 
 def test_advantages_of_the_batch_before_are_refused():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from reports import annotate_page, run_page
+from reports import run_page
 from reports.parts import page
 from reports.parts.page import Details, Heading, Note, Sample, Table, Text
 from stages.finished import stage_folder
@@ -15,7 +15,6 @@ from stages.settings.checks import HIDDEN, UserError, in_one_line, visible
 from stages.settings.command_line import make_config
 from tests import fabricated_runs
 from tests.fabricated_runs import fabricate
-from tests.test_annotate import pair
 
 STEERING = "\x1b[31mred\x1b]0;title\x07\x00nul\x08\x7f\x85\x9b2J\u202eright to left\u2066\ud83d"
 HOSTILE = f"a post{STEERING}\r\nand\ra line\tand ▄ é אב"
@@ -62,9 +61,9 @@ def test_every_file_of_a_page_is_free_of_it(tmp_path):
         Sample(WHOLE, WHOLE, [("SFT" + WHOLE, WHOLE, WHOLE)]),
         Details(WHOLE, [Text(WHOLE)]),
     ]
-    page.write(tmp_path, "p", WHOLE, blocks)
-    files = [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".html", ".csv")]
-    assert {path.suffix for path in files} == {".md", ".html", ".csv"}
+    page.write(tmp_path, "p", WHOLE, blocks, {})
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".html")]
+    assert len(files) == 2
     for path in files:
         text = path.read_bytes().decode()
         assert not hidden_in(text), path
@@ -76,18 +75,12 @@ def test_the_page_of_a_run_on_hostile_posts_is_free_of_it(runs, no_drawing, monk
     fabricate(make_config("tiny"))
     run_page.main(["--preset", "tiny"])
     folder = stage_folder(make_config("tiny"), "report")
-    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".csv", ".txt")]
-    assert len(texts) > 5
+    texts = [path for path in folder.rglob("*") if path.suffix in (".md", ".html", ".txt")]
+    assert len(texts) == 3
     for path in texts:
         assert not hidden_in(path.read_text(encoding="utf-8")), path
     assert "�[31mred" in (folder / "tiny-seed44413.html").read_text(encoding="utf-8")
     assert not hidden_in(capsys.readouterr().out)
-
-
-def test_the_page_for_people_is_free_of_it():
-    pairs = [pair(1, texts=(WHOLE, "second"), post=WHOLE)]
-    assert not hidden_in(visible(annotate_page.to_html(pairs)))
-    assert "red" in page.as_data([HOSTILE])
 
 
 def test_data_keep_every_character(tmp_path):

@@ -4,7 +4,6 @@ protocol      what a judge is and what it says
 prompt        the question to an LLM, and what its reply prefers
 offline       judges that are no LLM
 gold          another run's reward model
-local         a chat model in this process
 smollm        the smallest real chat model, for a server
 openai        any server that speaks the OpenAI protocol
 """

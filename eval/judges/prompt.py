@@ -62,8 +62,6 @@ OBJECT = """\
 Answer with one JSON object and nothing else: one sentence that compares the two, then the better
 one, or tie: {"comparison": "<one sentence>", "preferred": "<A, B or tie>"}"""
 
-LETTER = "Which summary is better? Answer with one letter and nothing else: A or B."
-
 RESPONSE_FORMAT: dict[str, Any] = {
     "type": "json_schema",
     "json_schema": {
@@ -167,7 +165,7 @@ class Question(NamedTuple):
 def make_question(
     query: str, first: str, second: str, ending: str, axis: str = "overall"
 ) -> Question:
-    """The question about two summaries; `ending` is LINES, OBJECT or LETTER.
+    """The question about two summaries; `ending` is LINES or OBJECT.
 
     `axis` is `overall`, or one of ALONE (the axes of Stiennon et al. 2020).
     """

@@ -54,8 +54,6 @@ class Reply:
     model: str = ""
     """As the server names it; empty where no model was asked."""
     finish_reason: str = ""
-    confidence: float | None = None
-    """The judge's probability of its choice, in [0, 1], where it gives one."""
     requested_model: str = ""
     prompt_hash: str = ""
     prompt_tokens: int = 0

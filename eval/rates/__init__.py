@@ -5,7 +5,6 @@ reward_pairs    a reward model on held-out pairs: intervals, groups, beside the 
 correction      the win rate behind a judge's known errors
 length_control  the win rate at equal length
 simple_judges   a judge beside the longest text, the majority label and the most overlap
-strengths       several systems and several judges
-overoptimisation  gold score over KL: the law of Gao et al. 2022
+agreement       kappas of several judges or tries
 table           every rate of a table of verdicts, with its interval
 """

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.rates.agreement import cohen_over_posts
 from eval.rates.formulas import Floats, Interval, as_plain, clustered_share, mean_of_posts
 from eval.rates.length_control import word_count
-from eval.rates.strengths import cohen_over_posts
 from stages.posts.text_metrics import words_of
 
 Pair = Mapping[str, Any]
@@ -89,17 +89,6 @@ def beside_simple_judges(pairs: Sequence[Pair]) -> dict[str, Any]:
         },
         "simple": simple,
     }
-
-
-def simple_judges_on(pairs: Sequence[Pair]) -> dict[str, dict[str, Any]]:
-    """Each simple judge's `agreement`, `kappa` and `prefers_longer` on all labelled pairs."""
-    labels, posts = _labels_and_posts(pairs)
-    longer, results = SIMPLE["longest"](pairs), {}
-    for name, simple_judge in SIMPLE.items():
-        answers = simple_judge(pairs)
-        prefers_longer = _prefers_longer(answers, longer, posts)
-        results[name] = _agreement(labels, answers, posts) | {"prefers_longer": prefers_longer}
-    return results
 
 
 def _labels_and_posts(pairs: Sequence[Pair]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -18,13 +18,13 @@ from eval.rates.formulas import (
     as_plain,
     bootstrap,
     clustered_share,
+    holm,
     mean_of_posts,
     mean_of_two,
     post_numbers,
     two_sided,
 )
 from eval.rates.length_control import VerdictTable, length_controlled, rates_by_length, word_count
-from eval.rates.strengths import holm
 
 POINTS = {"policy": 1.0, "tie": 0.5, "reference": 0.0}
 FAR_FROM_EVEN = 0.05  # a share of first choices is called a lean beyond 1/2 by more

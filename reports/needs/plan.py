@@ -12,11 +12,10 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eval.leaderboard import with_judge
 from reports.needs import gpus, work
-from reports.needs.memory import Bytes, Setting
+from reports.needs.memory import Bytes, Setting, setting_of
 from reports.needs.parts import mends, part_bytes, too_large
-from reports.needs.shapes import lengths_of, policy_parameters, scorer_parameters, shape_of
+from reports.needs.shapes import parameters
 from stages.running.launch import check_numbers
 from stages.settings.checks import Parser, in_one_line, require
 from stages.settings.command_line import Request, add_arguments, config_of, request_of
@@ -29,22 +28,19 @@ GIGA = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is planned for one run: its setting, its GPUs, and how it is counted."""
+    """What is planned for one run: its setting, its GPUs, and how fast they are assumed to be."""
 
     setting: Setting
     gpu_name: str
     seeds: Sequence[int]
-    mfu: float
-    """Share of the GPU's peak, assumed."""
+    rate: work.Rate
     price: float = 0.0
     """USD for an hour of one GPU; 0: not known."""
-    judged: Sequence[Setting] = ()
-    """The setting once for each judge."""
 
     @property
     def gpu(self) -> gpus.Gpu:
         """Its GPU."""
-        return gpus.gpu_of(self.gpu_name)
+        return self.rate.gpu
 
     @property
     def gpus(self) -> str:
@@ -54,7 +50,7 @@ class Plan:
     @property
     def hours(self) -> float:
         """Hours of one seed without DPO, which is optional."""
-        hours = work.hours_by_stage(self.setting, work.Rate(gpu=self.gpu, mfu=self.mfu))
+        hours = work.hours_by_stage(self.setting, self.rate)
         return sum(spent for stage, spent in hours.items() if stage != work.OPTIONAL)
 
     @property
@@ -69,25 +65,16 @@ def plan_of(request: Request, args: argparse.Namespace) -> Plan:
 
     Raises UserError for an unknown preset, setting, GPU or shape.
     """
-    config = config_of(request)
     name, devices = gpus.gpus_for(request.preset, args.gpu, args.gpus)
     engine = args.engine or ("fsdp2" if request.preset in gpus.SHARDED else "ddp")
     check_numbers(devices, args.nodes, engine)
-    setting = Setting(
-        config=config,
-        shape=shape_of(config.base),
-        lengths=lengths_of(config),
-        devices=devices * args.nodes,
-        sharded=engine == "fsdp2",
-    )
-    judges = [config_of(with_judge(request, judge)) for judge in args.judges or [""]]
+    sharded = engine == "fsdp2"
     return Plan(
-        setting=setting,
+        setting=setting_of(config_of(request), devices=devices * args.nodes, sharded=sharded),
         gpu_name=name,
         seeds=args.seeds,
-        mfu=args.mfu,
+        rate=work.Rate(gpu=gpus.gpu_of(name), mfu=args.mfu),
         price=args.price_per_hour,
-        judged=[replace(setting, config=judged) for judged in judges],
     )
 
 
@@ -103,7 +90,7 @@ def gib(count: float) -> str:
 def title_lines(plan: Plan) -> list[str]:
     """Which run, which model, which GPUs."""
     setting, gpu = plan.setting, plan.gpu
-    policy, scorer = policy_parameters(setting.shape), scorer_parameters(setting.shape)
+    policy, scorer = parameters(setting.shape), parameters(setting.shape, scalar=True)
     named = "seeds " if len(plan.seeds) > 1 else "seed "
     shared = ", ENGINE=fsdp2" if setting.sharded else ""
     precision = "bf16 autocast, float32 weights" if setting.half else "float32"
@@ -155,7 +142,7 @@ def fit_lines(plan: Plan, parts: dict[str, Bytes]) -> list[str]:
 
 def work_lines(plan: Plan) -> list[str]:
     """Updates, tokens and hours of every stage, and of the whole run."""
-    setting, rate = plan.setting, work.Rate(gpu=plan.gpu, mfu=plan.mfu)
+    setting, rate = plan.setting, plan.rate
     updates, hours = work.updates_of(setting), work.hours_by_stage(setting, rate)
     tokens = work.totals((each.stage, each.tokens) for each in work.work_of(setting))
     lines = [f"{'stage':12}{'updates':>10}{'million tokens':>16}{'hours':>10}"]
@@ -171,7 +158,7 @@ def work_lines(plan: Plan) -> list[str]:
         *lines,
         f"{'without dpo':38}{plan.hours:>10.2f}{seeds}",
         f"one update of PPO: {whole:.1f} s ({shares})",
-        f"at {plan.mfu:.0%} of {plan.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
+        f"at {rate.mfu:.0%} of {plan.gpu.teraflops:g} Tflop/s: ASSUMED, not measured. "
         "`make rehearse` measures it.",
     ]
 
@@ -186,22 +173,14 @@ def cost_lines(plan: Plan) -> list[str]:
         f"disk for {seeds} seed{'s' * (seeds > 1)}: {plan.disk / GIGA:,.0f} GB (one: {sizes})",
         f"cards: {cards:,.1f} hours of one card{paid}",
     ]
-    bills = [bill_of(each, seeds) for each in plan.judged]
-    lines += [line for text, _ in bills for line in text]
-    if len(bills) > 1:
-        known = [dollars for _, dollars in bills if dollars is not None]
-        unknown = f", without {len(bills) - len(known)} of no known price" * (
-            len(known) < len(bills)
-        )
-        lines.append(f"{len(bills)} judges together: about ${sum(known):,.2f}{unknown}")
-    return lines
+    return [*lines, *bill_of(setting, seeds)]
 
 
-def bill_of(setting: Setting, seeds: int) -> tuple[list[str], float | None]:
-    """What one judge is asked for all seeds, in lines, and its price; None if that is not known."""
+def bill_of(setting: Setting, seeds: int) -> list[str]:
+    """What the judge is asked for all seeds, and its price, in lines."""
     judge, questions = setting.config.judge, gpus.questions_of(setting)
     if questions is None:
-        return [f"judge: {judge.kind}, which asks no server"], 0.0
+        return [f"judge: {judge.kind}, which asks no server"]
     told = "price not known: set judge.input_price and judge.output_price"
     dollars = None if questions.dollars is None else questions.dollars * seeds
     if dollars is not None:
@@ -212,7 +191,7 @@ def bill_of(setting: Setting, seeds: int) -> tuple[list[str], float | None]:
     return [
         f"judge: {judge.model}, {questions.calls * seeds:,} calls, {read:,.1f} M tokens read,"[:80],
         f"  {written:,.1f} M written, {told}"[:80],
-    ], dollars
+    ]
 
 
 # -- several runs ----------------------------------------------------------------------------------
@@ -249,7 +228,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="what a run needs, before anything is downloaded")
     add_arguments(parser)
     parser.add_argument("--presets", nargs="*", default=[], help="a grid: one row a preset")
-    parser.add_argument("--judges", nargs="*", default=[], help="as the leaderboard's JUDGES")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="default: the one seed")
     parser.add_argument("--gpu", default="", help="name of the GPU; default: the preset's")
     parser.add_argument("--gpus", type=int, default=0, help="number of GPUs of a machine")

@@ -5,16 +5,14 @@ paired        policies of finished runs beside another one, seed by seed
 ablated       one switch's runs beside the default's, and the seeds that failed
 gained        what training changed of the proxy and the gold score, by seed
 verdicts      whether a switch matters
-kl_points     points of KL and gold score, from a file or from runs
 reached       what training spends until its gain in reward is there
 words         numbers, names and settings in plain words
-watched       numbers that are watched, and when one leaves a range
 sentences     what a page says of a run, and what to hold against its numbers
 style         how copied, compressed and repetitive summaries are
 paper         the paper's numbers
 run_report    the stage that writes a run's page, and the manifests behind a page
 plots         plots as SVG
-blocks        what pages are made of, as HTML, Markdown, CSV and JSON
+blocks        what pages are made of, as HTML, Markdown and JSON
 sample_views  posts and episodes as rows, and the blocks that search them
 page          blocks, written as Markdown and HTML
 """

@@ -6,14 +6,12 @@ A new kind of block is a dataclass below `Block` in a module of its own. It name
 `templates`, which sees it as `block`, and says itself what Markdown shows. It may bring a script
 and a style from the same folder; a page holds each of them once.
 
-For programs each table is written as CSV, and all blocks as one JSON. A cell such as `63.0% [60.0,
-66.0]` becomes three cells: the number, `low` and `high`. A dash, which is a number that is not
-there, becomes an empty cell (null in JSON). Numbers are as exact as the page shows them.
+For programs all blocks are written as one JSON. A cell such as `63.0% [60.0, 66.0]` becomes three
+cells: the number, `low` and `high`. A dash, which is a number that is not there, becomes null.
+Numbers are as exact as the page shows them.
 """
 
-import csv
 import html
-import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,17 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from reports.parts.words import MISSING
-from stages.settings.checks import visible
 
 NUMERIC = re.compile(r"\[?[-+]?[\d.]|[-–]$")
-NUMBERS = "numbers"  # <page>-numbers/ is the folder of a page's CSV files
 NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?"
 CELL = re.compile(
     rf"(?P<middle>{NUMBER})?(?P<unit>%| points)?"
     rf"(?: ?[\[(](?P<low>{NUMBER})%?(?:,| to) (?P<high>{NUMBER})%?[\])])?"
 )
 INTERVAL = " [95%]"
-FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet would compute such a text
 Cell = str | float | None
 NOT_OURS = "The post and its reference are others' words: they stand on the run's own page alone."
 
@@ -123,7 +118,7 @@ class Table(Block):
     strong: bool = False
     """Whether it is the page's main table."""
     name: str = ""
-    """Of its CSV file beside the page; the page finds one if there is none."""
+    """What the page's JSON calls it; the page finds one if there is none."""
 
     @property
     def numeric(self) -> list[bool]:
@@ -135,11 +130,9 @@ class Table(Block):
         ]
 
     def markdown(self, stem: str) -> str:
-        """Caption and link to its CSV, and the table."""
-        above = [f"*{escape(self.caption)}*"] if self.caption else []
-        above += [link("CSV", csv_of(stem, self.name))] if self.name else []
+        """The caption and the table."""
         drawn = table(self.header, self.rows, self.numeric)
-        return f"{' '.join(above)}\n\n{drawn}" if above else drawn
+        return f"*{escape(self.caption)}*\n\n{drawn}" if self.caption else drawn
 
 
 @dataclass(frozen=True)
@@ -219,11 +212,6 @@ class Details(Block):
         return replace(self, blocks=[block.without_the_data() for block in self.blocks])
 
 
-def csv_of(stem: str, name: str) -> str:
-    """Where a table's CSV lies, seen from its page."""
-    return f"{stem}-{NUMBERS}/{name}.csv"
-
-
 def escape(text: str) -> str:
     """Plain text as Markdown that shows it: no markup, no HTML, no table or list by accident."""
     text = re.sub(r"(?m)^[ \t]+", "", html.escape(text, quote=False))
@@ -273,16 +261,6 @@ def columns_of(table: Table) -> tuple[list[str], list[list[Cell]]]:
     return header, rows
 
 
-def as_csv(table: Table) -> str:
-    """The table as CSV, comma and LF; a text that begins like a formula gets an apostrophe."""
-    header, rows = columns_of(table)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    lines: list[Sequence[Cell]] = [header, *rows]
-    writer.writerows([_no_formula(cell) for cell in line] for line in lines)
-    return text.getvalue()
-
-
 def as_record(table: Table, section: str) -> dict[str, Any]:
     """The table as JSON holds it; `section` is the heading that it stands under."""
     header, rows = columns_of(table)
@@ -315,13 +293,6 @@ def _number(text: str | None) -> float | None:
         return None
     plain = text.replace(",", "").removeprefix("+")
     return int(plain) if plain.lstrip("-").isdigit() else float(plain)
-
-
-def _no_formula(cell: Cell) -> Cell:
-    if not isinstance(cell, str):
-        return cell
-    text = visible(cell)  # before it is quoted: a carriage return becomes a line break
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 KINDS: dict[str, type[Block]] = {

@@ -5,7 +5,7 @@ A row is a flat dict, so that many of them are a table: keys of one policy start
 (`ppo/win_rate`), shares are fractions, a number that a run does not have is None.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +19,7 @@ from stages.running.files import read_lines, read_record
 from stages.settings import config as settings
 from stages.settings.checks import unknown
 from stages.settings.command_line import recorded_config
-from stages.settings.config import RANDOM, TOY, Config, JudgeSettings, UserError
+from stages.settings.config import RANDOM, TOY, Config, UserError
 from stages.settings.judge import MOST_UNJUDGED
 from stages.settings.stages import POLICY_GRADIENT_STAGES, POLICY_STAGES, is_part, row_of
 from stages.settings.stages import STAGES as TABLE
@@ -247,12 +247,6 @@ def judge_undecided(record: Record) -> list[str]:
     """The checks of the judge that posts or pairs are too few for."""
     results = (record.results("controls"), record.calibration or {})
     return [of["undecided"] for of in results if of.get("undecided")]
-
-
-def flags_of_versus(results: Row, runs: Sequence[Path], judge: JudgeSettings) -> list[str]:
-    """The same for a comparison of two policies: its controls, its runs' calibrations."""
-    calibrations = [results_of(run / SIDE / judge.folder) for run in runs]
-    return list(dict.fromkeys(flags_of(results["controls"], *calibrations)))
 
 
 def flags_of(controls: Row | None, *calibrations: Row | None) -> list[str]:

@@ -7,9 +7,12 @@ score falls, the policy learned the proxy's mistakes (Gao et al. 2022, 2210.1076
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
+
 from eval.win_rate import START, mean_gain, rows_by_policy
-from reports.parts.collect import Record, policies_of
-from reports.parts.page import Table
+from reports.parts import plots
+from reports.parts.collect import Record, judged_row, policies_of
+from reports.parts.page import Figure, Table
 from reports.parts.paired import Entry
 from reports.parts.sample_views import by_id
 from reports.parts.style import asks
@@ -53,6 +56,34 @@ def table(entries: Sequence[Entry]) -> Table | None:
     )
     columns = ["", header[0], "by seed", header[1], "by seed"]
     return Table(columns, rows, caption, name="gained") if rows else None
+
+
+def over_kl(entries: Sequence[Entry], colors: Sequence[str]) -> list[Figure]:
+    """The gold score - SFT's over the square root of KL from it, a point for each seed.
+
+    None where no entry has both. Source: Gao et al. 2022, 2210.10760, figure 1.
+    """
+    points = {}
+    for entry, color in zip(entries, colors, strict=True):
+        kls = [judged_row(run)[f"{entry.policy}/kl"] for run in entry.runs]
+        golds = [gain["estimate"] for gain in gains(entry, "gold")]
+        if golds and None not in kls:
+            points[entry.label] = color, [max(0.0, kl) ** 0.5 for kl in kls], golds
+
+    def draw(axes: Axes) -> None:
+        for label, (color, roots, golds) in points.items():
+            axes.plot(roots, golds, "o", ms=3.5, color=color, label=label)
+        axes.axhline(0.0, color=plots.INK, lw=0.6, ls=":")
+        axes.set_xlabel("square root of KL, nats")
+        plots.legend(axes)
+
+    about = " ".join(
+        f"{label}: " + ", ".join(f"{y:.2f} at {x:.2f}" for x, y in zip(*both, strict=True)) + "."
+        for label, (_, *both) in points.items()
+    )
+    caption = "A point is a seed. Below 0 the policy is worse than SFT by the gold score."
+    panel = plots.Panel("Gold score - SFT", draw, about)
+    return [plots.figure("gold-over-kl", caption, [panel], wide=1.4)] if points else []
 
 
 def _cells(each: Sequence[Row]) -> list[str]:

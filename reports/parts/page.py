@@ -2,9 +2,9 @@
 
 The HTML holds its style, its plots and the scripts of its blocks; it loads nothing, and its own
 policy lets no other script run. What stands before the first heading is in sight; each heading's
-section is folded, by an element that needs no script. The Markdown's plots are files beside it. So
-are the numbers of all tables: `<page>-numbers/` holds a CSV for each, and page.json with all and
-with what the Markdown says. A page's bytes depend on its blocks only.
+section is folded, by an element that needs no script. The Markdown's plots are files beside it.
+`<page>.json` holds the numbers of all tables, what the Markdown says, the hashes of both, and what
+the page was made from. A page's bytes depend on these only.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -24,7 +24,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports.parts.blocks import (
-    NUMBERS,
     Block,
     Details,
     Figure,
@@ -33,15 +32,13 @@ from reports.parts.blocks import (
     Sample,
     Table,
     Text,
-    as_csv,
     as_record,
-    csv_of,
     escape,
     to_json,
 )
-from stages.running.files import write_json, write_text
+from stages.running.files import file_hash, read_record, write_json, write_text
 from stages.settings import config as settings
-from stages.settings.checks import Parser, in_one_line, visible
+from stages.settings.checks import Parser, UserError, in_one_line, visible
 
 # Pages name the kinds of blocks and this module together.
 __all__ = ["PUBLIC", "Block", "Details", "Figure", "Heading", "Note", "Sample", "Table", "Text"]
@@ -54,54 +51,58 @@ FOLD = "fold.js"  # opens what a link leads to, and all on paper
 PLOT = re.compile(r"^!\[Plot: (?P<name>[\w-]+)\]\(", re.MULTILINE)  # no escaped text looks so
 
 
-def write_public(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> None:
+def write_public(
+    folder: Path, stem: str, title: str, blocks: Sequence[Block], made_from: Mapping[str, Any]
+) -> None:
     """Write the page below `public/` without posts and references, which others wrote."""
-    write(folder / PUBLIC, stem, title, [block.without_the_data() for block in blocks])
+    write(folder / PUBLIC, stem, title, [block.without_the_data() for block in blocks], made_from)
 
 
-def write(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> Path:
+def write(
+    folder: Path, stem: str, title: str, blocks: Sequence[Block], made_from: Mapping[str, Any]
+) -> Path:
     """Write the page's files to a folder, each whole or not at all; returns the HTML's path.
 
-    All files of a page that it replaces are removed.
+    `made_from` stands in its JSON (`run_report.made_from`). All files of a page that it replaces
+    are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = files_of(folder, stem)
+    for old in files_of(folder, stem):
+        old.unlink()
     blocks = placed(blocks)
     for figure in (block for block in _all(blocks) if isinstance(block, Figure)):
         write_text(folder / f"{stem}-{figure.name}.svg", figure.whole)
-    written = _write_numbers(folder, stem, title, blocks)
     write_text(folder / f"{stem}.md", to_markdown(stem, title, blocks))
     path = folder / f"{stem}.html"
-    write_text(path, to_html(title, blocks, stem))
-    after = [path for path in files_of(folder, stem) if path.parent == folder]
-    for old in set(before) - {*after, *written}:
-        old.unlink()
+    write_text(path, to_html(title, blocks))
+    record = {
+        "title": title,
+        "tables": [as_record(table, section) for table, section in _tables(blocks)],
+        "blocks": to_json(blocks),
+        "files": {file.name: file_hash(file) for file in files_of(folder, stem)},
+        "made_from": made_from,
+    }
+    write_json(folder / f"{stem}.json", record)
     return path
 
 
-def _write_numbers(folder: Path, stem: str, title: str, blocks: Sequence[Block]) -> list[Path]:
-    """Write each table as CSV and all of them as JSON; returns the files."""
-    tables = list(_tables(blocks))
-    if not tables:
-        return []
-    (folder / f"{stem}-{NUMBERS}").mkdir(exist_ok=True)
-    for table, _ in tables:
-        write_text(folder / csv_of(stem, table.name), as_csv(table))
-    records = [as_record(table, section) for table, section in tables]
-    whole = folder / f"{stem}-{NUMBERS}" / "page.json"
-    write_json(whole, {"title": title, "tables": records, "blocks": to_json(blocks)})
-    return [whole, *(folder / csv_of(stem, table.name) for table, _ in tables)]
-
-
 def files_of(folder: Path, stem: str) -> list[Path]:
-    """A page's files in a folder: Markdown, HTML, the plots that Markdown shows, the numbers."""
+    """A page's files as they are published: Markdown, the plots that it shows, JSON."""
     text = folder / f"{stem}.md"
     if not text.exists():
         return []
     plots = PLOT.findall(text.read_text(encoding="utf-8"))
-    names = [f"{stem}.md", f"{stem}.html", *(f"{stem}-{plot}.svg" for plot in plots)]
-    tables = sorted((folder / f"{stem}-{NUMBERS}").glob("*"))
-    return [*(folder / name for name in names if (folder / name).exists()), *tables]
+    names = [f"{stem}.md", *(f"{stem}-{plot}.svg" for plot in plots), f"{stem}.json"]
+    return [folder / name for name in names if (folder / name).exists()]
+
+
+def record_of(folder: Path, stem: str) -> dict[str, Any]:
+    """A page's JSON. Raises UserError where it is none, or lacks what pages write."""
+    path = folder / f"{stem}.json"
+    record = read_record(path) or {}
+    if not {"title", "blocks", "files", "made_from"} <= record.keys():
+        raise UserError(f"{path} is no record of a page: make the page again")
+    return record
 
 
 def arguments(about: str) -> argparse.ArgumentParser:
@@ -258,11 +259,8 @@ def _is_main(block: Block) -> bool:
 # -- HTML ------------------------------------------------------------------------------------------
 
 
-def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
-    """The page as one HTML file that needs nothing else.
-
-    `stem` names the files beside it; without it no table links to its numbers.
-    """
+def to_html(title: str, blocks: Sequence[Block]) -> str:
+    """The page as one HTML file that needs nothing else."""
     blocks = placed(blocks)
     kinds = {type(block): None for block in _all(blocks)}  # a set would lose the order
     styles = dict.fromkeys(kind.style for kind in kinds if kind.style)
@@ -271,7 +269,7 @@ def to_html(title: str, blocks: Sequence[Block], stem: str = "") -> str:
     scripts |= {FOLD: None} if sections or Details in kinds else {}
     texts = [_file(name) for name in scripts]
     return (
-        _environment(stem)
+        _environment()
         .get_template("page.html")
         .render(
             title=title,
@@ -316,7 +314,7 @@ def _file(name: str) -> str:
 
 
 @cache
-def _environment(stem: str) -> Environment:
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -337,7 +335,6 @@ def _environment(stem: str) -> Environment:
         return Markup("\n".join(parts))
 
     environment.filters |= {"rendered": rendered, "as_data": as_data}
-    environment.globals |= {"csv_of": lambda name: csv_of(stem, name) if stem else ""}
     return environment
 
 

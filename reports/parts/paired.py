@@ -1,6 +1,6 @@
 """Policies of finished runs beside another one, seed by seed and on the same posts.
 
-An entry is named as `eval.versus` names a side; without a seed it is all finished seeds of the run.
+An entry is named `name[/seed][:policy]`; without a seed it is all finished seeds of the run.
 `reports.compare_page` and `reports.ablations_page` put it into words.
 """
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from eval.rates.formulas import CONFIDENCE, Interval, mean_of_seeds, p_of_seeds
-from eval.rates.strengths import holm
-from eval.versus import parts_of
+from eval.rates.formulas import CONFIDENCE, Interval, holm, mean_of_seeds, p_of_seeds
 from eval.win_rate import PairedInterval, Scores, paired_difference, win_rate
 from reports.parts import plots
 from reports.parts.blocks import Block
@@ -21,6 +19,8 @@ from reports.parts.sample_views import SCORES, by_id, change, verdict_of
 from reports.parts.words import MISSING, Row, named, shown
 from stages.settings.checks import UserError
 from stages.settings.judge import MOST_UNJUDGED
+
+DEFAULT_POLICY = "ppo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +214,19 @@ def read_entries(texts: Sequence[str], judge: str = "") -> tuple[list[Entry], li
             f"{' and '.join(texts)} are all {next(iter(entries))}: name two policies or runs"
         )
     return list(entries.values()), list(dict.fromkeys(left_out))
+
+
+def parts_of(text: str) -> tuple[str, str, str]:
+    """Name, seed and policy that `name[/seed][:policy]` names; no seed is empty, `/seed1` is 1.
+
+    Raises UserError for what cannot be read so.
+    """
+    run, _, policy = text.partition(":")
+    name, slash, seed = run.partition("/")
+    seed = seed.removeprefix("seed")
+    if not name or (slash and not seed.isdigit()):
+        raise UserError(f"{text!r} names no side: write name[/seed][:policy], such as tiny:ppo")
+    return name, seed, policy or DEFAULT_POLICY
 
 
 def read_entry(text: str, judge: str) -> tuple[Entry, list[str]]:

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.judges.prompt import ALONE, CRITERIA, LETTER, LINES, OBJECT, PROMPT
+from eval.judges.prompt import ALONE, CRITERIA, LINES, OBJECT, PROMPT
 from reports.parts import page
 from reports.parts.blocks import Block, Heading, Quoted, Text
 from reports.parts.collect import Record, load_run
-from reports.parts.page import files_of
 from reports.parts.style import styles
 from reports.parts.words import Row, device_of, shown
-from stages.finished import inputs_now
-from stages.running.files import file_hash, read_record, write_json, write_text
+from stages.finished import inputs_now, read_manifest
+from stages.running.files import file_hash, write_json, write_text
 from stages.running.machine import code_version
 from stages.runs import open_stage
 from stages.settings import config as settings
@@ -25,6 +24,7 @@ from stages.settings.checks import UserError
 from stages.settings.config import Config, JudgeSettings, hash_of
 from stages.settings.stages import STAGES
 
+JUDGING = ("judge", "calibration")  # stages that have a folder for each judge
 SPELLED_OUT = 40  # characters of the names after which a page is called as they are
 
 
@@ -56,9 +56,10 @@ def write_report(config: Config, make: Make) -> str:
         run.inputs = inputs_now(config, "report")
         stem = f"{record.name}-seed{record.seed}"
         report = make(record, run.folder / f"{stem}.html")
-        page.write(run.partial, stem, report.title, report.blocks)
+        made = made_from("run", [record.name], record.folders.values())
+        page.write(run.partial, stem, report.title, report.blocks, made)
         if report.without_the_data:
-            page.write_public(run.partial, stem, report.title, report.blocks)
+            page.write_public(run.partial, stem, report.title, report.blocks, made)
         write_text(run.partial / "headline.txt", report.headline)
         write_json(run.partial / "numbers.json", report.numbers | styles(record))
         run.finish({})
@@ -109,86 +110,76 @@ def stem_about(kind: str, names: Sequence[str]) -> str:
 
 
 def write_about_runs(
-    stem: str,
-    title: str,
-    blocks: Sequence[Block],
-    names: Sequence[str],
-    records: Sequence[Record],
-    more: dict[str, Any] | None = None,
+    stem: str, title: str, blocks: Sequence[Block], names: Sequence[str], records: Sequence[Record]
 ) -> Path:
-    """Write a page about several runs beside the runs, and what it was made from; its HTML's path.
+    """Write a page about several runs beside the runs; its HTML's path.
 
-    A stem begins with the kind of page. `names` are the runs that the page was made for, `more`
-    stands in `<page>.json` too. The judges' prompts and what computed the runs stand at the page's
-    end. Of real data it is written once more, without the texts of others. Raises UserError where a
-    page about other runs has this name.
+    A stem begins with the kind of page. `names` are the runs that the page was made for. The
+    judges' prompts and what computed the runs stand at the page's end. Of real data it is written
+    once more, without the texts of others. Raises UserError where a page about other runs has this
+    name.
     """
-    before = read_record(page.beside_the_runs() / f"{stem}.json") or {"names": names}
-    if set(before["names"]) != set(names):
+    folder = page.beside_the_runs()
+    there = (folder / f"{stem}.json").exists()
+    before = page.record_of(folder, stem)["made_from"]["names"] if there else names
+    if set(before) != set(names):
         raise UserError(
-            f"page {stem} in {page.beside_the_runs()} is about {', '.join(before['names'])}, not"
+            f"page {stem} in {folder} is about {', '.join(before)}, not"
             f" {', '.join(names)}: move it away first"
         )
     blocks = [*blocks, *prompts([record.settings["judge"] for record in records])]
     if records:
         blocks += [Heading("Code and processors"), Text(code_line(records)), Text(where(records))]
-    path = page.write(page.beside_the_runs(), stem, title, blocks)
+    folders = [folder for record in records for folder in record.folders.values()]
+    made = made_from(stem.partition("-")[0], names, folders)
     ours = [block.without_the_data() for block in blocks]
     if ours != blocks and any(record.has_real_texts for record in records):
-        page.write_public(path.parent, stem, title, blocks)
-    judges = {record.folders["judge"].name for record in records}
-    folders = [folder for record in records for folder in record.folders.values()]
-    note_sources(path, names, judges, folders, more or {})
-    return path
+        page.write_public(folder, stem, title, blocks, made)
+    return page.write(folder, stem, title, blocks, made)
 
 
-def hashes_of(folders: Iterable[Path]) -> dict[str, str]:
-    """Stage folder below runs/ -> SHA-256 of its manifest."""
-    return {
-        str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
-        for folder in folders
-    }
+def made_from(kind: str, names: Iterable[str], folders: Iterable[Path]) -> Row:
+    """What a page was made from, as its JSON says it.
 
-
-def note_sources(
-    path: Path,
-    names: Iterable[str],
-    judges: Iterable[str],
-    folders: Iterable[Path],
-    more: dict[str, Any],
-) -> None:
-    """Write beside a page, as `<page>.json`, what it was made from and which files it has.
-
-    `folders` are those of the stages that it shows.
+    `names` are the runs that it is about, `folders` those of the stages that it shows.
     """
-    note = {
-        "kind": path.stem.partition("-")[0],
+    manifests = {folder: read_manifest(folder) or {} for folder in folders}
+    computing = [manifest for manifest in manifests.values() if STAGES[manifest["stage"]].computes]
+    versions: dict[str, set[str]] = {}
+    for manifest in manifests.values():
+        for library, version in manifest["versions"].items():
+            versions.setdefault(library, set()).add(version)
+    return {
+        "kind": kind,
         "names": list(names),
-        "judges": sorted(judges),
-        "code_version": code_version(),
-        "sources": hashes_of(folders),
-        "files": {
-            str(file.relative_to(path.parent)): file_hash(file)
-            for file in files_of(path.parent, path.stem)
+        "judges": sorted({folder.name for folder in folders if folder.parent.name in JUDGING}),
+        "code_versions": sorted(
+            {code_version(), *(manifest["code_version"] for manifest in manifests.values())}
+        ),
+        "finished": max(manifest["finished"] for manifest in manifests.values()),
+        # Of the stages that run models; of all stages, if a page has no such stage.
+        "devices": sorted({device_of(manifest) for manifest in computing or manifests.values()}),
+        "versions": {name: ", ".join(sorted(used)) for name, used in sorted(versions.items())},
+        "stages": {
+            str(folder.relative_to(settings.RUNS)): file_hash(folder / "manifest.json")
+            for folder in manifests
         },
     }
-    write_json(path.with_suffix(".json"), note | more)
 
 
 # -- the end of a page -----------------------------------------------------------------------------
 
 
 SCHEMA = f"{OBJECT}\n\n(to a server without JSON schemas:)\n\n{LINES}"
-ENDINGS = {"local": LETTER, "openai": SCHEMA}  # what the prompt of each kind of judge ends with
 
 
 def prompts(judges: Iterable[Row]) -> list[Block]:
     """What the LLMs among some judges were sent (their settings are given); none for others."""
     sent: dict[str, None] = {}
     for judge in (JudgeSettings(**values) for values in judges):
-        if judge.kind in ENDINGS:
+        if judge.kind == "openai":
             question = PROMPT.replace(CRITERIA, ALONE.get(judge.axis, CRITERIA))
-            sent[question.replace("{ending}", ENDINGS[judge.kind])] = None
+            sent[question.replace("{ending}", SCHEMA)] = None
     title = "The judge's prompt"
     return [Heading(title), *(Quoted(title, question) for question in sent)] if sent else []
 

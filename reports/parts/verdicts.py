@@ -10,8 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from eval.rates.formulas import fisher_exact, mean_of_seeds, p_of_seeds, seeds_needed, within_margin
-from eval.rates.strengths import holm
+from eval.rates.formulas import (
+    fisher_exact,
+    holm,
+    mean_of_seeds,
+    p_of_seeds,
+    seeds_needed,
+    within_margin,
+)
 from reports.parts.ablated import AblatedRun
 from reports.parts.words import bounds_in_points, p_value, seeds_of, whole
 

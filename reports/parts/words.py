@@ -8,7 +8,6 @@ from typing import Any
 
 from eval.rates.formulas import Interval, mean_of_seeds
 from stages.settings.config import public_value
-from stages.settings.judge import READ_BY, JudgeSettings
 from stages.settings.stages import POLICY_STAGES
 
 Row = dict[str, Any]
@@ -166,29 +165,6 @@ def judge(row: Row) -> str:
 def briefly(name: str) -> str:
     """A judge's name for a sentence that says itself whether it is an LLM."""
     return name.removesuffix(", not an LLM").removesuffix(" (offline rule, not an LLM)")
-
-
-def told_apart(names: Sequence[str], judges: Sequence[JudgeSettings]) -> list[str]:
-    """The names of some judges; where two share one, with the settings in which they differ.
-
-    Where these are not shown, as of two servers, the name of the judge's folder takes their place.
-    """
-    labels = []
-    for name, settings in zip(names, judges, strict=True):
-        own = _read(settings)
-        others = [_read(other) for its, other in zip(names, judges, strict=True) if its == name]
-        differ = [key for key in own if any(o.get(key, own[key]) != own[key] for o in others)]
-        values = [f"{key}={shown(f'judge.{key}', own[key])}" for key in differ]
-        labels.append(f"{name} ({', '.join(values)})" if values else name)
-    return [
-        label if labels.count(label) == 1 else settings.folder
-        for label, settings in zip(labels, judges, strict=True)
-    ]
-
-
-def _read(settings: JudgeSettings) -> Row:
-    """The settings that a judge's verdicts depend on."""
-    return {key: getattr(settings, key) for key in ("kind", *READ_BY[settings.kind], "axis")}
 
 
 def direction(gain: Row | None) -> str:

@@ -41,7 +41,7 @@ RATES_CAPTION = (
     " by a logistic model of order and a bounded term of the log word ratio, standard errors"
     " clustered by post. It takes off what is gained by saying more, too, so it stands beside the"
     " raw rate and not in its place. The first two are one rate where every post has both verdicts;"
-    " only the way to its interval differs."
+    " only the way to its interval differs. The result table shows the second interval."
 )
 
 
@@ -78,8 +78,7 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
             {
                 named(policy, numbers["policies"]): _given(numbers, policy)
                 for policy in numbers["policies"]
-            },
-            beside_the_result(numbers),
+            }
         ),
         _leanings_table(numbers),
         *map(Text, asked_again(record.results("judge"))),
@@ -88,19 +87,6 @@ def blocks(record: Record, numbers: Row) -> list[Block]:
         *controls(record.results("controls")),
         *style.blocks(record, numbers),
     ]
-
-
-def beside_the_result(numbers: Row) -> str:
-    """How the result table's rates go with these."""
-    if all(
-        numbers[f"{policy}/statistics"]["posts"] == numbers["posts"]
-        for policy in numbers["policies"]
-    ):
-        return "The result table shows the second interval."
-    return (
-        "Each row, here and below, counts all posts of its system; the result table counts only"
-        " those that all systems have."
-    )
 
 
 def _who(numbers: Row) -> str:
@@ -136,20 +122,16 @@ def _counts(numbers: Row) -> Table:
     return Table(["", "wins", "ties", "losses", "unjudged", "worst case"], rows, caption)
 
 
-def rates(
-    statistics: dict[str, Row], result: str = "The result table shows the second interval."
-) -> list[Block]:
+def rates(statistics: dict[str, Row]) -> list[Block]:
     """Every rate side by side, what the model says, and the rates by length.
 
-    `statistics`: by the policy's name. `result`: how the page's result table goes with these rates.
+    `statistics`: by the policy's name.
     """
     rows = [
         [name, *(_rate(of_policy, key) for key, _ in RATES)]
         for name, of_policy in statistics.items()
     ]
-    made: list[Block] = [
-        Table(["", *(title for _, title in RATES)], rows, f"{RATES_CAPTION} {result}")
-    ]
+    made: list[Block] = [Table(["", *(title for _, title in RATES)], rows, RATES_CAPTION)]
     for name, of_policy in statistics.items():
         if of_policy:
             note = _about_the_model(of_policy[AT_LENGTH])

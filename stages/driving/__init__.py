@@ -8,5 +8,4 @@ status     what is done, stale, running, half done, failed, missing
 beforehand  what a later stage would refuse, before the first one begins
 replacing  what REPLACE makes anew
 grid       many runs: ablations over seeds, the study over presets and seeds
-slurm      a job script that goes on after a preemption
 """

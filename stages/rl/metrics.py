@@ -5,15 +5,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from stages import functional
 from stages.learning.batches import gather_rows, global_sum
 from stages.posts.text_metrics import distinct, mean_copied, unshown_tokens
+from stages.rl.credit import by_mean, counted_values, explained_by_critic, uses_critic
 from stages.rl.episodes import Rollout
 from stages.rl.networks import PolicyLearner
-from stages.settings.ppo import PolicyGradient
+from stages.settings.ppo import PolicyGradient, Ppo
 
 SAMPLES_LOGGED = 8
 DIGITS = 4  # of a token's numbers in samples.jsonl
@@ -61,12 +63,30 @@ def describe(
     means["val/sampler_mismatch"] /= means["policy/response_length"]
     means["val/num_eos_tokens"] = means["policy/eos_rate"] * settings.batch_size
     means["objective/kl_coef"] = kl_coef
-    if rollout.values is not None and rollout.returns is not None:
-        everything = (rollout.values, rollout.returns, rollout.value_mask)
-        explained = functional.explained_variance(*(accelerator.gather(x) for x in everything))
-        means["val/explained_variance"] = explained.item()
+    if isinstance(settings, Ppo):
+        means["val/explained_variance"] = explained_by_critic(accelerator, rollout)
+        means |= describe_baselines(accelerator, rollout, settings)
         means |= describe_advantages(learner, rollout, settings.samples_per_query)
     return means
+
+
+def describe_baselines(accelerator: Accelerator, rollout: Rollout, ppo: Ppo) -> dict[str, float]:
+    """Whether the critic is the baseline, and the advantages' variance under critic and mean.
+
+    Over response tokens, before whitening, reward units squared.
+    Source: diagnostics of our own, after Pan et al. 2026 (arXiv 2604.19485).
+    """
+    by_critic, _ = functional.gae(rollout.rewards, counted_values(rollout), ppo.gamma, ppo.lam)
+    mask = accelerator.gather(rollout.response_mask)
+
+    def variance(advantages: Tensor) -> float:
+        return accelerator.gather(advantages)[mask].var(correction=0).item()
+
+    return {
+        "policy/critic_used": float(uses_critic(accelerator, rollout, ppo)),
+        "val/advantage_variance_critic": variance(by_critic),
+        "val/advantage_variance_mean": variance(by_mean(accelerator, rollout, ppo.gamma)),
+    }
 
 
 def describe_advantages(learner: PolicyLearner, rollout: Rollout, group: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from stages.learning.heads import token_read_before
+from stages.learning.learner import Size, fitting
 from stages.learning.passes import score_responses
 from stages.learning.vocabulary import LogitStatistics
 from stages.posts.ragged import pad_left, pad_right
@@ -66,6 +68,8 @@ CHECKED = 8
 """Episodes that a model reads again, at most. Padding or dropout that is wrong is wrong in each."""
 Scoring = Callable[[PolicyLearner, Measured, PolicyGradient], Episodes]
 """Step 3 of an update."""
+KNOWN = 20
+"""Texts whose scores are saved with a reward model."""
 NOTHING_ENDS = "more sft.epochs, or a larger data.max_summary_tokens"
 """What mends a policy of which no response ends."""
 
@@ -100,28 +104,41 @@ def check_start(
     some = rollout.rows(first.to(rollout.queries.device))
     few = next(some.passes(CHECKED, pad_id))
     known = origins.reward_model.parent / KNOWN_ANSWERS
+
+    def in_memory(rows: int, check: Callable[[int], None]) -> None:
+        size = Size(rows=rows, together=learner.accelerator.num_processes > 1)
+        fitting(learner.accelerator, size, check)
+
     if known.exists():  # a reward model from elsewhere has none
         replay_known_answers(learner, score, known, origins.score_shift, settings, known_bounds)
     with learner.accelerator.autocast():
-        check_padding(networks.reward_model, few.queries, few.responses, pad_id, bounds)
+        texts = few.queries, few.responses, pad_id, bounds
+        in_memory(CHECKED, partial(check_padding, networks.reward_model, *texts))
         check_scores_at_eos(some, eos_id)
         check_kl(some, bounds)
         # If the settings have dropout, the ratio is 1 only without it.
         learner.trained.train(mode=not settings.dropout)
-        check_ratio(learner.trained, few, settings.temperature, pad_id, bounds)
-        check_draws(learner.trained, few, settings.temperature, pad_id, of_draws)
+        read = learner.trained, few, settings.temperature, pad_id, bounds
+        in_memory(CHECKED, partial(check_ratio, *read))
+        in_memory(CHECKED, partial(check_draws, *read[:-1], of_draws))
         if isinstance(settings, Ppo) and settings.critic_init == "reward_model":
             before_eos = token_read_before(networks.reward_model) is not None
             check_critic(some, eos_id, known_bounds if frozen_in_bf16 else bounds, before_eos)
 
 
 def check_ratio(
-    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, bounds: Bounds
+    trained: nn.Module,
+    rollout: Rollout,
+    temperature: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """The training pass must give the rollout's log-probabilities: every ratio is 1."""
-    new_logprobs = _read(trained, rollout, LogitStatistics(temperature=temperature), pad_id)
+    statistics = LogitStatistics(temperature=temperature)
+    parts = [_read(trained, part, statistics, pad_id) for part in rollout.passes(size, pad_id)]
     _require_small(
-        (new_logprobs - rollout.logprobs)[rollout.response_mask],
+        (torch.cat(parts) - rollout.logprobs)[rollout.response_mask],
         bounds,
         "the first ratio is not 1",
         "ppo: sampling and learning see different models (dropout left on, or padding)",
@@ -129,16 +146,18 @@ def check_ratio(
 
 
 def check_draws(
-    trained: nn.Module, rollout: Rollout, temperature: float, pad_id: int, bounds: Bounds
+    trained: nn.Module,
+    rollout: Rollout,
+    temperature: float,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """Each token must stand where the cumulative distribution over all tokens passes its uniform
     number, up to `bounds` of probability. So none is drawn more or less often than the policy says.
     """
-    numbers = rollout.uniforms
-    if numbers is None:
-        raise ValueError("these episodes were not sampled")
 
-    def distances(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    def distances(numbers: Tensor, logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         rows = []
         for row, drawn, number in zip(logits, tokens.unsqueeze(2), numbers, strict=True):
             shares = (row[:, :pad_id].double() / temperature).softmax(dim=1)
@@ -147,9 +166,15 @@ def check_draws(
             rows.append(torch.maximum(lower - number, number - upper).clamp(min=0))
         return torch.stack(rows)
 
-    statistics = LogitStatistics(temperature=temperature, formula=distances)
+    parts = []
+    for part in rollout.passes(size, pad_id):
+        if part.uniforms is None:
+            raise ValueError("these episodes were not sampled")
+        formula = partial(distances, part.uniforms)
+        statistics = LogitStatistics(temperature=temperature, formula=formula)
+        parts.append(_read(trained, part, statistics, pad_id))
     _require_small(
-        _read(trained, rollout, statistics, pad_id)[rollout.response_mask],
+        torch.cat(parts)[rollout.response_mask],
         bounds,
         "tokens are not drawn from the policy's whole distribution",
         "sampling: some tokens are left out, or its temperature, text or weights are others",
@@ -253,16 +278,29 @@ def say_if_nothing_ends(accelerator: Accelerator, ended: float, settings: Policy
         print(f"no response ends: {NOTHING_ENDS}", file=sys.stderr, flush=True)
 
 
+def scores_of(
+    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, size: int
+) -> Tensor:
+    """`score_responses` in passes of at most `size` texts."""
+    passes = zip(torch.split(queries, size), torch.split(responses, size), strict=True)
+    return torch.cat([score_responses(reward_model, *texts, pad_id) for texts in passes])
+
+
 def check_padding(
-    reward_model: nn.Module, queries: Tensor, responses: Tensor, pad_id: int, bounds: Bounds
+    reward_model: nn.Module,
+    queries: Tensor,
+    responses: Tensor,
+    pad_id: int,
+    bounds: Bounds,
+    size: int = CHECKED,
 ) -> None:
     """A score must not depend on how many pads stand on either side."""
-    plain = score_responses(reward_model, queries, responses, pad_id)
+    plain = scores_of(reward_model, queries, responses, pad_id, size)
     for pads in EXTRA_PADS:
         left = F.pad(queries, (pads, 0), value=pad_id), responses
         right = queries, F.pad(responses, (0, pads), value=pad_id)
         for padded in (left, right):
-            difference = score_responses(reward_model, *padded, pad_id) - plain
+            difference = scores_of(reward_model, *padded, pad_id, size) - plain
             _require_small(
                 difference,
                 bounds,

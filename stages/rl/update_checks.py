@@ -91,7 +91,13 @@ def check_credit(
         (_summed(deltas, ppo.gamma * ppo.critic_lam) + values)[counted],
         f"{update}: the critic's targets are not the returns of this update's rewards and values",
     )
+    explained = _explained(accelerator, values[counted], rollout.returns.double()[counted])
+    if ppo.baseline == "gated" and abs(explained) < TOLERANCE:
+        return  # rounding decides which baseline it is
     advantages = _summed(deltas, ppo.gamma * ppo.lam)
+    if ppo.baseline == "mean" or (ppo.baseline == "gated" and explained <= 0):
+        to_go = _summed(rollout.rewards.double(), ppo.gamma)
+        advantages = to_go - accelerator.gather(to_go[:, 0]).mean()
     if ppo.whiten_advantages:
         one_process = ppo.whiten_over == "process"
         everything = advantages if one_process else accelerator.gather(advantages)
@@ -106,6 +112,15 @@ def check_credit(
         f"{update}: advantages are not those of this update's rewards and values, whitened over"
         " the tokens that count",
     )
+
+
+def _explained(accelerator: Accelerator, values: Tensor, returns: Tensor) -> float:
+    """Explained variance over all processes' counted positions [N], by sums of powers."""
+    sums = [torch.stack([x.sum(), (x**2).sum()]) for x in (returns - values, returns)]
+    count = values.new_tensor([float(len(values))])
+    wrong, everything, total = (accelerator.reduce(x, "sum") for x in (*sums, count))
+    wrong, everything = wrong / total, everything / total
+    return 1 - ((wrong[1] - wrong[0] ** 2) / (everything[1] - everything[0] ** 2 + FLOOR)).item()
 
 
 def _summed(deltas: Tensor, decay: float) -> Tensor:

@@ -167,17 +167,15 @@ def read_record(path: Path) -> Any:
     return value
 
 
-def read_lines(path: Path, mend: str = RESTORE) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row, with
-    the mend.
-    """
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that a stage wrote. Raises UserError for a line that is no row."""
     rows: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
         try:
             for line in lines:
                 rows.append(Written(path, json.loads(line)))
         except (ValueError, TypeError):
-            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {mend}") from None
+            raise UserError(f"{path}:{len(rows) + 1} is no row of JSON: {RESTORE}") from None
     return rows
 
 

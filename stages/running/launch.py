@@ -111,7 +111,7 @@ def _srun(nodes: int) -> tuple[str, ...]:
     there = int(os.environ.get("SLURM_JOB_NUM_NODES", "0"))
     if there < nodes:
         where = f"this Slurm job has {there}" if there else "this is no Slurm job"
-        mend = "submit what `make slurm` writes, or set LAUNCH"
+        mend = "submit a job script (stages/README.md), or set LAUNCH"
         raise UserError(f"NODES={nodes}, but {where}: {mend}")
     once_each = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1".split()
     return "srun", *once_each, "--kill-on-bad-exit=1"
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         given = accelerate_arguments(engine, int(gpus), int(nodes), os.environ)
     except KeyError as error:
-        raise UserError(f"{error.args[0]} is not set: submit what `make slurm` writes") from None
+        raise UserError(f"{error.args[0]} is not set: export it in the job script") from None
     os.environ.update({name: os.environ.get(name, value) for name, value in PATIENCE.items()})
     stop_at_usr1()
     raise SystemExit(run([*given, *stage]))

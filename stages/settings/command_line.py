@@ -303,10 +303,10 @@ class SplitOverrides(argparse.Action):
         setattr(namespace, self.dest, parts)
 
 
-def add_overrides(parser: argparse.ArgumentParser, metavar: str = "KEY=VALUE") -> None:
+def add_overrides(parser: argparse.ArgumentParser) -> None:
     """The option `--set` of a command line, as `overrides`."""
     more: dict[str, Any] = {"nargs": "*", "default": [], "action": SplitOverrides}
-    parser.add_argument("--set", metavar=metavar, dest="overrides", **more)
+    parser.add_argument("--set", metavar="KEY=VALUE", dest="overrides", **more)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

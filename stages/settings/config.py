@@ -42,7 +42,7 @@ from stages.settings.sections import (
 from stages.settings.stages import OUTPUTS, RELEASED, STAGES, TRAINED, row_of, shared_before
 
 # Folders below runs/ that hold no run.
-RESERVED = tuple("annotate bench bench-check cache judge_cache models peers reports slurm".split())
+RESERVED = tuple("bench bench-check cache judge_cache models peers reports".split())
 MUST_BE_A_RUN_NAME = f"be the name of a folder, and none of {', '.join(RESERVED)}"
 
 # Other packages import settings from here.

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.settings.checks import UserError, at_least_0, in_range, one_of, positive, require
 
-KINDS = ("openai", "local", "facts", "reward_model")
+KINDS = ("openai", "facts", "reward_model")
 # What the summaries are compared on: as a whole, or on one axis of Stiennon et al. 2020 alone.
 AXES = ("overall", "accuracy", "coverage", "coherence")
 MOST_UNJUDGED = 0.02  # share of a policy's posts above which its win rate is no headline
@@ -25,7 +25,6 @@ READ_BY = {
         *("model", "base_url", "temperature", "max_tokens", "asks", "structured"),
         *("reasoning_effort", "reasoning_tokens", "accept_model", "axis", "repeats"),
     ),
-    "local": ("model", "axis"),
     "facts": (),
     "reward_model": (),
 }
@@ -72,12 +71,11 @@ class JudgeSettings:
     """Who compares a summary with the reference."""
 
     kind: str = "openai"
-    """`openai`: any OpenAI-compatible server; `local`: a chat model in this process; `facts`:
-    offline, built-in world only; `reward_model`: the run's own, an optimistic proxy, or the gold
-    one that `judge.model` names."""
+    """`openai`: any OpenAI-compatible server; `facts`: offline, built-in world only;
+    `reward_model`: the run's own, an optimistic proxy, or the gold one that `judge.model` names."""
     model: str = OPENAI_MODEL
-    """Model id asked of the server; for `local` a folder or hub id; for `reward_model` a run below
-    runs/ (`name` or `name/seed1`) or a folder with a reward model (the default: the run's own)."""
+    """Model id asked of the server; for `reward_model` a run below runs/ (`name` or `name/seed1`)
+    or a folder with a reward model (the default: the run's own)."""
     base_url: str = ""
     """Server; empty: what OPENAI_BASE_URL names, which a run records here, or the client's default.
     The key is OPENAI_API_KEY."""

@@ -6,12 +6,11 @@ price, and is said before the first request.
 
 import re
 from datetime import date, timedelta
-from pathlib import Path
 from typing import NamedTuple
 
 from stages.settings.checks import UserError
-from stages.settings.config import TOY, Config, is_path
-from stages.settings.judge import OPENAI_MODEL, key_of_environment, without_price
+from stages.settings.config import TOY, Config
+from stages.settings.judge import key_of_environment, without_price
 from stages.settings.stages import OUTPUTS, RELEASED
 
 AS_OF = date(2026, 11, 24)
@@ -133,17 +132,13 @@ def warning_of(name: str, today: date | None = None) -> str:
 
 
 def check_asking(config: Config, capped: bool = False) -> None:
-    """Raise UserError where a judge could not be asked: no key, a cap without a price, no chat
-    model, posts of no built-in world. `capped`: whether a cap is given beside the settings.
+    """Raise UserError where a judge could not be asked: no key, a cap without a price, posts of no
+    built-in world. `capped`: whether a cap is given beside the settings.
     """
     judge = config.judge
     if judge.kind == "facts" and config.kind != OUTPUTS and config.data.source != TOY:
         others = f"choose another judge: {_without_a_server(config)}"
         raise UserError(f"judge.kind=facts knows only the built-in world: {others}")
-    gone = is_path(judge.model) and not Path(judge.model).is_dir()
-    if judge.kind == "local" and (gone or judge.model == OPENAI_MODEL):
-        chat = "judge.model must be a chat model's folder, or its id on the hub"
-        raise UserError(f"judge.kind=local: {chat}, not {judge.model}")
     if judge.kind != "openai":
         return
     try:
@@ -162,4 +157,4 @@ def _without_a_server(config: Config) -> str:
     own = "SET=judge.kind=reward_model"
     if config.kind == OUTPUTS or (config.kind == RELEASED and not config.released.reward_model):
         own = 'SET="judge.kind=reward_model judge.model=..." (a run or folder with a reward model)'
-    return f'{own}, or SET="judge.kind=local judge.model=..." (a chat model)'
+    return own

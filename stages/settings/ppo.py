@@ -16,6 +16,7 @@ CHOICES = {
     "score_at": ("after_eos", "eos"),
     "whiten_over": ("batch", "process"),
     "critic_init": ("reward_model", "zero", "sft"),
+    "baseline": ("critic", "mean", "gated"),
     "kl_in": ("reward", "loss"),
     "kl_estimator": ("k1", "k2", "k3"),
     "loss_mean": ("tokens", "sequences", "episodes", "microbatches"),
@@ -157,6 +158,11 @@ class Ppo(PolicyGradient):
     critic_init: str = "reward_model"
     """`reward_model` (Huang et al. 2024, detail 22); `zero`: its backbone with a head of zeros, so
     that every value is 0 at the start; `sft`: the SFT model's backbone with a new head."""
+    baseline: str = "critic"
+    """What a return is compared with: the `critic`'s values (GAE, as in Huang et al. 2024), the
+    `mean` return of the batch's episodes (`functional.minus_mean_return`), or `gated`, batch by
+    batch: the critic where its explained variance is above 0, else the mean (Pan et al. 2026,
+    arXiv 2604.19485). The critic learns in every case."""
     critic_updates: int = 0
     """First updates in which the critic alone learns (value pretraining in VC-PPO, arXiv
     2503.01491); 0 in Huang et al. 2024. They count among total_episodes and for the linear decay,

@@ -153,14 +153,6 @@ ROWS = {
     "win_rate": judged(
         "win rates with intervals", "eval.win_rate", "rate", inputs=("summaries", "judge")
     ),
-    "pairs": judged(
-        "every two systems of a run against each other",
-        "eval.pairs",
-        goal="leaderboard",
-        sections=("judge",),
-        inputs=("summaries",),
-        optional=True,
-    ),
     "calibration": judged(
         "the judge beside labelled comparisons",
         "eval.calibration",
@@ -185,13 +177,6 @@ ROWS = {
         joined_by=("controls", "win_rate"),
         optional=True,
         reads_records=True,
-    ),
-    "versus": judged(
-        "two policies against each other on the same posts",
-        "eval.versus",
-        goal="versus",
-        sections=("judge", "checks"),
-        optional=True,
     ),
 }
 # Optional policies are summarised and shown beside the others, where they were made.
