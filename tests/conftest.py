@@ -14,16 +14,16 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-
-# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
-ON_CARD = "card" in sys.argv
-if not ON_CARD:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import torch
 
 from stages.settings import config as settings
 from tests.browser import Browser, find_chromium
 
+# Also where there is a card the tests run on the CPU; `pytest -m card` runs those that need one.
+# CUDA reads it when it is first used, after this.
+ON_CARD = "card" in sys.argv
+if not ON_CARD:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported, which is later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for name in ("OPENAI_BASE_URL", "WANDB_PROJECT", "TRACKIO_PROJECT"):
