@@ -82,7 +82,7 @@ TOO_MANY_PARAMETERS = {
 EMPTY_NAMES = {"one", "found", "said", "asked", "mine"}
 DRAWERS = ("utils", "helpers", "common", "misc", "util", "helper")
 TOP_LEVEL = {"README.md", "pyproject.toml", "Makefile", "stages", "eval", "reports", "tests"}
-TOP_LEVEL |= {"LICENSE", "constraints.txt", "CITATION.cff", "CHANGELOG.md"}
+TOP_LEVEL |= {"LICENSE", "constraints.txt", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"}
 UNTRACKED = {"runs", "build", "__pycache__"}
 
 # Fixed by the design, because others check against them.
