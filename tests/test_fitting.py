@@ -18,7 +18,15 @@ from stages import base, sft
 from stages.driving.grid import Execution
 from stages.finished import partial_of, read_manifest, stage_folder
 from stages.learning import models
-from stages.learning.learner import MICROBATCH, Size, StepTimes, fitting, optimizer_step
+from stages.learning.learner import (
+    FORWARD,
+    MICROBATCH,
+    Size,
+    StepTimes,
+    fitting,
+    optimizer_step,
+    room_of,
+)
 from stages.learning.loop import make_optimizer
 from stages.pipeline import Maker
 from stages.running.files import read_json, write_json
@@ -155,7 +163,10 @@ def test_a_pass_is_tried_once_more_and_halved_and_others_of_its_setting_begin_th
     assert sizes == [32, 32, 16, 8]
     assert fitting(accelerator, Size(rows=6), int) == 1
     assert fitting(accelerator, Size(rows=6, setting=MICROBATCH), int) == 6
-    assert fitting(Accelerator(cpu=True), Size(rows=32), int) == 32
+    other = Accelerator(cpu=True)
+    assert fitting(other, Size(rows=32), int) == 32
+    room_of(other).settings = {FORWARD: 20}
+    assert fitting(other, Size(rows=32), int) == 20
 
 
 def test_cublas_that_gets_no_memory_halves_too_and_any_other_error_does_not():
